@@ -113,7 +113,7 @@ FAULTS = (
     Fault(
         "checkpoint-backwards",
         "dropped comparison",
-        "deltaforge_dagster/state/checkpoint_writes.py",
+        "deltaforge_dagster/state/checkpoints.py",
         'backwards = (segment, complete) < (row["segment"], row["complete"]) or (',
         'backwards = segment < row["segment"] or (',
         ("tests/contracts/test_store_checkpoints.py::TestCheckpoints",),
@@ -122,7 +122,7 @@ FAULTS = (
     Fault(
         "retention-paused",
         "changed operator",
-        "deltaforge_dagster/state/progress.py",
+        "deltaforge_dagster/state/ranges.py",
         'checkpoints.c.state != "detached",',
         'checkpoints.c.state == "attached",',
         (
@@ -280,8 +280,8 @@ FAULTS = (
         "        if not _is_recorded(instance, pipeline, publication):\n"
         "            emit(materialization(pipeline, publication, journal))\n"
         "            written += 1\n"
-        "        store.mark_published(pipeline, publication.range, publication.asset)\n",
-        "        store.mark_published(pipeline, publication.range, publication.asset)\n"
+        "        store.ranges.mark_published(pipeline, publication.range, publication.asset)\n",
+        "        store.ranges.mark_published(pipeline, publication.range, publication.asset)\n"
         "        if not _is_recorded(instance, pipeline, publication):\n"
         "            emit(materialization(pipeline, publication, journal))\n"
         "            written += 1\n",

@@ -298,7 +298,7 @@ def kept(state: Path, folder: Path) -> Settings:
     (folder / "pipelines").mkdir()
     document = yaml.safe_load(write(folder, "made").read_text())
     store = StateStore.open(f"sqlite:///{state}")
-    store.add_stored_spec("made", json.dumps(document))
+    store.pipelines.add_document("made", json.dumps(document))
     store.close()
     return Settings.from_env(
         {
@@ -347,14 +347,14 @@ def test_a_sensor_looks_at_the_pipeline_as_it_is_now(tmp_path: Path) -> None:
                 return str(red)
 
         with platform.open() as opened:
-            stored = opened.store.stored_spec("made")
+            stored = opened.store.pipelines.document("made")
             assert stored is not None
             document = json.loads(stored.document)
             document["spec"]["sinks"][0]["config"]["id"] = "other"
-            opened.store.replace_stored_spec("made", 1, json.dumps(document))
+            opened.store.pipelines.replace_document("made", 1, json.dumps(document))
             assert "connection refused" in looked()
-            assert list(opened.store.checkpoints("made")) == ["other"]
+            assert list(opened.store.checkpoints.read("made")) == ["other"]
 
-            opened.store.remove_pipeline("made")
+            opened.store.pipelines.remove("made")
             assert "removed" in looked()
-            assert opened.store.pipelines() == []
+            assert opened.store.pipelines.read() == []

@@ -26,6 +26,6 @@ def reset(loaded: Pipeline, context: Context) -> None:
 
     Stop the pipeline first: the request is refused while a run works on it.
     """
-    before = context.store.pipeline(loaded.name)
+    before = context.store.pipelines.get(loaded.name)
     if before is not None:
         reset_pipeline(context.store, context.journal, before)

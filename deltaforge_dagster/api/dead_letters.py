@@ -35,20 +35,22 @@ def entries(
     error_kind: str | None = None,
 ) -> list[Entry]:
     """Return dead letters with their events, oldest first."""
-    rows = context.store.dead_letters(loaded.name, sink=sink_id, error_kind=error_kind, limit=limit)
+    rows = context.store.dead_letters.read(
+        loaded.name, sink=sink_id, error_kind=error_kind, limit=limit
+    )
     return [orjson.loads(entry_json(loaded.name, row)) for row in rows]
 
 
 @router.get("/count")
 def count(loaded: Enabled, context: Context) -> Count:
     """Return the number of dead letters."""
-    return Count(count=context.store.dead_letter_depth(loaded.name).entries)
+    return Count(count=context.store.dead_letters.depth(loaded.name).entries)
 
 
 @router.get("/{seq}")
 def entry(loaded: Enabled, context: Context, seq: Annotated[int, Path(ge=1, lt=2**63)]) -> Entry:
     """Return one dead letter with its event."""
-    rows = context.store.dead_letters(loaded.name, seqs=[seq])
+    rows = context.store.dead_letters.read(loaded.name, seqs=[seq])
     if not rows:
         raise NotFound(f"pipeline {loaded.name!r} has no dead letter {seq}")
     found: Entry = orjson.loads(entry_json(loaded.name, rows[0]))
@@ -58,17 +60,17 @@ def entry(loaded: Enabled, context: Context, seq: Annotated[int, Path(ge=1, lt=2
 @router.post("/ack")
 def ack(loaded: Enabled, context: Context, body: UpTo) -> Acked:
     """Discard all dead letters up to a number: the sinks never get these changes."""
-    return Acked(acked=context.store.remove_dead_letters(loaded.name, up_to=body.up_to_seq))
+    return Acked(acked=context.store.dead_letters.remove(loaded.name, up_to=body.up_to_seq))
 
 
 @router.post("/redrive")
 def redrive(loaded: Enabled, context: Context, body: Redrive) -> Redriven:
     """Have the pipeline's run deliver entries again, in order for each key, with the entries that wait behind them."""
-    done = context.store.redrive_dead_letters(loaded.name, sink=body.sink_id, seqs=body.seqs)
+    done = context.store.dead_letters.redrive(loaded.name, sink=body.sink_id, seqs=body.seqs)
     return Redriven(redriven=done)
 
 
 @router.delete("")
 def purge(loaded: Enabled, context: Context) -> Purged:
     """Discard every dead letter, including those that only wait behind others."""
-    return Purged(purged=context.store.remove_dead_letters(loaded.name))
+    return Purged(purged=context.store.dead_letters.remove(loaded.name))

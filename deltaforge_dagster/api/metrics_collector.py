@@ -46,7 +46,7 @@ def collect(
         counted: The metrics that this process has counted itself.
     """
     numbers = defaultdict[str, list[Stored]](list)
-    for one in itertools.chain(store.metrics(), counted):
+    for one in itertools.chain(store.metrics.read(), counted):
         numbers[one.name].append(one)
     loaded = [one for one in pipelines if isinstance(one, LoadedPipeline)]
     now = _Now(store, pipelines, loaded, numbers)
@@ -76,8 +76,8 @@ class _Now:
         self._loaded = loaded
         self._numbers = numbers
         self._time = store.now()
-        self._rows = {row.name: row for row in store.pipelines()}
-        self._checkpoints = {name: store.checkpoints(name) for name in self._rows}
+        self._rows = {row.name: row for row in store.pipelines.read()}
+        self._checkpoints = {name: store.checkpoints.read(name) for name in self._rows}
         self._sensed = [
             (one, str(schema["table"]))
             for one in loaded
@@ -86,7 +86,7 @@ class _Now:
             and one.name in self._rows
             for schema in schemas(store, one)
         ]
-        self._depths = {name: store.dead_letter_depth(name) for name in self._rows}
+        self._depths = {name: store.dead_letters.depth(name) for name in self._rows}
         self._health = {one.name: health(store, one) for one in pipelines}
         self.made: dict[Family, Callable[[], _Values]] = {
             families.PIPELINES: lambda: {(): len(pipelines)},
@@ -96,7 +96,7 @@ class _Now:
             families.PIPELINE_RUNS: self._runs,
             families.CHANNEL_DEPTH: self._channel_depth,
             families.JOURNAL_BYTES: lambda: {
-                (name,): store.journal_bytes(name) for name in self._rows
+                (name,): store.segments.total_bytes(name) for name in self._rows
             },
             families.HELD_EVENTS: self._held,
             families.CAPTURE_PAUSED: lambda: {
@@ -136,7 +136,7 @@ class _Now:
         return {(one.name, one.spec.metadata.tenant): 1 for one in self._loaded}
 
     def _runs(self) -> _Values:
-        leases = {name: self._store.lease(name) for name in self._rows}
+        leases = {name: self._store.leases.get(name) for name in self._rows}
         return {
             (name,): lease is not None and lease.held_at(self._time)
             for name, lease in leases.items()
@@ -183,7 +183,7 @@ class _Now:
     def _held(self) -> _Values:
         return {
             (name,): sum(
-                hold.events for hold in self._store.holds(name) if hold.state != "journaled"
+                hold.events for hold in self._store.holds.read(name) if hold.state != "journaled"
             )
             for name in self._rows
         }
@@ -198,7 +198,7 @@ class _Now:
         lag: _Values = {
             (name, sink): 0 for name, known in self._checkpoints.items() for sink in known
         }
-        return lag | dict(self._store.lacking_rows())
+        return lag | dict(self._store.metrics.lacking_rows())
 
     def _saturation(self) -> _Values:
         return {

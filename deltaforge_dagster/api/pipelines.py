@@ -32,7 +32,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.desired_state import resume_pipeline
 from deltaforge_dagster.pipeline.control.reset_pipeline import remove
-from deltaforge_dagster.state.stored_specs import StoredSpec
+from deltaforge_dagster.state.pipelines import StoredSpec
 
 router = APIRouter(prefix="/pipelines", tags=["Pipelines"])
 
@@ -68,7 +68,7 @@ def create(document: JsonObject, request: Request, context: Context) -> PipeChan
     request.state.tenant = loaded.spec.metadata.tenant
     if any(one.name == loaded.name for one in context.pipelines()):
         raise PipelineExists(f"pipeline {loaded.name!r} already exists")
-    if not context.store.add_stored_spec(loaded.name, orjson.dumps(document).decode()):
+    if not context.store.pipelines.add_document(loaded.name, orjson.dumps(document).decode()):
         raise PipelineExists(f"pipeline {loaded.name!r} already exists")
     resume_pipeline(context.store, loaded)
     return _changed(context, loaded)
@@ -92,7 +92,7 @@ def patch(name: str, changes: JsonObject, request: Request, context: Context) ->
     if loaded.name != name:
         raise NameMismatch(f"metadata.name is {loaded.name!r}, the pipeline is {name!r}")
     text = orjson.dumps(document).decode()
-    if not context.store.replace_stored_spec(name, stored.version, text):
+    if not context.store.pipelines.replace_document(name, stored.version, text):
         raise PipelineBusy(f"pipeline {name!r} was changed by another request; try again")
     resume_pipeline(context.store, loaded)
     return _changed(context, loaded)
@@ -107,7 +107,7 @@ def delete(name: str, context: Context) -> None:
     _stored(context, name)
     pipeline = context.pipeline(name)
     if pipeline.path is not None:  # a file has the same name, and keeps the state
-        context.store.remove_stored_spec(name)
+        context.store.pipelines.remove_document(name)
     else:
         _end(context, pipeline)
         try:
@@ -125,7 +125,7 @@ def _changed(context: ApiContext, loaded: LoadedPipeline) -> PipeChange:
 
 def _stored(context: ApiContext, name: str) -> StoredSpec:
     """Return the stored document of a pipeline that was created through this API."""
-    stored = context.store.stored_spec(name)
+    stored = context.store.pipelines.document(name)
     if stored is not None:
         return stored
     if any(one.name == name for one in context.pipelines()):
@@ -136,11 +136,11 @@ def _stored(context: ApiContext, name: str) -> StoredSpec:
 def _end(context: ApiContext, pipeline: AnyPipeline) -> None:
     """Request the end of the pipeline's run and wait for it, for at most `_END_SECONDS`."""
     store = context.store
-    if store.pipeline(pipeline.name) is not None:
-        store.set_desired_state(pipeline.name, "stopped")
+    if store.pipelines.get(pipeline.name) is not None:
+        store.pipelines.set_desired_state(pipeline.name, "stopped")
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
-        lease = store.lease(pipeline.name)
+        lease = store.leases.get(pipeline.name)
         if lease is None or not lease.held_at(store.now()):
             return
         time.sleep(0.5)

@@ -92,7 +92,7 @@ def reload_table(loaded: Pipeline, context: Context, db: Database, table: Table)
         live: View = found(lambda: live_schemas.reload(context.store, loaded.name, source, name))[
             "tables"
         ][0]
-        if all(one.name != name for one in context.store.table_histories(loaded.name)):
+        if all(one.name != name for one in context.store.schemas.histories(loaded.name)):
             return live
         view = schema_views.table(context.store, loaded.name, name)
         return _with_catalog(view, lambda: source.details(name)) | live

@@ -47,21 +47,21 @@ def shown(spec: PipelineSpec) -> dict[str, Any]:
 def checkpoints(store: StateStore, name: str) -> list[SinkCheckpoint]:
     """Return the checkpoint of each sink of a pipeline."""
     now = store.now()
-    return [_checkpoint(row, now) for row in store.checkpoints(name).values()]
+    return [_checkpoint(row, now) for row in store.checkpoints.read(name).values()]
 
 
 def ops(context: ApiContext, name: str) -> Ops | None:
     """Return the operational state of a pipeline, None if the state store does not have it yet."""
     store = context.store
-    row = store.pipeline(name)
+    row = store.pipelines.get(name)
     if row is None:
         return None
     now = store.now()
-    sinks = store.checkpoints(name).values()
+    sinks = store.checkpoints.read(name).values()
     attached = [sink_lag_seconds(store, row, one, now) for one in sinks if one.attached]
     return Ops(
         lag_seconds=max(attached, default=None),
-        dlq_entries=store.dead_letter_depth(name).entries,
+        dlq_entries=store.dead_letters.depth(name).entries,
         sink_errors={one.sink: mask(one.last_error) for one in sinks if one.last_error},
         uptime_seconds=_uptime(context, name, now),
         checkpoints=[_checkpoint(one, now) for one in sinks],
@@ -76,7 +76,7 @@ def _checkpoint(row: CheckpointRow, now: float) -> SinkCheckpoint:
 
 def _uptime(context: ApiContext, name: str, now: float) -> float | None:
     """Return the uptime of the run that holds the lease, by the start time that Dagster recorded."""
-    lease = context.store.lease(name)
+    lease = context.store.leases.get(name)
     if lease is None or lease.run_id is None or not lease.held_at(now):
         return None
     record = context.instance.get_run_record_by_id(lease.run_id)

@@ -111,7 +111,7 @@ def evaluate(
         findings: The result of the preflight check of the source's server.
     """
     changes = asset_key(loaded.name, CHANGES)
-    ranges = store.ranges(loaded.name)
+    ranges = store.ranges.read(loaded.name)
     gap = _gap(ranges)
     yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
     yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
@@ -140,7 +140,7 @@ def preflight_evaluation(pipeline: str, findings: Sequence[Finding]) -> dg.Asset
 def kept_back(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the results of the checks `holds` and `dead_letters`."""
     changes = asset_key(loaded.name, CHANGES)
-    yield _held(changes, store.holds(loaded.name), loaded.name)
+    yield _held(changes, store.holds.read(loaded.name), loaded.name)
     yield _dead_letters(changes, store, loaded)
 
 
@@ -159,7 +159,7 @@ def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.Asset
 def _dead_letters(
     key: dg.AssetKey, store: StateStore, loaded: LoadedPipeline
 ) -> dg.AssetCheckEvaluation:
-    depth = store.dead_letter_depth(loaded.name)
+    depth = store.dead_letters.depth(loaded.name)
     full = saturation(depth, loaded.spec.spec.journal.dlq.max_entries)
     age = 0 if depth.oldest is None else round(store.now() - depth.oldest)
     problems = [] if full is None else [full[1]]
@@ -203,10 +203,10 @@ def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEv
 
 def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the result of the check `delivered` of every sink; for a sink that is behind it names the ranges."""
-    row = store.pipeline(loaded.name)
+    row = store.pipelines.get(loaded.name)
     if row is None:
         return
-    for sink_id, checkpoint in store.checkpoints(loaded.name).items():
+    for sink_id, checkpoint in store.checkpoints.read(loaded.name).items():
         behind = segments_behind(row, checkpoint)
         problem = paused = None
         command = go_on_command(loaded.name, sink_id, checkpoint.state)
@@ -215,7 +215,7 @@ def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
         elif checkpoint.paused:
             paused = f"paused, {pluralize(behind, 'segment')} kept for it; to resume it: {command}"
         elif behind:
-            lacking = store.ranges_behind(loaded.name, checkpoint.whole_segment)
+            lacking = store.ranges.behind(loaded.name, checkpoint.whole_segment)
             ranges = "range" if len(lacking) == 1 else "ranges"
             because = f": {checkpoint.last_error}" if checkpoint.last_error else ""
             problem = f"{pluralize(behind, 'segment')} behind, {ranges} {_listed(lacking)}{because}"
@@ -234,12 +234,12 @@ def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
 
 def freshness(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the result of the check `freshness` of every sink."""
-    row = store.pipeline(loaded.name)
+    row = store.pipelines.get(loaded.name)
     if row is None:
         return
     limits = loaded.spec.spec.engine.dagster.freshness
     now = store.now()
-    for sink_id, checkpoint in store.checkpoints(loaded.name).items():
+    for sink_id, checkpoint in store.checkpoints.read(loaded.name).items():
         lag = sink_lag_seconds(store, row, checkpoint, now)
         passed = [limit for limit in (limits.warn_seconds, limits.error_seconds) if lag > limit]
         problem = None
@@ -274,11 +274,11 @@ def _gap(ranges: Sequence[RangeRow]) -> str | None:
 
 
 def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:
-    ranges = store.ranges(pipeline, state="closed", limit=AGREEMENT_RANGES, newest_first=True)
+    ranges = store.ranges.read(pipeline, state="closed", limit=AGREEMENT_RANGES, newest_first=True)
     if not ranges:
         return None
     by_number = {row.range: row for row in ranges}
-    for number, asset in sorted(store.published(pipeline, min(by_number), max(by_number))):
+    for number, asset in sorted(store.ranges.published(pipeline, min(by_number), max(by_number))):
         event = recorded(instance, pipeline, asset, number)
         if event is None:
             return f"range {number} of {asset} is published, but Dagster has no record of it"

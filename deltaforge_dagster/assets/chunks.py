@@ -65,10 +65,10 @@ def _chosen(
             "`deltaforge snapshot start`, or the pipeline file"
         )
     chosen = {chunk_of(key) for key in context.partition_keys}
-    newest = store.snapshots(loaded.name, newest=1)
+    newest = store.snapshots.read(loaded.name, newest=1)
     if not newest:
         raise NotAllowed(f"{loaded.name}: there is no snapshot")
-    store.reopen_chunks(loaded.name, newest[0].snapshot, chosen)
+    store.snapshots.reopen(loaded.name, newest[0].snapshot, chosen)
     return chosen
 
 
@@ -104,7 +104,7 @@ class SnapshotBeside:
         if self._thread.is_alive():
             return True
         store, name = self._run_context.store, self._loaded.name
-        row = store.pipeline(name)
+        row = store.pipelines.get(name)
         paused = row is None or row.capture_pause is not None or row.want != "running"
         return not paused and self.error is None and chunks_read(store, name) is not None
 
@@ -181,8 +181,8 @@ class ChunksShown:
     def publish(self) -> None:
         """Write the partitions and materializations that Dagster does not have yet."""
         self._published_at = time.monotonic()
-        (snapshot,) = self._store.snapshots(self._pipeline, newest=1)
-        chunks = self._store.chunks(self._pipeline, snapshot.snapshot)
+        (snapshot,) = self._store.snapshots.read(self._pipeline, newest=1)
+        chunks = self._store.snapshots.chunks(self._pipeline, snapshot.snapshot)
         if self._known is None:
             self._known = self._published(snapshot.snapshot)
             names = [chunk.partition for chunk in chunks]

@@ -137,7 +137,7 @@ def _run_live(
     if problem is None and beside is not None and beside.error is not None:
         problem = f"the snapshot could not be read: {beside.error}"
     if problem is not None:
-        run_context.store.count(loaded.name, run_failure("failed"))
+        run_context.store.metrics.count(loaded.name, run_failure("failed"))
         raise dg.Failure(problem, allow_retries=False)
 
 
@@ -165,7 +165,7 @@ def _failures_counted(run_context: RunContext, pipeline: str) -> Iterator[None]:
     except DeltaforgeError as error:
         if not isinstance(error, LeaseLost):
             with suppress(DeltaforgeError):  # the store itself may have failed
-                run_context.store.count(pipeline, run_failure("failed"))
+                run_context.store.metrics.count(pipeline, run_failure("failed"))
         raise
 
 

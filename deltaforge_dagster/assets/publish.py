@@ -38,7 +38,7 @@ def publish(
         if not _is_recorded(instance, pipeline, publication):
             emit(materialization(pipeline, publication, journal))
             written += 1
-        store.mark_published(pipeline, publication.range, publication.asset)
+        store.ranges.mark_published(pipeline, publication.range, publication.asset)
     return written
 
 

@@ -67,13 +67,13 @@ def publish_versions(
     mark is written.
     """
     written = 0
-    for history, version in store.unpublished_versions(pipeline):
+    for history, version in store.schemas.unpublished(pipeline):
         partition = table_partition(history.name)
         instance.add_dynamic_partitions(tables_name(pipeline), [partition])
         if not _is_recorded(instance, pipeline, partition, version):
             emit(materialization(pipeline, history, version))
             written += 1
-        store.mark_version_published(pipeline, version)
+        store.schemas.mark_published(pipeline, version)
     return written
 
 
@@ -144,8 +144,8 @@ def _approve(context: dg.AssetExecutionContext, store: StateStore, pipeline: str
     waiting = set(waiting_tables(store, pipeline))
     for partition in context.partition_keys:
         name = table_of(partition)
-        approved = store.approve_table(pipeline, name) if name in waiting else None
-        history = store.table_history(pipeline, name)
+        approved = store.holds.approve_table(pipeline, name) if name in waiting else None
+        history = store.schemas.history(pipeline, name)
         shown = history.current if approved is None else history.newest
         context.log_event(materialization(pipeline, history, shown, approved))
         if approved is None:

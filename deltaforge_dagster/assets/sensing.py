@@ -42,7 +42,7 @@ def sensing_checks(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.Ass
 
 
 def _sensing(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluation:
-    progress, row = store.sensing_progress(loaded.name), store.pipeline(loaded.name)
+    progress, row = store.sensing.progress(loaded.name), store.pipelines.get(loaded.name)
     reached = 0 if progress is None else progress.segment
     captured = 0 if row is None else row.next_segment - 1
     problem = None if progress is None else progress.problem

@@ -55,8 +55,8 @@ def known_pipeline(store: StateStore, name: str) -> PipelineRow:
     Raises:
         NotAllowed: The store does not have it; the message lists those that it has.
     """
-    row = store.pipeline(name)
+    row = store.pipelines.get(name)
     if row is None:
-        names = ", ".join(one.name for one in store.pipelines()) or "none"
+        names = ", ".join(one.name for one in store.pipelines.read()) or "none"
         raise NotAllowed(f"no pipeline {name!r} in the state store (there is: {names})")
     return row

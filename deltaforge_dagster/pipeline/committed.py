@@ -122,5 +122,5 @@ def sink_lag_seconds(
     if not segments_behind(pipeline, checkpoint):
         return 0.0
     first = checkpoint.segment + checkpoint.complete
-    lacking = store.segments(pipeline.name, first=first, limit=1)
+    lacking = store.segments.read(pipeline.name, first=first, limit=1)
     return max(0.0, now - lacking[0].first_ts_us / 1e6) if lacking else 0.0

@@ -18,8 +18,7 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.state.fenced import FencedWriter
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.store import FencedWriter, StateStore
 from deltaforge_dagster.tables import TableSchema
 
 logger = logging.getLogger(__name__)
@@ -61,9 +60,9 @@ class Failover:
             DeltaforgeError: The server cannot be asked.
         """
         identity = source.identity()
-        previous = self._lease.write(lambda writer: writer.server(self._source_id))
+        previous = self._lease.write(lambda writer: writer.failovers.server(self._source_id))
         if previous is None:
-            self._lease.write(lambda writer: writer.set_server(self._source_id, identity))
+            self._lease.write(lambda writer: writer.failovers.set_server(self._source_id, identity))
         if previous in {None, identity}:
             return start
         assert previous is not None
@@ -79,8 +78,8 @@ class Failover:
     def _record(
         self, writer: FencedWriter, previous: str, identity: str, found: Position, deltas: Deltas
     ) -> None:
-        writer.set_captured(found.to_json())
-        writer.reconciled(
+        writer.pipeline.set_captured(found.to_json())
+        writer.failovers.reconciled(
             self._source_id,
             previous=previous,
             identity=identity,
@@ -92,7 +91,7 @@ class Failover:
         """Compare each table that was ever captured with what it is on this server."""
         existing = set(source.tables())
         deltas: Deltas = {}
-        for versions in self._store.table_versions(self._lease.pipeline):
+        for versions in self._store.schemas.versions(self._lease.pipeline):
             newest = versions[-1]
             name = newest.full_name
             try:

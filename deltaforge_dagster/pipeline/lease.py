@@ -16,9 +16,8 @@ from typing import TypeVar
 
 from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
-from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import Lease
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.store import FencedWriter, StateStore
 
 T = TypeVar("T")
 
@@ -74,7 +73,7 @@ class HeldLease:
         `on_renewal` is called from the renewing thread after each renewal.
         """
         taken_at = time.monotonic()
-        lease = store.acquire_lease(pipeline, run_id, seconds)
+        lease = store.leases.acquire(pipeline, run_id, seconds)
         if lease is None:
             return None
         return cls(
@@ -129,13 +128,13 @@ class HeldLease:
         self._released.set()
         self._thread.join()
         with contextlib.suppress(LeaseLost):
-            self.write(lambda writer: writer.release())
+            self.write(lambda writer: writer.lease.release())
 
     def _renew_until_released(self) -> None:
         while not self._released.wait(self._renew_seconds):
             asked_at = time.monotonic()
             try:
-                self.write(lambda writer: writer.renew(self._seconds))
+                self.write(lambda writer: writer.lease.renew(self._seconds))
                 self._deadline = asked_at + self._seconds
                 self._on_renewal()
             except LeaseLost:

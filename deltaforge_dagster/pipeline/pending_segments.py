@@ -67,7 +67,7 @@ class PendingSegments:
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
     ) -> list[SegmentRow]:
         """Return the segments from `first` to `last` (both included), up to the first that is not ready."""
-        rows = self._store.segments(self._pipeline, first=first, last=last, limit=limit)
+        rows = self._store.segments.read(self._pipeline, first=first, last=last, limit=limit)
         if self._chained:
             rows = list(takewhile(lambda row: row.chain_hash is not None, rows))
         return [row.delivered for row in rows]
@@ -75,7 +75,7 @@ class PendingSegments:
     def reached(self, captured: str) -> str:
         """Return the position up to which segments are ready: the captured one, or the start of the first that is not."""
         if self._chained:
-            for row in self._store.segments(self._pipeline):
+            for row in self._store.segments.read(self._pipeline):
                 if row.chain_hash is None:
                     return row.start_position
         return captured

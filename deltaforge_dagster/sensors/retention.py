@@ -86,7 +86,7 @@ def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipe
     """
     name = partitions_name(pipeline)
     partitions = instance.get_dynamic_partitions(name)
-    kept = {partition_key(row.range) for row in store.ranges(pipeline)}
+    kept = {partition_key(row.range) for row in store.ranges.read(pipeline)}
     old = [partition for partition in partitions if partition not in kept]
     for partition in old:
         instance.delete_dynamic_partition(name, partition)
@@ -97,8 +97,12 @@ def _delete_old_chunks(instance: dg.DagsterInstance, store: StateStore, pipeline
     """Delete the partitions of chunks that are not in the newest snapshot."""
     name = chunks_name(pipeline)
     partitions = instance.get_dynamic_partitions(name)
-    newest = store.snapshots(pipeline, newest=1)
-    kept = {chunk.partition for row in newest for chunk in store.chunks(pipeline, row.snapshot)}
+    newest = store.snapshots.read(pipeline, newest=1)
+    kept = {
+        chunk.partition
+        for row in newest
+        for chunk in store.snapshots.chunks(pipeline, row.snapshot)
+    }
     old = [partition for partition in partitions if partition not in kept]
     for partition in old:
         instance.delete_dynamic_partition(name, partition)
@@ -110,7 +114,7 @@ def _delete_history(
 ) -> tuple[int, int]:
     """Delete runs, and events without a run, that are older than every range that is still kept."""
     oldest = store.now() - loaded.spec.spec.engine.journal.retention_hours * 3600
-    kept = store.ranges(loaded.name, limit=1)
+    kept = store.ranges.read(loaded.name, limit=1)
     if kept:
         oldest = min(oldest, kept[0].opened_at)
     runs = delete_runs(
@@ -119,11 +123,11 @@ def _delete_history(
         RUNS_PER_TURN,
         tags={PIPELINE_TAG: loaded.name},
     )
-    row = store.pipeline(loaded.name)
+    row = store.pipelines.get(loaded.name)
     if row is None:
         return runs, 0
     first = kept[0].range if kept else row.next_range
-    keys = [asset_key(loaded.name, one) for one in (CHANGES, *store.checkpoints(loaded.name))]
+    keys = [asset_key(loaded.name, one) for one in (CHANGES, *store.checkpoints.read(loaded.name))]
     keys.append(health_key(loaded.name))
     return runs, forget_events(instance, keys, partition_key(first), oldest)
 

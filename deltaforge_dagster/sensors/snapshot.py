@@ -70,8 +70,8 @@ def look(
     number = snapshot.snapshot
     planned = (
         snapshot.state == "wanted"
-        or store.chunks(loaded.name, number, state="planned", limit=1)
-        or store.relocated_tables(loaded.name, number)
+        or store.snapshots.chunks(loaded.name, number, state="planned", limit=1)
+        or store.relocated_rows.ready_tables(loaded.name, number)
     )
     if not planned:
         return dg.SkipReason(f"snapshot {number} is read; the pipeline's run takes it over")

@@ -82,7 +82,7 @@ def tick(
     _report_state(instance, store, loaded)
     note_tick(store, loaded.name)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
-    lease = store.lease(loaded.name)
+    lease = store.leases.get(loaded.name)
     held = lease is not None and lease.held_at(store.now())
     if remaining or held:
         found = _report_source(instance, store, loaded, None)
@@ -137,7 +137,7 @@ def _report_source(
     now = health(store, loaded)
     report_change(instance, source_evaluation(loaded.name, now.uncaptured))
     report_health(instance, loaded.name, now)
-    row = store.pipeline(loaded.name)
+    row = store.pipelines.get(loaded.name)
     lacks = [] if row is None else [one.text for one in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:
         return now
@@ -160,15 +160,15 @@ def _publish(
     instance: dg.DagsterInstance, store: StateStore, pipeline: str, journal: Journal
 ) -> None:
     """Publish what is due; skip the search if neither ranges nor checkpoints have changed."""
-    row = store.pipeline(pipeline)
+    row = store.pipelines.get(pipeline)
     if row is None:
         return
-    newest = store.ranges(pipeline, limit=1, newest_first=True)
+    newest = store.ranges.read(pipeline, limit=1, newest_first=True)
     due_by = (
         [(one.range, one.state) for one in newest],
         [
             (sink, one.segment, one.complete, one.first_segment)
-            for sink, one in sorted(store.checkpoints(pipeline).items())
+            for sink, one in sorted(store.checkpoints.read(pipeline).items())
         ],
     )
     if _published.get(row.uid) != due_by:
@@ -181,7 +181,7 @@ def _report_state(instance: dg.DagsterInstance, store: StateStore, loaded: Loade
 
     A working sink that is only behind does not fail `delivered`; `freshness` fails when the file's limit is passed.
     """
-    rows = store.checkpoints(loaded.name)
+    rows = store.checkpoints.read(loaded.name)
     failing = {
         asset_key(loaded.name, sink)
         for sink, row in rows.items()
@@ -205,7 +205,7 @@ def _unfinished_runs(instance: dg.DagsterInstance, pipeline: str) -> Sequence[dg
 
 
 def _lease_is_held(store: StateStore, pipeline: str) -> bool:
-    lease = store.lease(pipeline)
+    lease = store.leases.get(pipeline)
     return lease is not None and lease.held_at(store.now())
 
 
@@ -237,7 +237,7 @@ def _report_dead(
     Returns:
         The ids of the runs that were reported, which may include a Materialize that was catching up a sink.
     """
-    lease = store.lease(pipeline)
+    lease = store.leases.get(pipeline)
     ended = set()
     for record in [*records, *_other_holder(instance, lease, records)]:
         run = record.dagster_run

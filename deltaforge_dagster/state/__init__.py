@@ -1,14 +1,13 @@
 """The state store: the progress of all pipelines, in SQLite or PostgreSQL.
 
-`records` defines its rows as values, `tables` as SQL tables; `database` connects, and `migrate` upgrades
-the tables. The store is used in two ways:
+`store` opens it. It has one repository per noun, each in a module of that name: `pipelines`, `leases`,
+`ranges`, `segments`, `journals`, `checkpoints`, `dead_letters`, `undelivered`, `holds`, `snapshots`,
+`relocated_rows`, `schemas`, `definitions`, `failovers`, `sensing` and `metrics`. A module has two
+classes: the repository is for everybody (`store.checkpoints.reset(...)`); the writes are for the holder
+of the lease, whose epoch is checked in the same transaction (`writer.checkpoints.advance(...)`). Its
+functions take a connection, for use in the transactions of other modules.
 
-- `store` is for everybody: it reads, and writes what users request (its parts: `store_journal`,
-  `store_sinks`, `store_schemas`, `store_snapshots`, `store_dead_letters`, `store_sensing`,
-  `store_specs`);
-- `fenced` is for the holder of the lease (`leases`): each write checks the epoch in its own transaction
-  (its parts: `journal_writes`, `checkpoint_writes`, `dead_letter_writes`, `snapshot_writes`).
-
-`primitives` are small general-purpose structures that other modules use, such as `schemas` for its log
-of table versions.
+`records` and `snapshot_records` define the rows as values, `rows` reads them, `tables` defines the SQL
+tables; `database` connects, and `migrate` upgrades the tables. `primitives` are small general-purpose
+structures that other modules use, such as `schemas` for its log of table versions.
 """

@@ -10,7 +10,7 @@ PostgreSQL psycopg; a dead connection is replaced at the next call. The server e
 memory     SQLite in memory: one connection for all threads of one process
 ========== ===========================================================================
 
-Threads of one process take turns (`turns`) where SQLite admits only one at a time: for writes, and in
+Threads of one process take turns (`Turns`) where SQLite admits only one at a time: for writes, and in
 memory also for reads.
 """
 
@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -55,7 +57,6 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
     Terminal,
 )
-from deltaforge_dagster.state.turns import Turns
 
 _Turn = Callable[[], AbstractContextManager[None]]
 
@@ -193,6 +194,63 @@ class Database:
             reason = reason.replace(self._password, "***")
         kind, remedy = _diagnosis(error, reason)
         return kind(f"state store {self.where}: {mask(reason)}{remedy}")
+
+
+class Turns:
+    """A first-come, first-served lock; it is not reentrant.
+
+    Python's lock, like SQLite's, may be acquired by a busy thread again and again while others starve.
+    In a run, one thread captures as fast as it can while others deliver.
+
+    Args:
+        where: Name of the protected database in messages.
+        timeout: Seconds that a thread waits for its turn.
+    """
+
+    def __init__(self, where: str, timeout: float) -> None:
+        self._where = where
+        self._timeout = timeout
+        self._mutex = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock within the block, after waiting for the threads before this one.
+
+        Raises:
+            StoreUnavailable: The wait took too long; this thread has left the queue.
+        """
+        self._take()
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _take(self) -> None:
+        with self._mutex:
+            if not self._taken:
+                self._taken = True
+                return
+            ticket = threading.Lock()
+            ticket.acquire()
+            self._waiting.append(ticket)
+        if ticket.acquire(timeout=self._timeout):  # released by whoever passes the turn on
+            return
+        with self._mutex:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+                raise StoreUnavailable(
+                    f"state store {self._where}: other threads have used it for {self._timeout} s"
+                )
+        # The turn was passed to this thread after the timeout, before it got the mutex.
+
+    def _pass_on(self) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._taken = False
 
 
 def _diagnosis(error: DBAPIError, reason: str) -> tuple[type[DeltaforgeError], str]:

@@ -38,7 +38,8 @@ from sqlalchemy import (
 )
 
 from deltaforge_dagster.state import metrics, undelivered
-from deltaforge_dagster.state.database import clock
+from deltaforge_dagster.state.database import Database, clock
+from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.metric_families import DLQ_EVENTS, SINK_ROUTING_ERRORS
 from deltaforge_dagster.state.primitives import get_value, put_value
 from deltaforge_dagster.state.records import DeadLetterDepth, DeadLetterRow, NewDeadLetter
@@ -55,79 +56,235 @@ _AT_ONCE = 500
 """Number of values in one condition that every database supports."""
 
 
-def add(
-    connection: Connection,
-    pipeline: str,
-    sink: str,
-    letters: Sequence[NewDeadLetter],
-    *,
-    max_entries: int,
-    overflow: Overflow,
-) -> int:
-    """Add letters to the queue, in order; existing entries are kept unchanged.
+class DeadLetterRepository:
+    """The dead letter queues of all pipelines: `StateStore.dead_letters`."""
 
-    Returns:
-        The number of `letters`, from the first on, that are settled. With `block`, there was no room for
-        the next one; with the other policies all letters are settled, and evicted or rejected ones are
-        counted. A letter that only waits for others is never rejected.
-    """
-    known = _known(connection, pipeline, sink, [one.event_id for one in letters])
-    room = max_entries - _entries(connection, pipeline)
-    done = 0
-    rejected: list[tuple[str, int, int]] = []
-    tally = metrics.Tally()
-    for letter in letters:
-        if letter.event_id not in known:
-            if room <= 0 and overflow == "block":
-                break
-            if room <= 0 and overflow == "reject" and letter.state != "waiting":
-                rejected.append((sink, letter.segment, letter.ordinal))
-            else:
-                _insert(connection, pipeline, sink, letter)
-                tally.add(DLQ_EVENTS, sink=sink, error_kind=letter.error_kind)
-                if letter.state != "waiting":
-                    tally.add(SINK_ROUTING_ERRORS, sink=sink, kind=letter.error_kind)
-                known.add(letter.event_id)
-                room -= 1
-        done += 1
-    # `room` is also negative if the limit was lowered, which by itself evicts nothing.
-    evicted = _evict(connection, pipeline, -room) if room < 0 and overflow == "drop_oldest" else 0
-    undelivered.note(connection, pipeline, "rejected", rejected)
-    _count(connection, pipeline, evicted=evicted, rejected=len(rejected))
-    metrics.count(connection, pipeline, tally)
-    return done
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
+    def read(
+        self,
+        name: str,
+        *,
+        sink: str | None = None,
+        error_kind: str | None = None,
+        seqs: Collection[int] | None = None,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> list[DeadLetterRow]:
+        """Return entries of a pipeline's queue, oldest first.
 
-def read(
-    connection: Connection,
-    pipeline: str,
-    *,
-    sink: str | None = None,
-    error_kind: str | None = None,
-    seqs: Collection[int] | None = None,
-    after: int = 0,
-    limit: int | None = None,
-) -> list[DeadLetterRow]:
-    """Return the entries that match all given conditions, oldest first."""
-    where = [dead_letters.c.pipeline == pipeline, dead_letters.c.seq > after]
-    if sink is not None:
-        where.append(dead_letters.c.sink == sink)
-    if error_kind is not None:
-        where.append(dead_letters.c.error_kind == error_kind)
-    if seqs is None:
-        return read_rows(connection, DeadLetterRow, *where, order=dead_letters.c.seq, limit=limit)
-    found = [
-        row
-        for some in _portions(sorted(seqs))
-        for row in read_rows(
-            connection,
-            DeadLetterRow,
-            *where,
-            dead_letters.c.seq.in_(some),
-            order=dead_letters.c.seq,
+        Args:
+            name: The pipeline.
+            sink: Only entries of this sink.
+            error_kind: Only entries of this kind.
+            seqs: Only entries with these numbers.
+            after: Only entries with a higher number.
+            limit: Maximum number of entries.
+        """
+        where = [dead_letters.c.pipeline == name, dead_letters.c.seq > after]
+        if sink is not None:
+            where.append(dead_letters.c.sink == sink)
+        if error_kind is not None:
+            where.append(dead_letters.c.error_kind == error_kind)
+        with self._database.read() as connection:
+            if seqs is None:
+                return read_rows(
+                    connection, DeadLetterRow, *where, order=dead_letters.c.seq, limit=limit
+                )
+            found = [
+                row
+                for some in _portions(sorted(seqs))
+                for row in read_rows(
+                    connection,
+                    DeadLetterRow,
+                    *where,
+                    dead_letters.c.seq.in_(some),
+                    order=dead_letters.c.seq,
+                )
+            ]
+            return found[:limit]
+
+    def places(self, name: str, sink: str) -> list[DeadLetterRow]:
+        """Return the entries of a sink in the order of the journal, with an empty `event`."""
+        columns = [column for column in dead_letters.c if column.name not in {"pipeline", "event"}]
+        query = (
+            select(*columns, literal("").label("event"))
+            .where(dead_letters.c.pipeline == name, dead_letters.c.sink == sink)
+            .order_by(dead_letters.c.segment, dead_letters.c.ordinal)
         )
-    ]
-    return found[:limit]
+        with self._database.read() as connection:
+            return [DeadLetterRow(**row) for row in connection.execute(query).mappings()]
+
+    def state(self, name: str, sink: str) -> tuple[int, int, int]:
+        """Return values that change whenever a sink's entries do; the first is their number."""
+        dead = case((dead_letters.c.state == "dead", 1), else_=0)
+        query = select(func.count(), func.sum(dead), func.max(dead_letters.c.seq)).where(
+            dead_letters.c.pipeline == name, dead_letters.c.sink == sink
+        )
+        with self._database.read() as connection:
+            entries, of_these, last = connection.execute(query).one()
+            return entries, int(of_these or 0), last or 0
+
+    def depth(self, name: str) -> DeadLetterDepth:
+        """Return the size of a pipeline's queue, and how many entries its limits have cost so far."""
+        dead = case((dead_letters.c.state == "dead", 1), else_=0)
+        query = select(func.count(), func.sum(dead), func.min(dead_letters.c.created_at)).where(
+            dead_letters.c.pipeline == name
+        )
+        with self._database.read() as connection:
+            entries, of_these, oldest = connection.execute(query).one()
+            counts = _counts(connection, name)
+            return DeadLetterDepth(
+                entries=entries,
+                dead=int(of_these or 0),
+                oldest=oldest,
+                evicted=counts.get("evicted", 0),
+                rejected=counts.get("rejected", 0),
+                expired=counts.get("expired", 0),
+            )
+
+    def files(self, name: str) -> set[str]:
+        """Return the files of the journal that entries refer to."""
+        query = select(dead_letters.c.path).where(dead_letters.c.pipeline == name).distinct()
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
+
+    def redrive(
+        self, name: str, *, sink: str | None = None, seqs: Collection[int] | None = None
+    ) -> int:
+        """Request a new delivery of all dead entries or of these; return how many there are.
+
+        The sink's deliverer sends them, in the current live run or in the next one.
+        """
+        with self._database.write() as connection:
+            lock_lease(connection, name)
+            return connection.execute(
+                update(dead_letters)
+                .where(
+                    dead_letters.c.pipeline == name,
+                    dead_letters.c.state == "dead",
+                    _these(sink=sink, seqs=seqs),
+                )
+                .values(state="redrive")
+            ).rowcount
+
+    def remove(
+        self,
+        name: str,
+        *,
+        sink: str | None = None,
+        seqs: Collection[int] | None = None,
+        up_to: int | None = None,
+    ) -> int:
+        """Remove entries permanently without delivering them; return how many there were.
+
+        Changes that wait only for these entries are then delivered.
+
+        Args:
+            name: The pipeline.
+            sink: Only entries of this sink.
+            seqs: Only entries with these numbers.
+            up_to: Only entries with this number or a lower one.
+        """
+        with self._database.write() as connection:
+            lock_lease(connection, name)
+            these = _these(sink=sink, seqs=seqs, up_to=up_to)
+            return _give_up(connection, name, "acknowledged", these)
+
+    def expire(self, name: str, older_than: float) -> int:
+        """Drop and count the dead entries older than this many seconds; return how many there were."""
+        with self._database.write() as connection:
+            lock_lease(connection, name)
+            return _expire(connection, name, older_than)
+
+
+class DeadLetterWrites:
+    """Fills and empties the queue of a lease holder: `FencedWriter.dead_letters`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def add(
+        self, sink: str, letters: Sequence[NewDeadLetter], *, max_entries: int, overflow: Overflow
+    ) -> int:
+        """Add letters to the queue, in order; their file must be durable. Existing entries are kept.
+
+        Returns:
+            The number of `letters`, from the first on, that are settled. With `block`, there was no
+            room for the next one; with the other policies all letters are settled, and evicted or
+            rejected ones are counted. A letter that only waits for others is never rejected.
+        """
+        known = _known(self._connection, self._pipeline, sink, [one.event_id for one in letters])
+        room = max_entries - _entries(self._connection, self._pipeline)
+        done = 0
+        rejected: list[tuple[str, int, int]] = []
+        tally = metrics.Tally()
+        for letter in letters:
+            if letter.event_id not in known:
+                if room <= 0 and overflow == "block":
+                    break
+                if room <= 0 and overflow == "reject" and letter.state != "waiting":
+                    rejected.append((sink, letter.segment, letter.ordinal))
+                else:
+                    _insert(self._connection, self._pipeline, sink, letter)
+                    tally.add(DLQ_EVENTS, sink=sink, error_kind=letter.error_kind)
+                    if letter.state != "waiting":
+                        tally.add(SINK_ROUTING_ERRORS, sink=sink, kind=letter.error_kind)
+                    known.add(letter.event_id)
+                    room -= 1
+            done += 1
+        # `room` is also negative if the limit was lowered, which by itself evicts nothing.
+        evicted = (
+            _evict(self._connection, self._pipeline, -room)
+            if room < 0 and overflow == "drop_oldest"
+            else 0
+        )
+        undelivered.note(self._connection, self._pipeline, "rejected", rejected)
+        _count(self._connection, self._pipeline, evicted=evicted, rejected=len(rejected))
+        metrics.count(self._connection, self._pipeline, tally)
+        return done
+
+    def begin_redrive(self, attempt: str, seqs: Mapping[int, int]) -> None:
+        """Assign tokens to entries, by their place in a redrive attempt, before any is sent."""
+        for place, seq in seqs.items():
+            self._connection.execute(
+                update(dead_letters)
+                .where(dead_letters.c.pipeline == self._pipeline, dead_letters.c.seq == seq)
+                .values(token=token_of(attempt, place))
+            )
+
+    def redriven(self, seqs: Collection[int]) -> None:
+        """Remove entries that have been delivered."""
+        self._delivered(_these(seqs=seqs))
+
+    def redriven_up_to(self, token: str) -> int:
+        """Remove the entries of an attempt up to the token stored in the sink; return how many."""
+        first = token_of(token.rpartition(":")[0], 0)
+        return self._delivered(dead_letters.c.token.between(first, token))
+
+    def redrive_failed(self, seq: int, kind: str, message: str) -> None:
+        """Record that an entry was refused again, and why; it is `dead` again and waits for a user."""
+        self._connection.execute(
+            update(dead_letters)
+            .where(dead_letters.c.pipeline == self._pipeline, dead_letters.c.seq == seq)
+            .values(
+                state="dead",
+                error_kind=kind,
+                error_message=message[:_ERROR_LENGTH],
+                attempts=dead_letters.c.attempts + 1,
+            )
+        )
+
+    def expire(self, older_than: float) -> int:
+        """Drop and count the dead entries older than this many seconds; return how many there were."""
+        return _expire(self._connection, self._pipeline, older_than)
+
+    def _delivered(self, which: ColumnElement[bool]) -> int:
+        return self._connection.execute(
+            delete(dead_letters).where(dead_letters.c.pipeline == self._pipeline, which)
+        ).rowcount
 
 
 def entry_json(pipeline: str, row: DeadLetterRow) -> bytes:
@@ -155,81 +312,12 @@ def entry_json(pipeline: str, row: DeadLetterRow) -> bytes:
     )
 
 
-def places(connection: Connection, pipeline: str, sink: str) -> list[DeadLetterRow]:
-    """Return the entries of a sink in the order of the journal, without their events."""
-    columns = [column for column in dead_letters.c if column.name not in {"pipeline", "event"}]
-    query = (
-        select(*columns, literal("").label("event"))
-        .where(dead_letters.c.pipeline == pipeline, dead_letters.c.sink == sink)
-        .order_by(dead_letters.c.segment, dead_letters.c.ordinal)
-    )
-    return [DeadLetterRow(**row) for row in connection.execute(query).mappings()]
+def token_of(attempt: str, place: int) -> str:
+    """Return the token of an entry, which sorts by its place in the attempt."""
+    return f"{attempt}:{place:06d}"
 
 
-def depth(connection: Connection, pipeline: str) -> DeadLetterDepth:
-    """Return the size and counters of a pipeline's queue."""
-    dead = case((dead_letters.c.state == "dead", 1), else_=0)
-    query = select(func.count(), func.sum(dead), func.min(dead_letters.c.created_at)).where(
-        dead_letters.c.pipeline == pipeline
-    )
-    entries, of_these, oldest = connection.execute(query).one()
-    counts = _counts(connection, pipeline)
-    return DeadLetterDepth(
-        entries=entries,
-        dead=int(of_these or 0),
-        oldest=oldest,
-        evicted=counts.get("evicted", 0),
-        rejected=counts.get("rejected", 0),
-        expired=counts.get("expired", 0),
-    )
-
-
-def state_of(connection: Connection, pipeline: str, sink: str) -> tuple[int, int, int]:
-    """Return values that change whenever a sink's entries do: count, dead ones, and last `seq`."""
-    dead = case((dead_letters.c.state == "dead", 1), else_=0)
-    query = select(func.count(), func.sum(dead), func.max(dead_letters.c.seq)).where(
-        dead_letters.c.pipeline == pipeline, dead_letters.c.sink == sink
-    )
-    entries, of_these, last = connection.execute(query).one()
-    return entries, int(of_these or 0), last or 0
-
-
-def files(connection: Connection, pipeline: str) -> set[str]:
-    """Return the files of the journal that entries refer to."""
-    query = select(dead_letters.c.path).where(dead_letters.c.pipeline == pipeline).distinct()
-    return set(connection.execute(query).scalars())
-
-
-def redrive(connection: Connection, pipeline: str, *which: ColumnElement[bool]) -> int:
-    """Request a new delivery of dead entries; return how many there are."""
-    return connection.execute(
-        update(dead_letters)
-        .where(dead_letters.c.pipeline == pipeline, dead_letters.c.state == "dead", *which)
-        .values(state="redrive")
-    ).rowcount
-
-
-def delivered(connection: Connection, pipeline: str, *which: ColumnElement[bool]) -> int:
-    """Remove entries that have been delivered; return how many there were."""
-    return connection.execute(
-        delete(dead_letters).where(dead_letters.c.pipeline == pipeline, *which)
-    ).rowcount
-
-
-def give_up(
-    connection: Connection, pipeline: str, fate: undelivered.Fate, *which: ColumnElement[bool]
-) -> int:
-    """Remove entries that will never be delivered and record their fate; return how many."""
-    place = (dead_letters.c.sink, dead_letters.c.segment, dead_letters.c.ordinal)
-    gone = connection.execute(
-        delete(dead_letters).where(dead_letters.c.pipeline == pipeline, *which).returning(*place)
-    )
-    places = [(sink, segment, ordinal) for sink, segment, ordinal in gone]
-    undelivered.note(connection, pipeline, fate, places)
-    return len(places)
-
-
-def these(
+def _these(
     *, sink: str | None = None, seqs: Collection[int] | None = None, up_to: int | None = None
 ) -> ColumnElement[bool]:
     """Return the SQL condition that selects these entries; without arguments, all entries."""
@@ -243,46 +331,22 @@ def these(
     return and_(*chosen)
 
 
-def token(attempt: str, place: int) -> str:
-    """Return the token of an entry, which sorts by its place in the attempt."""
-    return f"{attempt}:{place:06d}"
-
-
-def begin_attempt(
-    connection: Connection, pipeline: str, attempt: str, seqs: Mapping[int, int]
-) -> None:
-    """Assign tokens to entries, by their place in an attempt."""
-    for place, seq in seqs.items():
-        connection.execute(
-            update(dead_letters)
-            .where(dead_letters.c.pipeline == pipeline, dead_letters.c.seq == seq)
-            .values(token=token(attempt, place))
-        )
-
-
-def arrived(connection: Connection, pipeline: str, last: str) -> int:
-    """Remove the entries of an attempt up to the token that a sink holds; return how many."""
-    first = token(last.rpartition(":")[0], 0)
-    return delivered(connection, pipeline, dead_letters.c.token.between(first, last))
-
-
-def failed(connection: Connection, pipeline: str, seq: int, kind: str, message: str) -> None:
-    """Record that an entry was refused again."""
-    connection.execute(
-        update(dead_letters)
-        .where(dead_letters.c.pipeline == pipeline, dead_letters.c.seq == seq)
-        .values(
-            state="dead",
-            error_kind=kind,
-            error_message=message[:_ERROR_LENGTH],
-            attempts=dead_letters.c.attempts + 1,
-        )
+def _give_up(
+    connection: Connection, pipeline: str, fate: undelivered.Fate, *which: ColumnElement[bool]
+) -> int:
+    """Remove entries that will never be delivered and record their fate; return how many."""
+    place = (dead_letters.c.sink, dead_letters.c.segment, dead_letters.c.ordinal)
+    gone = connection.execute(
+        delete(dead_letters).where(dead_letters.c.pipeline == pipeline, *which).returning(*place)
     )
+    places = [(sink, segment, ordinal) for sink, segment, ordinal in gone]
+    undelivered.note(connection, pipeline, fate, places)
+    return len(places)
 
 
-def expire(connection: Connection, pipeline: str, older_than: float) -> int:
+def _expire(connection: Connection, pipeline: str, older_than: float) -> int:
     """Drop the dead entries older than this many seconds; count them and return their number."""
-    gone = give_up(
+    gone = _give_up(
         connection,
         pipeline,
         "expired",
@@ -315,7 +379,7 @@ def _evict(connection: Connection, pipeline: str, count: int) -> int:
         .order_by(waits, dead_letters.c.seq)
         .limit(count)
     )
-    return give_up(connection, pipeline, "evicted", dead_letters.c.seq.in_(oldest))
+    return _give_up(connection, pipeline, "evicted", dead_letters.c.seq.in_(oldest))
 
 
 def _known(connection: Connection, pipeline: str, sink: str, events: Sequence[str]) -> set[str]:

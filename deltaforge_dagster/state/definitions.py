@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, select
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.database import clock, upsert
+from deltaforge_dagster.state.database import Database, clock, upsert
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.rows import known_pipeline
 from deltaforge_dagster.state.tables import kv, segments
@@ -26,33 +26,54 @@ from deltaforge_dagster.state.tables import kv, segments
 _Notes = list[tuple[str, str | None]]
 
 
-def define(
-    connection: Connection, pipeline: str, definitions: Mapping[str, str | None], position: str
-) -> None:
-    """Store the definitions of tables from `position` (JSON text) on; None for a dropped table.
+class DefinitionRepository:
+    """The table definitions of all pipelines: `StateStore.definitions`."""
 
-    Existing definitions of the same tables at this position or later are replaced, because the log is
-    being read again from an earlier position.
-    """
-    at: Position = parse_position(position)
-    row = known_pipeline(connection, pipeline)
-    began = _oldest(connection, row)
-    oldest: Position = at if began is None else parse_position(began)
-    for table, text in definitions.items():
-        notes = [one for one in _notes(connection, pipeline, table) if _position(one) < at]
-        passed = [one for one in notes if _position(one) <= oldest]
-        _write(connection, pipeline, table, [*notes[max(len(passed) - 1, 0) :], (position, text)])
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def at(self, name: str, position: Position) -> dict[str, str]:
+        """Return the definitions at `position`, by table, in the format of the source."""
+        query = select(kv.c.key, kv.c.val).where(kv.c.ns == _namespace(name))
+        found = {}
+        with self._database.read() as connection:
+            for table, value in connection.execute(query):
+                text = _held_at(orjson.loads(value), position)
+                if text is not None:
+                    found[table] = text
+        return found
 
 
-def defined(connection: Connection, pipeline: str, position: Position) -> dict[str, str]:
-    """Return the stored definitions that apply at `position`, by table."""
-    query = select(kv.c.key, kv.c.val).where(kv.c.ns == _namespace(pipeline))
-    found = {}
-    for table, value in connection.execute(query):
-        text = _held_at(orjson.loads(value), position)
-        if text is not None:
-            found[table] = text
-    return found
+class DefinitionWrites:
+    """Stores the table definitions that a lease holder meets: `FencedWriter.definitions`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def define(self, definitions: Mapping[str, str | None], position: str) -> None:
+        """Store the definitions of tables from `position` (JSON text) on; None for a dropped table.
+
+        Existing definitions of the same tables at this position or later are replaced, because the
+        log is being read again from an earlier position.
+        """
+        at: Position = parse_position(position)
+        row = known_pipeline(self._connection, self._pipeline)
+        began = _oldest(self._connection, row)
+        oldest: Position = at if began is None else parse_position(began)
+        for table, text in definitions.items():
+            notes = [
+                one
+                for one in _notes(self._connection, self._pipeline, table)
+                if _position(one) < at
+            ]
+            passed = [one for one in notes if _position(one) <= oldest]
+            _write(
+                self._connection,
+                self._pipeline,
+                table,
+                [*notes[max(len(passed) - 1, 0) :], (position, text)],
+            )
 
 
 def forget(connection: Connection, pipeline: str) -> None:

@@ -21,20 +21,63 @@ from deltaforge_dagster.state.tables import kv
 _IDENTITY = "identity:"
 
 
+class FailoverWrites:
+    """Records the server that a lease holder reads: `FencedWriter.failovers`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def server(self, source_id: str) -> str | None:
+        """Return the identity of the server from which the source was last read, or None."""
+        found = get_value(self._connection, namespace(self._pipeline), _identity_key(source_id))
+        return None if found is None else found.decode()
+
+    def set_server(self, source_id: str, identity: str) -> None:
+        """Store the identity of the server from which the source is read."""
+        put_value(
+            self._connection, namespace(self._pipeline), _identity_key(source_id), identity.encode()
+        )
+
+    def reconciled(
+        self,
+        source_id: str,
+        *,
+        previous: str,
+        identity: str,
+        position: str,
+        deltas: Mapping[tuple[str, str], Sequence[str]],
+    ) -> None:
+        """Record that the source is now another server, and store that server's identity.
+
+        Args:
+            source_id: `source.config.id`.
+            previous: Identity of the previous server.
+            identity: Identity of the new server.
+            position: Position at which reading resumes, JSON text.
+            deltas: Differences by (db, full table name), including tables without differences.
+        """
+        named = f"{source_id}\n{previous}\n{identity}\n{position}"
+        record = {
+            "id": hashlib.sha256(named.encode()).hexdigest()[:32],
+            "source_id": source_id,
+            "previous_identity": previous,
+            "new_identity": identity,
+            "table_results": [
+                {"db": db, "table": table, "deltas": list(found)}
+                for (db, table), found in deltas.items()
+            ],
+            "reconciled_at": self._connection.execute(select(clock())).scalar_one(),
+        }
+        text = orjson.dumps(record)
+        append_to_log(self._connection, namespace(self._pipeline), f"{source_id}/history", text)
+        put_value(self._connection, namespace(self._pipeline), f"{source_id}/reconciliation", text)
+        self.set_server(source_id, identity)
+
+
 def namespace(pipeline: str) -> str:
     """Return the namespace of a pipeline."""
     return f"failover/{pipeline}"
-
-
-def server(connection: Connection, pipeline: str, source_id: str) -> str | None:
-    """Return the identity of the server from which the source was last read, or None."""
-    found = get_value(connection, namespace(pipeline), _identity_key(source_id))
-    return None if found is None else found.decode()
-
-
-def set_server(connection: Connection, pipeline: str, source_id: str, identity: str) -> None:
-    """Store the identity of the server from which the source is read."""
-    put_value(connection, namespace(pipeline), _identity_key(source_id), identity.encode())
 
 
 def forget_server(connection: Connection, pipeline: str) -> None:
@@ -42,45 +85,6 @@ def forget_server(connection: Connection, pipeline: str) -> None:
     connection.execute(
         delete(kv).where(kv.c.ns == namespace(pipeline), kv.c.key.startswith(_IDENTITY))
     )
-
-
-def reconciled(
-    connection: Connection,
-    pipeline: str,
-    source_id: str,
-    *,
-    previous: str,
-    identity: str,
-    position: str,
-    deltas: Mapping[tuple[str, str], Sequence[str]],
-) -> None:
-    """Record that the source is now another server, and store that server's identity.
-
-    Args:
-        connection: The caller's transaction, which has locked the pipeline's lease.
-        pipeline: The pipeline's name.
-        source_id: `source.config.id`.
-        previous: Identity of the previous server.
-        identity: Identity of the new server.
-        position: Position at which reading resumes, JSON text.
-        deltas: Differences by (db, full table name), including tables without differences.
-    """
-    named = f"{source_id}\n{previous}\n{identity}\n{position}"
-    record = {
-        "id": hashlib.sha256(named.encode()).hexdigest()[:32],
-        "source_id": source_id,
-        "previous_identity": previous,
-        "new_identity": identity,
-        "table_results": [
-            {"db": db, "table": table, "deltas": list(found)}
-            for (db, table), found in deltas.items()
-        ],
-        "reconciled_at": connection.execute(select(clock())).scalar_one(),
-    }
-    text = orjson.dumps(record)
-    append_to_log(connection, namespace(pipeline), f"{source_id}/history", text)
-    put_value(connection, namespace(pipeline), f"{source_id}/reconciliation", text)
-    set_server(connection, pipeline, source_id, identity)
 
 
 def _identity_key(source_id: str) -> str:

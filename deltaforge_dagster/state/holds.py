@@ -23,7 +23,10 @@ from collections.abc import Iterable
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.state.database import clock, upsert
+from deltaforge_dagster.state import schemas
+from deltaforge_dagster.state.database import Database, clock, upsert
+from deltaforge_dagster.state.leases import lock_lease
+from deltaforge_dagster.state.pipelines import PipelineWrites
 from deltaforge_dagster.state.records import HeldPart, HoldPartRow, HoldRow
 from deltaforge_dagster.state.rows import read_rows
 from deltaforge_dagster.state.tables import hold_parts, holds
@@ -34,149 +37,196 @@ SCHEMA = "schema"
 _REASON_LENGTH = 2000
 
 
+class HoldRepository:
+    """The holds of all pipelines: `StateStore.holds`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, name: str) -> list[HoldRow]:
+        """Return a pipeline's holds, oldest first."""
+        with self._database.read() as connection:
+            return read_holds(connection, name)
+
+    def parts(
+        self, name: str, kind: str | None = None, subject: str | None = None
+    ) -> list[HoldPartRow]:
+        """Return the files of one hold, or of all holds, in the order of their events."""
+        where = [hold_parts.c.pipeline == name]
+        if kind is not None and subject is not None:
+            where += [hold_parts.c.kind == kind, hold_parts.c.subject == subject]
+        with self._database.read() as connection:
+            found = read_rows(connection, HoldPartRow, *where)
+        return sorted(found, key=lambda row: row.number)
+
+    def release(self, name: str, kind: str, subject: str, mend: str) -> HoldRow:
+        """Release a hold, so that the next run writes its events to the journal.
+
+        `mend` is the remedy that the source needs to decode the events, JSON text.
+
+        Raises:
+            NotAllowed: There is no such hold, or its events are already in the journal.
+        """
+        with self._database.write() as connection:
+            lock_lease(connection, name)
+            _release(connection, name, kind, subject, mend)
+            return read_rows(connection, HoldRow, _this(name, kind, subject))[0]
+
+    def approve_table(self, name: str, table: str) -> int:
+        """Approve all pending versions of a table; the next run delivers the held changes.
+
+        Returns:
+            The number of changes that were held.
+
+        Raises:
+            NotAllowed: No version of the table waits for approval.
+        """
+        with self._database.write() as connection:
+            lock_lease(connection, name)
+            approved = schemas.approve(connection, name, table)
+            waiting = [
+                hold
+                for hold in read_holds(connection, name)
+                if (hold.kind, hold.subject) == (SCHEMA, table) and hold.state == "held"
+            ]
+            if not approved and not waiting:
+                raise NotAllowed(
+                    f"pipeline {name!r}: no form of table {table!r} waits for approval"
+                )
+            for hold in waiting:
+                _release(connection, name, hold.kind, hold.subject, "{}")
+            return sum(hold.events for hold in waiting)
+
+
+class HoldWrites:
+    """Fills and empties the holds of a lease holder: `FencedWriter.holds`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def begin(self, part: HeldPart) -> None:
+        """Begin a hold that has no events yet; `part` names the subject and no file."""
+        self._count(part)
+        self._release_approved([part])
+
+    def keep(self, held: Iterable[HeldPart], position: str) -> None:
+        """Add durable files of held events, and advance the captured position past them."""
+        self.add(held)
+        PipelineWrites(self._connection, self._pipeline).set_captured(position)
+
+    def add(self, held: Iterable[HeldPart]) -> None:
+        """Add durable files of events to their holds; files that were already added are ignored."""
+        parts = list(held)
+        for part in parts:
+            self._add(part)
+        self._release_approved(parts)
+
+    def replace(self, hold: HoldRow, held: Iterable[HeldPart]) -> None:
+        """Replace a hold by one for another reason, with the same events in other files."""
+        self.journaled(hold, 0)
+        self.add(held)
+
+    def revoke_release(self, hold: HoldRow, reason: str) -> None:
+        """Revoke a release, because the held events still cannot be decoded, for this reason."""
+        self._connection.execute(
+            update(holds)
+            .where(_this(self._pipeline, hold.kind, hold.subject), holds.c.state == "released")
+            .values(state="held", mend=None, reason=reason[:_REASON_LENGTH])
+        )
+
+    def journaled(self, hold: HoldRow, last_segment: int) -> None:
+        """Record that all held events are in the journal, the last one in `last_segment`."""
+        self._connection.execute(
+            delete(hold_parts).where(
+                hold_parts.c.pipeline == self._pipeline,
+                hold_parts.c.kind == hold.kind,
+                hold_parts.c.subject == hold.subject,
+            )
+        )
+        self._connection.execute(
+            update(holds)
+            .where(_this(self._pipeline, hold.kind, hold.subject))
+            .values(state="journaled", mend=None, last_segment=last_segment)
+        )
+
+    def forget(self, delivered: int) -> None:
+        """Delete holds whose events all attached sinks have, given that they have this segment."""
+        self._connection.execute(
+            delete(holds).where(
+                holds.c.pipeline == self._pipeline,
+                holds.c.state == "journaled",
+                holds.c.last_segment <= delivered,
+            )
+        )
+
+    def _add(self, part: HeldPart) -> None:
+        known = select(hold_parts.c.path).where(
+            hold_parts.c.pipeline == self._pipeline, hold_parts.c.path == part.path
+        )
+        if self._connection.execute(known).first() is not None:
+            return
+        last = self._connection.execute(
+            select(func.max(hold_parts.c.number)).where(hold_parts.c.pipeline == self._pipeline)
+        ).scalar()
+        self._connection.execute(
+            insert(hold_parts).values(
+                pipeline=self._pipeline,
+                path=part.path,
+                kind=part.kind,
+                subject=part.subject,
+                number=1 + (last or 0),
+                checksum=part.checksum,
+                events=part.events,
+                bytes=part.bytes,
+            )
+        )
+        self._count(part)
+
+    def _count(self, part: HeldPart) -> None:
+        """Begin a part's hold, or add the part's events to the existing one."""
+        this = _this(self._pipeline, part.kind, part.subject)
+        # A hold that is already `journaled` starts again, but keeps its `since_position`.
+        self._connection.execute(
+            update(holds)
+            .where(this, holds.c.state == "journaled")
+            .values(
+                state="held", reason=part.reason[:_REASON_LENGTH], since=clock(), events=0, bytes=0
+            )
+        )
+        self._connection.execute(
+            upsert(self._connection, holds)
+            .values(
+                pipeline=self._pipeline,
+                kind=part.kind,
+                subject=part.subject,
+                state="held",
+                reason=part.reason[:_REASON_LENGTH],
+                since=clock(),
+                since_position=part.since_position,
+                events=part.events,
+                bytes=part.bytes,
+            )
+            .on_conflict_do_update(
+                index_elements=["pipeline", "kind", "subject"],
+                set_={
+                    "events": holds.c.events + part.events,
+                    "bytes": holds.c.bytes + part.bytes,
+                },
+            )
+        )
+
+    def _release_approved(self, held: Iterable[HeldPart]) -> None:
+        """Release holds of tables that were approved before their first part was stored."""
+        for table in {part.subject for part in held if part.kind == SCHEMA}:
+            if not schemas.is_pending(self._connection, self._pipeline, table):
+                _release(self._connection, self._pipeline, SCHEMA, table, "{}")
+
+
 def read_holds(connection: Connection, pipeline: str) -> list[HoldRow]:
     """Return a pipeline's holds, oldest first."""
     found = read_rows(connection, HoldRow, holds.c.pipeline == pipeline)
     return sorted(found, key=lambda row: (row.since, row.kind, row.subject))
-
-
-def read_parts(
-    connection: Connection, pipeline: str, kind: str | None = None, subject: str | None = None
-) -> list[HoldPartRow]:
-    """Return the files of one hold, or of all holds, in the order of their events."""
-    where = [hold_parts.c.pipeline == pipeline]
-    if kind is not None and subject is not None:
-        where += [hold_parts.c.kind == kind, hold_parts.c.subject == subject]
-    found = read_rows(connection, HoldPartRow, *where)
-    return sorted(found, key=lambda row: row.number)
-
-
-def keep(connection: Connection, pipeline: str, parts: Iterable[HeldPart]) -> None:
-    """Add durable files of events to their holds; files that were already added are ignored."""
-    for part in parts:
-        _keep(connection, pipeline, part)
-
-
-def _keep(connection: Connection, pipeline: str, part: HeldPart) -> None:
-    known = select(hold_parts.c.path).where(
-        hold_parts.c.pipeline == pipeline, hold_parts.c.path == part.path
-    )
-    if connection.execute(known).first() is not None:
-        return
-    last = connection.execute(
-        select(func.max(hold_parts.c.number)).where(hold_parts.c.pipeline == pipeline)
-    ).scalar()
-    connection.execute(
-        insert(hold_parts).values(
-            pipeline=pipeline,
-            path=part.path,
-            kind=part.kind,
-            subject=part.subject,
-            number=1 + (last or 0),
-            checksum=part.checksum,
-            events=part.events,
-            bytes=part.bytes,
-        )
-    )
-    _add(connection, pipeline, part)
-
-
-def begin(connection: Connection, pipeline: str, part: HeldPart) -> None:
-    """Begin a hold that has no events yet; `part` names the subject and no file."""
-    _add(connection, pipeline, part)
-
-
-def _add(connection: Connection, pipeline: str, part: HeldPart) -> None:
-    """Begin a part's hold, or add the part's events to the existing one."""
-    this = _this(pipeline, part.kind, part.subject)
-    # A hold that is already `journaled` starts again, but keeps its `since_position`.
-    connection.execute(
-        update(holds)
-        .where(this, holds.c.state == "journaled")
-        .values(state="held", reason=part.reason[:_REASON_LENGTH], since=clock(), events=0, bytes=0)
-    )
-    connection.execute(
-        upsert(connection, holds)
-        .values(
-            pipeline=pipeline,
-            kind=part.kind,
-            subject=part.subject,
-            state="held",
-            reason=part.reason[:_REASON_LENGTH],
-            since=clock(),
-            since_position=part.since_position,
-            events=part.events,
-            bytes=part.bytes,
-        )
-        .on_conflict_do_update(
-            index_elements=["pipeline", "kind", "subject"],
-            set_={
-                "events": holds.c.events + part.events,
-                "bytes": holds.c.bytes + part.bytes,
-            },
-        )
-    )
-
-
-def release(connection: Connection, pipeline: str, kind: str, subject: str, mend: str) -> HoldRow:
-    """Release a hold, so that the next run writes its events to the journal.
-
-    Args:
-        connection: A transaction that has locked the lease row.
-        pipeline: The pipeline.
-        kind: Kind of the hold.
-        subject: Subject of the hold.
-        mend: Remedy that the source needs to decode the events, JSON text.
-
-    Raises:
-        NotAllowed: There is no such hold, or its events are already in the journal.
-    """
-    released = connection.execute(
-        update(holds)
-        .where(_this(pipeline, kind, subject), holds.c.state != "journaled")
-        .values(state="released", mend=mend)
-    )
-    if released.rowcount == 0:
-        raise NotAllowed(f"pipeline {pipeline!r} holds no {kind} {subject!r}")
-    return _row(connection, pipeline, kind, subject)
-
-
-def hold_back(connection: Connection, pipeline: str, kind: str, subject: str, reason: str) -> None:
-    """Revoke a release, because the events still cannot be decoded, for this reason."""
-    connection.execute(
-        update(holds)
-        .where(_this(pipeline, kind, subject), holds.c.state == "released")
-        .values(state="held", mend=None, reason=reason[:_REASON_LENGTH])
-    )
-
-
-def journaled(
-    connection: Connection, pipeline: str, kind: str, subject: str, last_segment: int
-) -> None:
-    """Record that all held events are in the journal, the last one in `last_segment`."""
-    connection.execute(
-        delete(hold_parts).where(
-            hold_parts.c.pipeline == pipeline,
-            hold_parts.c.kind == kind,
-            hold_parts.c.subject == subject,
-        )
-    )
-    connection.execute(
-        update(holds)
-        .where(_this(pipeline, kind, subject))
-        .values(state="journaled", mend=None, last_segment=last_segment)
-    )
-
-
-def forget(connection: Connection, pipeline: str, delivered: int) -> None:
-    """Delete holds whose events all attached sinks have, given that they have segment `delivered`."""
-    connection.execute(
-        delete(holds).where(
-            holds.c.pipeline == pipeline,
-            holds.c.state == "journaled",
-            holds.c.last_segment <= delivered,
-        )
-    )
 
 
 def drop_all(connection: Connection, pipeline: str) -> None:
@@ -185,8 +235,14 @@ def drop_all(connection: Connection, pipeline: str) -> None:
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
 
-def _row(connection: Connection, pipeline: str, kind: str, subject: str) -> HoldRow:
-    return read_rows(connection, HoldRow, _this(pipeline, kind, subject))[0]
+def _release(connection: Connection, pipeline: str, kind: str, subject: str, mend: str) -> None:
+    released = connection.execute(
+        update(holds)
+        .where(_this(pipeline, kind, subject), holds.c.state != "journaled")
+        .values(state="released", mend=mend)
+    )
+    if released.rowcount == 0:
+        raise NotAllowed(f"pipeline {pipeline!r} holds no {kind} {subject!r}")
 
 
 def _this(pipeline: str, kind: str, subject: str) -> ColumnElement[bool]:

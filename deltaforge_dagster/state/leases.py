@@ -1,4 +1,4 @@
-"""Locks, checks and takes the lease of a pipeline inside a transaction.
+"""The leases of pipelines: who holds one, and how it is taken, locked, checked, renewed and released.
 
 The lease row also serves as the lock of everything else that belongs to the pipeline: transactions that
 change its ranges, segments or checkpoints lock this row first, so they are serialized. A holder whose
@@ -7,14 +7,17 @@ transaction began before its lease expired therefore commits before another run 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, select, update
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state import metrics
-from deltaforge_dagster.state.database import clock
-from deltaforge_dagster.state.records import Lease
+from deltaforge_dagster.state.database import Database, clock
+from deltaforge_dagster.state.records import Lease, LeaseRow
+from deltaforge_dagster.state.rows import read_rows
 from deltaforge_dagster.state.tables import leases
 
 
@@ -33,6 +36,73 @@ class LockedLease:
         return self.run_id is not None and self.expires_at > self.now
 
 
+class LeaseRepository:
+    """The leases of all pipelines: `StateStore.leases`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def acquire(self, name: str, run_id: str, seconds: float) -> Lease | None:
+        """Take the lease for `seconds` with the next epoch; return None while any run holds it.
+
+        A lease that was released or has expired, by the database's clock, is available at once. If the
+        previous holder never released it, that run is counted here as lost.
+
+        Raises:
+            NotAllowed: There is no such pipeline.
+        """
+        with self._database.write() as connection:
+            held = lock_lease(connection, name)
+            if held.live:
+                return None
+            if held.run_id is not None:
+                metrics.count(connection, name, metrics.run_failure("lost"))
+            epoch = held.epoch + 1
+            expires_at = held.now + seconds
+            connection.execute(
+                update(leases)
+                .where(leases.c.pipeline == name)
+                .values(epoch=epoch, run_id=run_id, expires_at=expires_at)
+            )
+            return Lease(name, run_id, epoch, expires_at)
+
+    def get(self, name: str) -> LeaseRow | None:
+        """Return the lease of a pipeline, or None if there is no such pipeline."""
+        with self._database.read() as connection:
+            found = read_rows(connection, LeaseRow, leases.c.pipeline == name)
+        return found[0] if found else None
+
+
+class LeaseWrites:
+    """Extends and releases the lease of its holder: `FencedWriter.lease`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def renew(self, seconds: float) -> float:
+        """Extend the lease to `seconds` from now; return its expiry by the database's clock.
+
+        To compute a local deadline, read the monotonic clock *before* this call.
+        """
+        self._update({"expires_at": clock() + seconds})
+        query = select(leases.c.expires_at).where(leases.c.pipeline == self._pipeline)
+        expires_at: float = self._connection.execute(query).scalar_one()
+        return expires_at
+
+    def release(self) -> None:
+        """Release the lease at the end of this block; another run may acquire it at once."""
+        self._update({"run_id": None, "expires_at": clock()})
+
+    def set_session(self, session_id: str | None) -> None:
+        """Store the id of the Spark session for this run and the next ones."""
+        self._update({"session_id": session_id})
+
+    def _update(self, values: Mapping[str, Any]) -> None:
+        this = leases.c.pipeline == self._pipeline
+        self._connection.execute(update(leases).where(this).values(**values))
+
+
 def lock_lease(connection: Connection, pipeline: str) -> LockedLease:
     """Wait for the lease row of `pipeline`, lock and read it.
 
@@ -49,26 +119,6 @@ def lock_lease(connection: Connection, pipeline: str) -> LockedLease:
     if row is None:
         raise NotAllowed(f"no pipeline {pipeline!r} in the state store")
     return LockedLease(*row)
-
-
-def take_lease(connection: Connection, pipeline: str, run_id: str, seconds: float) -> Lease | None:
-    """Give the lease to `run_id` with the next epoch, or return None while another run holds it.
-
-    If the previous holder never released it, that run is counted here as lost.
-    """
-    held = lock_lease(connection, pipeline)
-    if held.live:
-        return None
-    if held.run_id is not None:
-        metrics.count(connection, pipeline, metrics.run_failure("lost"))
-    epoch = held.epoch + 1
-    expires_at = held.now + seconds
-    connection.execute(
-        update(leases)
-        .where(leases.c.pipeline == pipeline)
-        .values(epoch=epoch, run_id=run_id, expires_at=expires_at)
-    )
-    return Lease(pipeline, run_id, epoch, expires_at)
 
 
 def check_lease(connection: Connection, lease: Lease) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import orjson
-from sqlalchemy import Connection, and_, case, delete, func, not_, or_, select
+from sqlalchemy import Connection, and_, case, func, not_, or_, select
 
-from deltaforge_dagster.state.database import upsert
+from deltaforge_dagster.state.database import Database, upsert
 from deltaforge_dagster.state.metric_families import (
     PANICS,
     PIPELINE_PAUSES,
@@ -101,6 +101,62 @@ class Stored:
     value: float
 
 
+class MetricRepository:
+    """The stored numbers of all pipelines: `StateStore.metrics`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self) -> list[Stored]:
+        """Return all stored numbers."""
+        query = select(metrics).order_by(metrics.c.name, metrics.c.pipeline, metrics.c.labels)
+        with self._database.read() as connection:
+            return [
+                Stored(pipeline, name, orjson.loads(labels), value)
+                for pipeline, name, labels, value in connection.execute(query)
+            ]
+
+    def lacking_rows(self) -> dict[tuple[str, str], int]:
+        """Return, by pipeline and attached sink, how many captured changes are not delivered yet."""
+        behind = or_(
+            segments.c.segment > checkpoints.c.segment,
+            and_(segments.c.segment == checkpoints.c.segment, not_(checkpoints.c.complete)),
+        )
+        begun = case((checkpoints.c.complete, 0), else_=checkpoints.c.ordinal + 1)
+        query = (
+            select(checkpoints.c.pipeline, checkpoints.c.sink, func.sum(segments.c.rows) - begun)
+            .join(segments, and_(segments.c.pipeline == checkpoints.c.pipeline, behind))
+            .where(checkpoints.c.state != "detached")
+            .group_by(
+                checkpoints.c.pipeline,
+                checkpoints.c.sink,
+                checkpoints.c.complete,
+                checkpoints.c.ordinal,
+            )
+        )
+        with self._database.read() as connection:
+            return {
+                (pipeline, sink): int(rows) for pipeline, sink, rows in connection.execute(query)
+            }
+
+    def count(self, name: str, tally: Tally) -> None:
+        """Add a tally that is not part of another write; needs no lease."""
+        with self._database.write() as connection:
+            count(connection, name, tally)
+
+
+class MetricWrites:
+    """Counts for a lease holder: `FencedWriter.metrics`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def count(self, tally: Tally) -> None:
+        """Add a tally that is not part of another write."""
+        count(self._connection, self._pipeline, tally)
+
+
 def of_desired_state(before: DesiredState, want: DesiredState) -> Tally:
     """Return the tally of a change of the desired state."""
     tally = Tally()
@@ -139,41 +195,6 @@ def count(connection: Connection, pipeline: str, tally: Tally | None) -> None:
             connection.execute(
                 insert.on_conflict_do_update(index_elements=keys, set_={"value": value}), rows
             )
-
-
-def stored(connection: Connection) -> list[Stored]:
-    """Return all stored numbers."""
-    query = select(metrics).order_by(metrics.c.name, metrics.c.pipeline, metrics.c.labels)
-    return [
-        Stored(pipeline, name, orjson.loads(labels), value)
-        for pipeline, name, labels, value in connection.execute(query)
-    ]
-
-
-def lacking_rows(connection: Connection) -> dict[tuple[str, str], int]:
-    """Return, by pipeline and attached sink, how many captured changes are not delivered yet."""
-    behind = or_(
-        segments.c.segment > checkpoints.c.segment,
-        and_(segments.c.segment == checkpoints.c.segment, not_(checkpoints.c.complete)),
-    )
-    begun = case((checkpoints.c.complete, 0), else_=checkpoints.c.ordinal + 1)
-    query = (
-        select(checkpoints.c.pipeline, checkpoints.c.sink, func.sum(segments.c.rows) - begun)
-        .join(segments, and_(segments.c.pipeline == checkpoints.c.pipeline, behind))
-        .where(checkpoints.c.state != "detached")
-        .group_by(
-            checkpoints.c.pipeline,
-            checkpoints.c.sink,
-            checkpoints.c.complete,
-            checkpoints.c.ordinal,
-        )
-    )
-    return {(pipeline, sink): int(rows) for pipeline, sink, rows in connection.execute(query)}
-
-
-def forget(connection: Connection, pipeline: str) -> None:
-    """Delete all stored numbers of a pipeline."""
-    connection.execute(delete(metrics).where(metrics.c.pipeline == pipeline))
 
 
 def _text(family: Family, labels: Mapping[str, str], **more: str) -> str:

@@ -14,60 +14,73 @@ from collections.abc import Collection
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select
 
+from deltaforge_dagster.state.database import Database
 from deltaforge_dagster.state.tables import chunks, relocated_rows
 
 
-def note(
-    connection: Connection, pipeline: str, snapshot: int, table: str, keys: Collection[str]
-) -> None:
-    """Store keys of rows, JSON text as in the change stream; keys already stored are kept."""
-    named = {_digest(key): key for key in keys}
-    query = select(relocated_rows.c.digest).where(_of(pipeline, snapshot, table))
-    known = set(connection.execute(query).scalars())
-    rows = [
-        {
-            "pipeline": pipeline,
-            "snapshot": snapshot,
-            "table_name": table,
-            "digest": digest,
-            "key": key,
-        }
-        for digest, key in sorted(named.items())
-        if digest not in known
-    ]
-    if rows:
-        connection.execute(insert(relocated_rows), rows)
+class RelocatedRowRepository:
+    """The relocated rows of all pipelines: `StateStore.relocated_rows`."""
 
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-def read(connection: Connection, pipeline: str, snapshot: int, table: str) -> list[str]:
-    """Return the stored keys of a table."""
-    query = (
-        select(relocated_rows.c.key)
-        .where(_of(pipeline, snapshot, table))
-        .order_by(relocated_rows.c.key)
-    )
-    return list(connection.execute(query).scalars())
-
-
-def ready(connection: Connection, pipeline: str, snapshot: int) -> list[str]:
-    """Return the tables whose relocated rows can be looked for now: all their chunks are `spliced`."""
-    open_ = select(chunks.c.number).where(
-        chunks.c.pipeline == relocated_rows.c.pipeline,
-        chunks.c.snapshot == relocated_rows.c.snapshot,
-        chunks.c.table_name == relocated_rows.c.table_name,
-        chunks.c.state != "spliced",
-    )
-    query = (
-        select(relocated_rows.c.table_name)
-        .where(
-            relocated_rows.c.pipeline == pipeline,
-            relocated_rows.c.snapshot == snapshot,
-            ~open_.exists(),
+    def read(self, name: str, snapshot: int, table: str) -> list[str]:
+        """Return the stored keys of a table."""
+        query = (
+            select(relocated_rows.c.key)
+            .where(_of(name, snapshot, table))
+            .order_by(relocated_rows.c.key)
         )
-        .distinct()
-        .order_by(relocated_rows.c.table_name)
-    )
-    return list(connection.execute(query).scalars())
+        with self._database.read() as connection:
+            return list(connection.execute(query).scalars())
+
+    def ready_tables(self, name: str, snapshot: int) -> list[str]:
+        """Return the tables whose relocated rows can be looked for: all their chunks are `spliced`."""
+        open_ = select(chunks.c.number).where(
+            chunks.c.pipeline == relocated_rows.c.pipeline,
+            chunks.c.snapshot == relocated_rows.c.snapshot,
+            chunks.c.table_name == relocated_rows.c.table_name,
+            chunks.c.state != "spliced",
+        )
+        query = (
+            select(relocated_rows.c.table_name)
+            .where(
+                relocated_rows.c.pipeline == name,
+                relocated_rows.c.snapshot == snapshot,
+                ~open_.exists(),
+            )
+            .distinct()
+            .order_by(relocated_rows.c.table_name)
+        )
+        with self._database.read() as connection:
+            return list(connection.execute(query).scalars())
+
+
+class RelocatedRowWrites:
+    """Notes the relocated rows that a lease holder has found: `FencedWriter.relocated_rows`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def note(self, snapshot: int, table: str, keys: Collection[str]) -> None:
+        """Store keys of rows, JSON text as in the change stream; keys already stored are kept."""
+        named = {_digest(key): key for key in keys}
+        query = select(relocated_rows.c.digest).where(_of(self._pipeline, snapshot, table))
+        known = set(self._connection.execute(query).scalars())
+        rows = [
+            {
+                "pipeline": self._pipeline,
+                "snapshot": snapshot,
+                "table_name": table,
+                "digest": digest,
+                "key": key,
+            }
+            for digest, key in sorted(named.items())
+            if digest not in known
+        ]
+        if rows:
+            self._connection.execute(insert(relocated_rows), rows)
 
 
 def drop(

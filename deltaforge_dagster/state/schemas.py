@@ -7,8 +7,10 @@ pipeline, and `checkpoint` is the position at which the version was first seen. 
 stamps remain valid across restarts. A table that returns to an earlier form gets the stamp of that form
 again.
 
-A marker with the same namespace and key (`markers`) records where each version was in force, so that the
-version at a position is also known for a table that returned to an earlier form.
+A marker of a table is a value in the key-value namespace of the same name, under the table's key: the JSON
+object `{in_force: [[position, sequence], ...], pending: [sequence, ...]}`. `in_force` lists the positions
+of the source's log from which each version applies, so that the version at a position is also known for a
+table that returned to an earlier form; `pending` are the versions that wait for approval.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 from sqlalchemy import Connection, select
 
+from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state import markers
-from deltaforge_dagster.state.database import clock
+from deltaforge_dagster.state.database import Database, clock
 from deltaforge_dagster.state.primitives import (
     LogEntry,
     append_to_log,
@@ -35,6 +37,7 @@ from deltaforge_dagster.state.primitives import (
     log_entries,
     put_value,
 )
+from deltaforge_dagster.state.tables import kv
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _SEQUENCE = "sequence"
@@ -113,6 +116,147 @@ class TableHistory:
         return self.version(version.stamp.version - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Where each version of a table was in force, and which versions wait for approval."""
+
+    in_force: tuple[tuple[str, int], ...] = ()
+    pending: frozenset[int] = frozenset()
+
+    def reached(self, position: str, sequence: int) -> Marker:
+        """Return the marker with a version in force from a position (JSON text) on.
+
+        Entries for later positions are dropped, because the log is being read again from an earlier
+        one. Adding the same entry again, after a run died, has no other effect.
+        """
+        at: Position = parse_position(position)
+        notes = [one for one in self.in_force if not at < parse_position(one[0])]
+        again = (position, sequence)
+        if again in notes:
+            del notes[notes.index(again) + 1 :]
+        elif not notes or notes[-1][1] != sequence:
+            notes.append(again)
+        return replace(self, in_force=tuple(notes))
+
+    def waiting_for(self, sequence: int) -> Marker:
+        """Return the marker with another version that waits for approval."""
+        return replace(self, pending=self.pending | {sequence})
+
+    def approved(self) -> Marker:
+        """Return the marker with no version waiting."""
+        return replace(self, pending=frozenset())
+
+
+class SchemaRepository:
+    """The table versions of all pipelines: `StateStore.schemas`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def stamp(self, name: str, tenant: str, table: TableSchema) -> SchemaStamp | None:
+        """Return the stamp of a table version, or None if it was never registered."""
+        wanted = fingerprint(table)
+        with self._database.read() as connection:
+            entries = log_entries(connection, registry(name), table_key(tenant, table))
+        stamps = (_version(entry).stamp for entry in entries)
+        return next((stamp for stamp in stamps if stamp.fingerprint == wanted), None)
+
+    def versions(self, name: str) -> list[list[TableSchema]]:
+        """Return every version of every table that the pipeline has captured, oldest first."""
+        histories = self.histories(name)
+        return [[version.table for version in history.versions] for history in histories]
+
+    def histories(self, name: str) -> list[TableHistory]:
+        """Return all tables that the pipeline has captured, with their versions.
+
+        They are ordered by the sequence of the first version.
+        """
+        with self._database.read() as connection:
+            return _histories(connection, name)
+
+    def history(self, name: str, table: str) -> TableHistory:
+        """Return the version history of one table, given by its full name.
+
+        Raises:
+            NotAllowed: The pipeline has never captured this table.
+        """
+        for history in self.histories(name):
+            if history.name == table:
+                return history
+        raise NotAllowed(f"pipeline {name!r} has captured no table {table!r}")
+
+    def unpublished(self, name: str) -> list[tuple[TableHistory, SchemaVersion]]:
+        """Return the versions that are not published in Dagster yet, by sequence, with histories."""
+        with self._database.read() as connection:
+            shown = int(get_value(connection, _shown(name), _SEQUENCE) or b"0")
+            last = last_log_entry(connection, registry(name))
+            if last is None or _version(last).stamp.sequence <= shown:
+                return []
+            found = [
+                (history, version)
+                for history in _histories(connection, name)
+                for version in history.versions
+                if version.stamp.sequence > shown
+            ]
+            return sorted(found, key=lambda one: one[1].stamp.sequence)
+
+    def mark_published(self, name: str, version: SchemaVersion) -> None:
+        """Record that a version, and every one before it, is published in Dagster."""
+        sequence = str(version.stamp.sequence).encode()
+        with self._database.write() as connection:
+            put_value(connection, _shown(name), _SEQUENCE, sequence)
+
+
+class SchemaWrites:
+    """Registers the table versions that a lease holder meets: `FencedWriter.schemas`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def register(
+        self,
+        tenant: str,
+        table: TableSchema,
+        position_json: str,
+        *,
+        streamed: bool = True,
+        pause: bool = False,
+    ) -> SchemaStamp:
+        """Return the stamp of `table`; register it if no earlier version has its fingerprint.
+
+        Args:
+            tenant: The pipeline's tenant.
+            table: The table version.
+            position_json: Position from which the version applies, JSON text.
+            streamed: Whether rows of the log have this version from there on. False for a snapshot, whose
+                rows may be older than the log that has been read.
+            pause: Whether a new version must wait for approval if the table already has others.
+        """
+        namespace, key = registry(self._pipeline), table_key(tenant, table)
+        known = [_version(entry) for entry in log_entries(self._connection, namespace, key)]
+        wanted = fingerprint(table)
+        stamp = next((one.stamp for one in known if one.stamp.fingerprint == wanted), None)
+        is_new = stamp is None
+        if stamp is None:
+            last = last_log_entry(self._connection, namespace)
+            sequence = 1 if last is None else _version(last).stamp.sequence + 1
+            stamp = SchemaStamp(wanted, len(known) + 1, sequence)
+            entry = _entry(table, stamp, position_json) | {
+                "registered_at": self._connection.execute(select(clock())).scalar_one()
+            }
+            append_to_log(self._connection, namespace, key, orjson.dumps(entry))
+        marker = _marker(self._connection, namespace, key) or _first_marker(known)
+        changed = marker
+        if streamed or not marker.in_force:
+            changed = changed.reached(position_json, stamp.sequence)
+        if pause and is_new and known:
+            changed = changed.waiting_for(stamp.sequence)
+        if changed != marker or is_new:
+            _write_marker(self._connection, namespace, key, changed)
+        return stamp
+
+
 def fingerprint(table: TableSchema) -> str:
     """Return `sha256:` and the hexadecimal SHA-256 of the table's columns and primary key.
 
@@ -140,108 +284,15 @@ def table_key(tenant: str, table: TableSchema) -> str:
     return f"{_escaped(tenant)}/{_escaped(table.db)}/{name}"
 
 
-def register(
-    connection: Connection,
-    pipeline: str,
-    tenant: str,
-    table: TableSchema,
-    position: str,
-    *,
-    streamed: bool = True,
-    pause: bool = False,
-) -> SchemaStamp:
-    """Return the stamp of `table`; register it if no earlier version has its fingerprint.
-
-    The caller's transaction has locked the pipeline's lease, so that no other process can assign
-    numbers at the same time.
-
-    Args:
-        connection: The transaction.
-        pipeline: The pipeline.
-        tenant: Its tenant.
-        table: The table version.
-        position: Position from which the version applies, JSON text.
-        streamed: Whether rows of the log have this version from there on. False for a snapshot, whose
-            rows may be older than the log that has been read.
-        pause: Whether a new version must wait for approval if the table already has others.
-    """
-    namespace, key = registry(pipeline), table_key(tenant, table)
-    known = [_version(entry) for entry in log_entries(connection, namespace, key)]
-    wanted = fingerprint(table)
-    stamp = next((one.stamp for one in known if one.stamp.fingerprint == wanted), None)
-    is_new = stamp is None
-    if stamp is None:
-        last = last_log_entry(connection, namespace)
-        sequence = 1 if last is None else _version(last).stamp.sequence + 1
-        stamp = SchemaStamp(wanted, len(known) + 1, sequence)
-        entry = _entry(table, stamp, position) | {
-            "registered_at": connection.execute(select(clock())).scalar_one()
-        }
-        append_to_log(connection, namespace, key, orjson.dumps(entry))
-    marker = markers.read(connection, namespace, key) or _first_marker(known)
-    changed = marker
-    if streamed or not marker.in_force:
-        changed = changed.reached(position, stamp.sequence)
-    if pause and is_new and known:
-        changed = changed.waiting_for(stamp.sequence)
-    if changed != marker or is_new:
-        markers.write(connection, namespace, key, changed)
-    return stamp
-
-
-def find(
-    connection: Connection, pipeline: str, tenant: str, table: TableSchema
-) -> SchemaStamp | None:
-    """Return the stamp of `table` if it was ever registered."""
-    wanted = fingerprint(table)
-    entries = log_entries(connection, registry(pipeline), table_key(tenant, table))
-    stamps = (_version(entry).stamp for entry in entries)
-    return next((stamp for stamp in stamps if stamp.fingerprint == wanted), None)
-
-
-def histories(connection: Connection, pipeline: str) -> list[TableHistory]:
-    """Return all tables with their versions, ordered by the sequence of the first version."""
-    namespace = registry(pipeline)
-    found: dict[str, list[SchemaVersion]] = {}
-    for entry in log_entries(connection, namespace):
-        found.setdefault(entry.key, []).append(_version(entry))
-    kept = markers.read_all(connection, namespace)
-    return [
-        TableHistory(tuple(versions), marker.in_force, marker.pending)
-        for key, versions in found.items()
-        for marker in [kept.get(key) or _first_marker(versions)]
-    ]
-
-
-def unpublished(connection: Connection, pipeline: str) -> list[tuple[TableHistory, SchemaVersion]]:
-    """Return the versions that are not published in Dagster yet, by sequence."""
-    shown = int(get_value(connection, _shown(pipeline), _SEQUENCE) or b"0")
-    last = last_log_entry(connection, registry(pipeline))
-    if last is None or _version(last).stamp.sequence <= shown:
-        return []
-    found = [
-        (history, version)
-        for history in histories(connection, pipeline)
-        for version in history.versions
-        if version.stamp.sequence > shown
-    ]
-    return sorted(found, key=lambda one: one[1].stamp.sequence)
-
-
-def mark_published(connection: Connection, pipeline: str, sequence: int) -> None:
-    """Record that the versions up to a sequence are published."""
-    put_value(connection, _shown(pipeline), _SEQUENCE, str(sequence).encode())
-
-
 def approve(connection: Connection, pipeline: str, table: str) -> int:
     """Approve all pending versions of a table, given by its full name; return how many there were."""
     count = 0
     namespace = registry(pipeline)
-    kept = markers.read_all(connection, namespace)
+    kept = _markers(connection, namespace)
     for key, marker in kept.items():
         if marker.pending and _name_of(connection, namespace, key) == table:
             count += len(marker.pending)
-            markers.write(connection, namespace, key, marker.approved())
+            _write_marker(connection, namespace, key, marker.approved())
     return count
 
 
@@ -250,8 +301,21 @@ def is_pending(connection: Connection, pipeline: str, table: str) -> bool:
     namespace = registry(pipeline)
     return any(
         marker.pending and _name_of(connection, namespace, key) == table
-        for key, marker in markers.read_all(connection, namespace).items()
+        for key, marker in _markers(connection, namespace).items()
     )
+
+
+def _histories(connection: Connection, pipeline: str) -> list[TableHistory]:
+    namespace = registry(pipeline)
+    found: dict[str, list[SchemaVersion]] = {}
+    for entry in log_entries(connection, namespace):
+        found.setdefault(entry.key, []).append(_version(entry))
+    kept = _markers(connection, namespace)
+    return [
+        TableHistory(tuple(versions), marker.in_force, marker.pending)
+        for key, versions in found.items()
+        for marker in [kept.get(key) or _first_marker(versions)]
+    ]
 
 
 def _shown(pipeline: str) -> str:
@@ -263,9 +327,9 @@ def _name_of(connection: Connection, namespace: str, key: str) -> str:
     return _version(log_entries(connection, namespace, key)[0]).table.full_name
 
 
-def _first_marker(known: Sequence[SchemaVersion]) -> markers.Marker:
+def _first_marker(known: Sequence[SchemaVersion]) -> Marker:
     """Return the marker of a table without a stored one: each version replaced the previous one."""
-    marker = markers.Marker()
+    marker = Marker()
     for one in known:
         marker = marker.reached(one.position, one.stamp.sequence)
     return marker
@@ -321,3 +385,24 @@ def _column(column: Column) -> dict[str, Any]:
 
 def _escaped(name: str) -> str:
     return quote(name, safe="")
+
+
+def _marker(connection: Connection, namespace: str, key: str) -> Marker | None:
+    value = get_value(connection, namespace, key)
+    return None if value is None else _parse_marker(value)
+
+
+def _markers(connection: Connection, namespace: str) -> dict[str, Marker]:
+    query = select(kv.c.key, kv.c.val).where(kv.c.ns == namespace)
+    return {key: _parse_marker(value) for key, value in connection.execute(query)}
+
+
+def _write_marker(connection: Connection, namespace: str, key: str, marker: Marker) -> None:
+    fields = {"in_force": marker.in_force, "pending": sorted(marker.pending)}
+    put_value(connection, namespace, key, orjson.dumps(fields))
+
+
+def _parse_marker(value: bytes) -> Marker:
+    fields = orjson.loads(value)
+    notes = tuple((position, sequence) for position, sequence in fields["in_force"])
+    return Marker(notes, frozenset(fields["pending"]))

@@ -17,12 +17,20 @@ import orjson
 from sqlalchemy import Connection
 
 from deltaforge_dagster.state import metrics
+from deltaforge_dagster.state.database import Database
 from deltaforge_dagster.state.metrics import Tally
-from deltaforge_dagster.state.primitives import append_to_log, get_value, put_value
+from deltaforge_dagster.state.primitives import (
+    Kv,
+    Log,
+    LogEntry,
+    append_to_log,
+    get_value,
+    put_value,
+)
 
-PROGRESS = "progress"
-TABLE = "table/"
-FACTS = "facts/"
+_PROGRESS = "progress"
+_TABLE = "table/"
+_FACTS = "facts/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,41 +69,71 @@ class Findings:
     tally: Tally | None = None
 
 
-def namespace(pipeline: str) -> str:
-    """Return the namespace of a pipeline's results."""
+class SensingRepository:
+    """What is sensed of all pipelines: `StateStore.sensing`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def progress(self, name: str) -> Progress | None:
+        """Return the progress of a pipeline's sensing, or None before it began."""
+        with self._database.read() as connection:
+            return _progress(connection, name)
+
+    def tables(self, name: str) -> dict[str, bytes]:
+        """Return what sensing knows of a pipeline's tables, by full name."""
+        found = Kv(self._database, _namespace(name)).items(_TABLE)
+        return {key.removeprefix(_TABLE): value for key, value in found.items()}
+
+    def facts(self, name: str) -> dict[str, int | str]:
+        """Return the metadata for Dagster about a pipeline's tables, by name."""
+        found = Kv(self._database, _namespace(name)).items(_FACTS)
+        return {key: fact for value in found.values() for key, fact in orjson.loads(value).items()}
+
+    def evolutions(self, name: str, subject: str | None = None) -> list[LogEntry]:
+        """Return the changes of one sensed schema, or of all of a pipeline's, oldest first."""
+        return Log(self._database, _namespace(name)).entries(subject)
+
+
+class SensingWrites:
+    """Stores what a lease holder senses: `FencedWriter.sensing`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def note(self, findings: Findings) -> None:
+        """Store findings, unless they are already stored."""
+        before = _progress(self._connection, self._pipeline)
+        if before is not None and before.segment >= findings.segment:
+            return
+        skipped = findings.skipped + (before.skipped if before else 0)
+        space = _namespace(self._pipeline)
+        for table, state in findings.tables.items():
+            put_value(self._connection, space, _TABLE + table, state)
+        for table, facts in findings.facts.items():
+            put_value(self._connection, space, _FACTS + table, orjson.dumps(facts))
+        for evolution in findings.evolutions:
+            subject = evolution["subject"]
+            rest = {name: value for name, value in evolution.items() if name != "subject"}
+            append_to_log(self._connection, space, subject, orjson.dumps(rest))
+        metrics.count(self._connection, self._pipeline, findings.tally)
+        _put(self._connection, self._pipeline, Progress(findings.segment, skipped))
+
+    def fail(self, problem: str) -> None:
+        """Store why sensing has stopped; the next successful attempt clears it."""
+        before = _progress(self._connection, self._pipeline) or Progress(0)
+        _put(self._connection, self._pipeline, Progress(before.segment, before.skipped, problem))
+
+
+def _namespace(pipeline: str) -> str:
     return f"sensing/{pipeline}"
 
 
-def progress(connection: Connection, pipeline: str) -> Progress | None:
-    """Return the progress of sensing, or None before it began."""
-    value = get_value(connection, namespace(pipeline), PROGRESS)
+def _progress(connection: Connection, pipeline: str) -> Progress | None:
+    value = get_value(connection, _namespace(pipeline), _PROGRESS)
     return None if value is None else Progress(**orjson.loads(value))
 
 
-def note(connection: Connection, pipeline: str, findings: Findings) -> None:
-    """Store findings, unless they are already stored."""
-    before = progress(connection, pipeline)
-    if before is not None and before.segment >= findings.segment:
-        return
-    skipped = findings.skipped + (before.skipped if before else 0)
-    space = namespace(pipeline)
-    for table, state in findings.tables.items():
-        put_value(connection, space, TABLE + table, state)
-    for table, facts in findings.facts.items():
-        put_value(connection, space, FACTS + table, orjson.dumps(facts))
-    for evolution in findings.evolutions:
-        subject = evolution["subject"]
-        rest = {name: value for name, value in evolution.items() if name != "subject"}
-        append_to_log(connection, space, subject, orjson.dumps(rest))
-    metrics.count(connection, pipeline, findings.tally)
-    _put(connection, pipeline, Progress(findings.segment, skipped))
-
-
-def fail(connection: Connection, pipeline: str, problem: str) -> None:
-    """Store why sensing has stopped; the next successful attempt clears it."""
-    before = progress(connection, pipeline) or Progress(0)
-    _put(connection, pipeline, Progress(before.segment, before.skipped, problem))
-
-
 def _put(connection: Connection, pipeline: str, now: Progress) -> None:
-    put_value(connection, namespace(pipeline), PROGRESS, orjson.dumps(asdict(now)))
+    put_value(connection, _namespace(pipeline), _PROGRESS, orjson.dumps(asdict(now)))

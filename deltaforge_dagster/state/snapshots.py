@@ -27,8 +27,9 @@ from sqlalchemy import (
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import relocated_rows
-from deltaforge_dagster.state.database import clock
-from deltaforge_dagster.state.rows import read_checkpoints
+from deltaforge_dagster.state.database import Database, clock
+from deltaforge_dagster.state.leases import lock_lease
+from deltaforge_dagster.state.rows import known_pipeline, read_checkpoints
 from deltaforge_dagster.state.snapshot_records import (
     UNFINISHED,
     ChunkRow,
@@ -51,66 +52,249 @@ _NOT_READ: dict[str, None] = dict.fromkeys(
 _NOT_SPLICED: dict[str, None] = dict.fromkeys(("segment", "spliced_rows"))
 
 
-def create(
-    connection: Connection,
-    pipeline: str,
-    *,
-    tables: Sequence[str],
-    condition: str | None,
-    cause: str,
-    spec_hash: str,
-    sinks: Sequence[str] = (),
-) -> SnapshotRow:
-    """Request a snapshot; a snapshot of all rows also satisfies the `snapshot_due` of its sinks.
+class SnapshotRepository:
+    """The snapshots of all pipelines and their chunks: `StateStore.snapshots`."""
 
-    Raises:
-        NotAllowed: Another snapshot is not finished, or there is no such sink.
-    """
-    for row in read_snapshots(connection, pipeline, newest=1):
-        if row.state in UNFINISHED:
-            raise NotAllowed(
-                f"pipeline {pipeline!r}: snapshot {row.snapshot} is not finished; wait for it, or "
-                "cancel it (deltaforge snapshot cancel)"
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def request(
+        self,
+        name: str,
+        *,
+        tables: Sequence[str] = (),
+        condition: str | None = None,
+        cause: str,
+        sinks: Sequence[str] = (),
+    ) -> SnapshotRow:
+        """Request a snapshot of these tables for these sinks; by default of all tables, for all sinks.
+
+        A snapshot of all rows also satisfies the `snapshot_due` of its sinks.
+
+        Raises:
+            NotAllowed: Another snapshot is not finished, there is no such sink, or the pipeline was
+                never registered.
+        """
+        with self._database.write() as connection:
+            lock_lease(connection, name)
+            pipeline = known_pipeline(connection, name)
+            for row in read_snapshots(connection, name, newest=1):
+                if row.state in UNFINISHED:
+                    raise NotAllowed(
+                        f"pipeline {name!r}: snapshot {row.snapshot} is not finished; wait for it, or "
+                        "cancel it (deltaforge snapshot cancel)"
+                    )
+            last = connection.execute(
+                select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == name)
+            ).scalar()
+            since = _since(connection, name, sinks, whole=not tables and condition is None)
+            connection.execute(
+                insert(snapshots).values(
+                    pipeline=name,
+                    snapshot=(last or 0) + 1,
+                    sinks=list(sinks),
+                    since_segment=since,
+                    tables=list(tables),
+                    condition=condition,
+                    cause=cause,
+                    spec_hash=pipeline.spec_hash,
+                    state="wanted",
+                    created_at=clock(),
+                )
             )
-    last = connection.execute(
-        select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
-    ).scalar()
-    since = _since(connection, pipeline, sinks, whole=not tables and condition is None)
-    connection.execute(
-        insert(snapshots).values(
-            pipeline=pipeline,
-            snapshot=(last or 0) + 1,
-            sinks=list(sinks),
-            since_segment=since,
-            tables=list(tables),
-            condition=condition,
-            cause=cause,
-            spec_hash=spec_hash,
-            state="wanted",
-            created_at=clock(),
+            return read_snapshots(connection, name, newest=1)[0]
+
+    def read(self, name: str, *, newest: int | None = None) -> list[SnapshotRow]:
+        """Return a pipeline's snapshots, newest first."""
+        with self._database.read() as connection:
+            return read_snapshots(connection, name, newest=newest)
+
+    def unfinished(self, name: str) -> SnapshotRow | None:
+        """Return the snapshot that is `wanted` or `reading`, or None; there is at most one."""
+        newest = self.read(name, newest=1)
+        return newest[0] if newest and newest[0].state in UNFINISHED else None
+
+    def chunks(
+        self,
+        name: str,
+        snapshot: int,
+        *,
+        table: str | None = None,
+        state: ChunkState | None = None,
+        limit: int | None = None,
+    ) -> list[ChunkRow]:
+        """Return chunks of a snapshot by table and number, or with `state="read"` by time of reading."""
+        query = _select(ChunkRow, chunks).where(_of(name, snapshot))
+        if table is not None:
+            query = query.where(chunks.c.table_name == table)
+        order: tuple[Any, ...] = (chunks.c.table_name, chunks.c.number)
+        if state is not None:
+            query = query.where(chunks.c.state == state)
+            order = (chunks.c.read_at, *order) if state == "read" else order
+        query = query.order_by(*order).limit(limit)
+        with self._database.read() as connection:
+            return [ChunkRow(**row) for row in connection.execute(query).mappings()]
+
+    def progress(self, name: str, snapshot: int) -> dict[str, SnapshotProgress]:
+        """Return the progress of each table of a snapshot."""
+        total = func.sum
+        query = (
+            select(
+                chunks.c.table_name,
+                total(case((chunks.c.state == "planned", 1), else_=0)),
+                total(case((chunks.c.state == "read", 1), else_=0)),
+                total(case((chunks.c.state == "spliced", 1), else_=0)),
+                total(func.coalesce(chunks.c.rows, 0)),
+                total(case((chunks.c.state == "read", func.coalesce(chunks.c.bytes, 0)), else_=0)),
+            )
+            .where(_of(name, snapshot))
+            .group_by(chunks.c.table_name)
+            .order_by(chunks.c.table_name)
         )
-    )
-    return read_snapshots(connection, pipeline, newest=1)[0]
+        with self._database.read() as connection:
+            return {
+                table: SnapshotProgress(*map(int, numbers))
+                for table, *numbers in connection.execute(query)
+            }
 
-
-def _since(connection: Connection, pipeline: str, sinks: Sequence[str], *, whole: bool) -> int:
-    """Return the largest first segment of the sinks that must receive all rows of a snapshot.
-
-    If the snapshot covers all rows (`whole`), clear `snapshot_due` of these sinks.
-    """
-    known = read_checkpoints(connection, pipeline)
-    unknown = sorted(set(sinks) - set(known))
-    if unknown:
-        names = ", ".join(known) or "none"
-        raise NotAllowed(f"pipeline {pipeline!r} has no sink {unknown[0]!r} (there is: {names})")
-    due = [row.sink for row in known.values() if row.snapshot_due and row.sink in (sinks or known)]
-    if whole:
-        connection.execute(
-            update(checkpoints)
-            .where(checkpoints.c.pipeline == pipeline, checkpoints.c.sink.in_(due))
-            .values(snapshot_due=False)
+    def staged_paths(self, name: str) -> set[str]:
+        """Return the staging files that are still needed."""
+        query = select(chunks.c.path).where(
+            chunks.c.pipeline == name, chunks.c.state == "read", chunks.c.path.is_not(None)
         )
-    return max((known[sink].first_segment for sink in (*sinks, *due)), default=0)
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
+
+    def plan(self, name: str, snapshot: int, planned: Iterable[PlannedChunk]) -> bool:
+        """Store the chunks of a requested snapshot; return False if it has chunks or was cancelled."""
+        with self._database.write() as connection:
+            begun = connection.execute(
+                update(snapshots)
+                .where(_this(name, snapshot), snapshots.c.state == "wanted")
+                .values(state="reading")
+            )
+            if begun.rowcount == 0:
+                return False
+            rows = [_planned(name, snapshot, one) for one in planned]
+            if rows:
+                connection.execute(insert(chunks), rows)
+            _finish(connection, name, snapshot)
+            return True
+
+    def stage(self, name: str, snapshot: int, chunk: PlannedChunk, staged: StagedChunk) -> bool:
+        """Record a chunk that was read; return False if another run was faster or it was cancelled."""
+        reading = select(snapshots.c.snapshot).where(
+            _this(name, snapshot), snapshots.c.state == "reading"
+        )
+        values = {field.name: getattr(staged, field.name) for field in fields(StagedChunk)}
+        with self._database.write() as connection:
+            done = connection.execute(
+                update(chunks)
+                .where(_chunk(name, snapshot, chunk), chunks.c.state == "planned", reading.exists())
+                .values(state="read", read_at=clock(), **values)
+            )
+            return done.rowcount == 1
+
+    def plan_relocated_rows(
+        self, name: str, snapshot: int, chunk: PlannedChunk, *, keys: Collection[str], attempts: int
+    ) -> None:
+        """Add a chunk that looks for relocated rows of a table, unless it already exists."""
+        with self._database.write() as connection:
+            known = select(chunks.c.number).where(_chunk(name, snapshot, chunk))
+            reading = select(snapshots.c.snapshot).where(
+                _this(name, snapshot), snapshots.c.state == "reading"
+            )
+            if connection.execute(known).first() or not connection.execute(reading).first():
+                return
+            relocated_rows.drop(connection, name, snapshot, chunk.table_name, keys)
+            row = _planned(name, snapshot, chunk) | {"attempts": attempts}
+            connection.execute(insert(chunks), [row])
+
+    def reopen(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
+        """Let `spliced` chunks of a snapshot, given by table and number, be read again."""
+        with self._database.write() as connection:
+            reopened = 0
+            for table_name, number in names:
+                again = connection.execute(
+                    update(chunks)
+                    .where(
+                        _of(name, snapshot),
+                        chunks.c.table_name == table_name,
+                        chunks.c.number == number,
+                        chunks.c.state == "spliced",
+                    )
+                    .values(state="planned", **_NOT_READ, **_NOT_SPLICED)
+                )
+                reopened += again.rowcount
+            if reopened:
+                connection.execute(
+                    update(snapshots)
+                    .where(_this(name, snapshot), snapshots.c.state == "spliced")
+                    .values(state="reading", ended_at=None)
+                )
+
+    def cancel(self, name: str, snapshot: int, problem: str) -> bool:
+        """Cancel a snapshot for good; return False if it is already finished."""
+        with self._database.write() as connection:
+            return _cancel(connection, name, snapshot, problem)
+
+    def expire_chunks(self, name: str, *, before: float) -> int:
+        """Delete chunks of snapshots that ended before a time, except the newest; return how many.
+
+        Chunks whose segment is still in the journal are kept, because a sink may not have it yet.
+        """
+        newest = select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == name)
+        ended = select(snapshots.c.snapshot).where(
+            snapshots.c.pipeline == name,
+            snapshots.c.snapshot < newest.scalar_subquery(),
+            snapshots.c.ended_at < before,
+        )
+        journaled = select(segments.c.segment).where(
+            segments.c.pipeline == name, segments.c.segment == chunks.c.segment
+        )
+        with self._database.write() as connection:
+            dropped = connection.execute(
+                delete(chunks).where(
+                    chunks.c.pipeline == name, chunks.c.snapshot.in_(ended), ~journaled.exists()
+                )
+            )
+            return dropped.rowcount
+
+
+class SnapshotWrites:
+    """Takes the chunks of a lease holder's snapshots into the journal: `FencedWriter.snapshots`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def complete(self, chunk: ChunkRow, *, segment: int | None, rows: int) -> None:
+        """Record that a chunk's rows are in the journal, and in which segment, if any remained.
+
+        Raises:
+            NotAllowed: The snapshot was cancelled, or the chunk is being read again.
+        """
+        done = self._connection.execute(
+            update(chunks)
+            .where(_chunk(self._pipeline, chunk.snapshot, chunk), _same_reading(chunk))
+            .values(state="spliced", segment=segment, spliced_rows=rows)
+        )
+        if done.rowcount == 0 and not _is_complete(
+            self._connection, self._pipeline, chunk, segment
+        ):
+            raise NotAllowed(
+                f"pipeline {self._pipeline!r}: chunk {chunk.partition} is not to be taken over now"
+            )
+        _address(self._connection, self._pipeline, chunk.snapshot, segment)
+        _finish(self._connection, self._pipeline, chunk.snapshot)
+
+    def plan_again(self, chunk: ChunkRow) -> None:
+        """Let a chunk be read again, because the rows that were read cannot be used."""
+        self._connection.execute(
+            update(chunks)
+            .where(_chunk(self._pipeline, chunk.snapshot, chunk), _same_reading(chunk))
+            .values(state="planned", attempts=chunks.c.attempts + 1, **_NOT_READ)
+        )
 
 
 def read_snapshots(
@@ -122,218 +306,12 @@ def read_snapshots(
     return [SnapshotRow(**row) for row in connection.execute(query).mappings()]
 
 
-def read_chunks(
-    connection: Connection,
-    pipeline: str,
-    snapshot: int,
-    *,
-    table: str | None = None,
-    state: ChunkState | None = None,
-    limit: int | None = None,
-) -> list[ChunkRow]:
-    """Return chunks of a snapshot by table and number, or with `state="read"` by time of reading."""
-    query = _select(ChunkRow, chunks).where(_of(pipeline, snapshot))
-    if table is not None:
-        query = query.where(chunks.c.table_name == table)
-    order: tuple[Any, ...] = (chunks.c.table_name, chunks.c.number)
-    if state is not None:
-        query = query.where(chunks.c.state == state)
-        order = (chunks.c.read_at, *order) if state == "read" else order
-    query = query.order_by(*order).limit(limit)
-    return [ChunkRow(**row) for row in connection.execute(query).mappings()]
-
-
-def staged_paths(connection: Connection, pipeline: str) -> set[str]:
-    """Return the staging files that are still needed."""
-    query = select(chunks.c.path).where(
-        chunks.c.pipeline == pipeline, chunks.c.state == "read", chunks.c.path.is_not(None)
-    )
-    return set(connection.execute(query).scalars())
-
-
-def plan(
-    connection: Connection, pipeline: str, snapshot: int, planned: Iterable[PlannedChunk]
-) -> bool:
-    """Store the chunks of a requested snapshot; return False if it has chunks or was cancelled."""
-    begun = connection.execute(
-        update(snapshots)
-        .where(_this(pipeline, snapshot), snapshots.c.state == "wanted")
-        .values(state="reading")
-    )
-    if begun.rowcount == 0:
-        return False
-    rows = [_planned(pipeline, snapshot, one) for one in planned]
-    if rows:
-        connection.execute(insert(chunks), rows)
-    finish(connection, pipeline, snapshot)
-    return True
-
-
-def stage(
-    connection: Connection, pipeline: str, snapshot: int, chunk: PlannedChunk, staged: StagedChunk
-) -> bool:
-    """Record the rows read for a chunk; return False if another run was faster or it was cancelled."""
-    reading = select(snapshots.c.snapshot).where(
-        _this(pipeline, snapshot), snapshots.c.state == "reading"
-    )
-    values = {field.name: getattr(staged, field.name) for field in fields(StagedChunk)}
-    done = connection.execute(
-        update(chunks)
-        .where(_chunk(pipeline, snapshot, chunk), chunks.c.state == "planned", reading.exists())
-        .values(state="read", read_at=clock(), **values)
-    )
-    return done.rowcount == 1
-
-
-def complete_chunk(
-    connection: Connection, pipeline: str, chunk: ChunkRow, *, segment: int | None, rows: int
-) -> None:
-    """Record that a chunk's rows are in the journal.
-
-    Raises:
-        NotAllowed: The snapshot was cancelled, or the chunk is being read again.
-    """
-    done = connection.execute(
-        update(chunks)
-        .where(_chunk(pipeline, chunk.snapshot, chunk), _same_reading(chunk))
-        .values(state="spliced", segment=segment, spliced_rows=rows)
-    )
-    if done.rowcount == 0 and not _is_complete(connection, pipeline, chunk, segment):
-        raise NotAllowed(
-            f"pipeline {pipeline!r}: chunk {chunk.partition} is not to be taken over now"
-        )
-    _address(connection, pipeline, chunk.snapshot, segment)
-    finish(connection, pipeline, chunk.snapshot)
-
-
-def _address(connection: Connection, pipeline: str, snapshot: int, segment: int | None) -> None:
-    """Restrict a segment of snapshot rows to the sinks of its snapshot, if it names any."""
-    sinks = connection.execute(select(snapshots.c.sinks).where(_this(pipeline, snapshot))).scalar()
-    if sinks and segment is not None:
-        connection.execute(
-            update(segments)
-            .where(segments.c.pipeline == pipeline, segments.c.segment == segment)
-            .values(sinks=sinks)
-        )
-
-
-def plan_again(connection: Connection, pipeline: str, chunk: ChunkRow) -> None:
-    """Let a chunk be read again, because the rows that were read cannot be used."""
-    connection.execute(
-        update(chunks)
-        .where(_chunk(pipeline, chunk.snapshot, chunk), _same_reading(chunk))
-        .values(state="planned", attempts=chunks.c.attempts + 1, **_NOT_READ)
-    )
-
-
-def reopen(
-    connection: Connection, pipeline: str, snapshot: int, names: Iterable[tuple[str, int]]
-) -> None:
-    """Let `spliced` chunks of a snapshot be read again on request of a user."""
-    reopened = 0
-    for table_name, number in names:
-        again = connection.execute(
-            update(chunks)
-            .where(
-                _of(pipeline, snapshot),
-                chunks.c.table_name == table_name,
-                chunks.c.number == number,
-                chunks.c.state == "spliced",
-            )
-            .values(state="planned", **_NOT_READ, **_NOT_SPLICED)
-        )
-        reopened += again.rowcount
-    if reopened:
-        connection.execute(
-            update(snapshots)
-            .where(_this(pipeline, snapshot), snapshots.c.state == "spliced")
-            .values(state="reading", ended_at=None)
-        )
-
-
-def plan_relocated_rows(
-    connection: Connection,
-    pipeline: str,
-    snapshot: int,
-    chunk: PlannedChunk,
-    *,
-    keys: Collection[str],
-    attempts: int,
-) -> None:
-    """Add a chunk that looks for relocated rows of a table, unless it already exists."""
-    known = select(chunks.c.number).where(_chunk(pipeline, snapshot, chunk))
-    reading = select(snapshots.c.snapshot).where(
-        _this(pipeline, snapshot), snapshots.c.state == "reading"
-    )
-    if connection.execute(known).first() or not connection.execute(reading).first():
-        return
-    relocated_rows.drop(connection, pipeline, snapshot, chunk.table_name, keys)
-    row = _planned(pipeline, snapshot, chunk) | {"attempts": attempts}
-    connection.execute(insert(chunks), [row])
-
-
-def finish(connection: Connection, pipeline: str, snapshot: int) -> None:
-    """Mark a snapshot as `spliced` if all its chunks are and no relocated rows are left."""
-    left = select(chunks.c.number).where(_of(pipeline, snapshot), chunks.c.state != "spliced")
-    lost = select(relocated_table.c.digest).where(
-        relocated_table.c.pipeline == pipeline, relocated_table.c.snapshot == snapshot
-    )
-    connection.execute(
-        update(snapshots)
-        .where(
-            _this(pipeline, snapshot),
-            snapshots.c.state == "reading",
-            ~left.exists(),
-            ~lost.exists(),
-        )
-        .values(state="spliced", ended_at=clock())
-    )
-
-
-def cancel(connection: Connection, pipeline: str, snapshot: int, problem: str) -> bool:
-    """Cancel a snapshot for good; return False if it is already finished."""
-    cancelled = connection.execute(
-        update(snapshots)
-        .where(_this(pipeline, snapshot), snapshots.c.state.in_(UNFINISHED))
-        .values(state="cancelled", problem=problem[:_PROBLEM_LENGTH], ended_at=clock())
-    )
-    if cancelled.rowcount:
-        connection.execute(
-            update(chunks)
-            .where(_of(pipeline, snapshot), chunks.c.state == "read")
-            .values(state="planned", **_NOT_READ)
-        )
-        relocated_rows.drop_all(connection, pipeline, snapshot)
-    return bool(cancelled.rowcount)
-
-
 def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collection[str]) -> None:
     """Cancel the unfinished snapshot if none of the sinks that it names exists any more."""
     for row in read_snapshots(connection, pipeline, newest=1):
         if row.state in UNFINISHED and row.sinks and not set(row.sinks) & set(sinks):
             problem = f"it was for {', '.join(row.sinks)}, which the file no longer has"
-            cancel(connection, pipeline, row.snapshot, problem)
-
-
-def progress(connection: Connection, pipeline: str, snapshot: int) -> dict[str, SnapshotProgress]:
-    """Return the progress of each table of a snapshot."""
-    total = func.sum
-    query = (
-        select(
-            chunks.c.table_name,
-            total(case((chunks.c.state == "planned", 1), else_=0)),
-            total(case((chunks.c.state == "read", 1), else_=0)),
-            total(case((chunks.c.state == "spliced", 1), else_=0)),
-            total(func.coalesce(chunks.c.rows, 0)),
-            total(case((chunks.c.state == "read", func.coalesce(chunks.c.bytes, 0)), else_=0)),
-        )
-        .where(_of(pipeline, snapshot))
-        .group_by(chunks.c.table_name)
-        .order_by(chunks.c.table_name)
-    )
-    return {
-        name: SnapshotProgress(*map(int, numbers)) for name, *numbers in connection.execute(query)
-    }
+            _cancel(connection, pipeline, row.snapshot, problem)
 
 
 def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
@@ -361,32 +339,76 @@ def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
     )
 
 
-def expire_chunks(connection: Connection, pipeline: str, *, before: float) -> int:
-    """Delete chunks of snapshots that ended before a time, except the newest one; return how many.
-
-    Chunks whose segment is still in the journal are kept, because a sink may not have it yet.
-    """
-    newest = select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
-    ended = select(snapshots.c.snapshot).where(
-        snapshots.c.pipeline == pipeline,
-        snapshots.c.snapshot < newest.scalar_subquery(),
-        snapshots.c.ended_at < before,
-    )
-    journaled = select(segments.c.segment).where(
-        segments.c.pipeline == pipeline, segments.c.segment == chunks.c.segment
-    )
-    dropped = connection.execute(
-        delete(chunks).where(
-            chunks.c.pipeline == pipeline, chunks.c.snapshot.in_(ended), ~journaled.exists()
-        )
-    )
-    return dropped.rowcount
-
-
 def forget(connection: Connection, pipeline: str) -> None:
     """Delete all snapshots of a pipeline."""
     for table in (snapshots, chunks, relocated_table):
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
+
+
+def _since(connection: Connection, pipeline: str, sinks: Sequence[str], *, whole: bool) -> int:
+    """Return the largest first segment of the sinks that must receive all rows of a snapshot.
+
+    If the snapshot covers all rows (`whole`), clear `snapshot_due` of these sinks.
+    """
+    known = read_checkpoints(connection, pipeline)
+    unknown = sorted(set(sinks) - set(known))
+    if unknown:
+        names = ", ".join(known) or "none"
+        raise NotAllowed(f"pipeline {pipeline!r} has no sink {unknown[0]!r} (there is: {names})")
+    due = [row.sink for row in known.values() if row.snapshot_due and row.sink in (sinks or known)]
+    if whole:
+        connection.execute(
+            update(checkpoints)
+            .where(checkpoints.c.pipeline == pipeline, checkpoints.c.sink.in_(due))
+            .values(snapshot_due=False)
+        )
+    return max((known[sink].first_segment for sink in (*sinks, *due)), default=0)
+
+
+def _address(connection: Connection, pipeline: str, snapshot: int, segment: int | None) -> None:
+    """Restrict a segment of snapshot rows to the sinks of its snapshot, if it names any."""
+    sinks = connection.execute(select(snapshots.c.sinks).where(_this(pipeline, snapshot))).scalar()
+    if sinks and segment is not None:
+        connection.execute(
+            update(segments)
+            .where(segments.c.pipeline == pipeline, segments.c.segment == segment)
+            .values(sinks=sinks)
+        )
+
+
+def _finish(connection: Connection, pipeline: str, snapshot: int) -> None:
+    """Mark a snapshot as `spliced` if all its chunks are and no relocated rows are left."""
+    left = select(chunks.c.number).where(_of(pipeline, snapshot), chunks.c.state != "spliced")
+    lost = select(relocated_table.c.digest).where(
+        relocated_table.c.pipeline == pipeline, relocated_table.c.snapshot == snapshot
+    )
+    connection.execute(
+        update(snapshots)
+        .where(
+            _this(pipeline, snapshot),
+            snapshots.c.state == "reading",
+            ~left.exists(),
+            ~lost.exists(),
+        )
+        .values(state="spliced", ended_at=clock())
+    )
+
+
+def _cancel(connection: Connection, pipeline: str, snapshot: int, problem: str) -> bool:
+    """Cancel a snapshot for good; return False if it is already finished."""
+    cancelled = connection.execute(
+        update(snapshots)
+        .where(_this(pipeline, snapshot), snapshots.c.state.in_(UNFINISHED))
+        .values(state="cancelled", problem=problem[:_PROBLEM_LENGTH], ended_at=clock())
+    )
+    if cancelled.rowcount:
+        connection.execute(
+            update(chunks)
+            .where(_of(pipeline, snapshot), chunks.c.state == "read")
+            .values(state="planned", **_NOT_READ)
+        )
+        relocated_rows.drop_all(connection, pipeline, snapshot)
+    return bool(cancelled.rowcount)
 
 
 def _select(kind: type, table: Table) -> Any:

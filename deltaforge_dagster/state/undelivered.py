@@ -13,7 +13,7 @@ from typing import Literal
 
 from sqlalchemy import Connection, delete, select
 
-from deltaforge_dagster.state.database import upsert
+from deltaforge_dagster.state.database import Database, upsert
 from deltaforge_dagster.state.tables import segments, undelivered
 
 Fate = Literal["acknowledged", "evicted", "expired", "rejected"]
@@ -21,6 +21,48 @@ Fate = Literal["acknowledged", "evicted", "expired", "rejected"]
 
 _AT_ONCE = 500
 """Number of segments in one statement."""
+
+
+class UndeliveredRepository:
+    """The undelivered changes of all pipelines: `StateStore.undelivered`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, name: str, segment: int) -> Mapping[str, Mapping[Fate, list[range]]]:
+        """Return, by sink and fate, the ordinals of a segment that the sink never received.
+
+        These changes left the queue undelivered, or found no room in it.
+        """
+        with self._database.read() as connection:
+            return _of_segment(connection, name, segment)
+
+
+class UndeliveredWrites:
+    """Forgets undelivered changes that a lease holder sends again: `FencedWriter.undelivered`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def forget_behind(self, sink: str, segment: int, ordinal: int, *, complete: bool) -> None:
+        """Delete the records of changes behind a checkpoint, because the sink will get these again.
+
+        Args:
+            sink: The sink.
+            segment: Segment of the checkpoint.
+            ordinal: The last row of this segment that the checkpoint has passed.
+            complete: Whether the checkpoint has passed the whole segment.
+        """
+        ours = (undelivered.c.pipeline == self._pipeline) & (undelivered.c.sink == sink)
+        kept = (
+            {} if complete else _of_segment(self._connection, self._pipeline, segment).get(sink, {})
+        )
+        last = segment if complete else segment - 1
+        self._connection.execute(delete(undelivered).where(ours, undelivered.c.segment > last))
+        for fate, runs in kept.items():
+            passed = [one for run in runs for one in run if one <= ordinal]
+            note(self._connection, self._pipeline, fate, [(sink, segment, one) for one in passed])
 
 
 def note(
@@ -68,10 +110,9 @@ def note(
             )
 
 
-def of_segment(
+def _of_segment(
     connection: Connection, pipeline: str, segment: int
 ) -> Mapping[str, Mapping[Fate, list[range]]]:
-    """Return the recorded ordinals of a segment, by sink and fate."""
     query = select(undelivered.c.sink, undelivered.c.fate, undelivered.c.ordinals).where(
         undelivered.c.pipeline == pipeline, undelivered.c.segment == segment
     )
@@ -79,28 +120,6 @@ def of_segment(
     for sink, fate, runs in connection.execute(query):
         found[sink][fate] = [range(first, last + 1) for first, last in runs]
     return found
-
-
-def forget_behind(
-    connection: Connection, pipeline: str, sink: str, segment: int, ordinal: int, *, complete: bool
-) -> None:
-    """Delete the records of changes behind a checkpoint, because the sink will get these again.
-
-    Args:
-        connection: A transaction.
-        pipeline: The pipeline.
-        sink: The sink.
-        segment: Segment of the checkpoint.
-        ordinal: The last row of this segment that the checkpoint has passed.
-        complete: Whether the checkpoint has passed the whole segment.
-    """
-    ours = (undelivered.c.pipeline == pipeline) & (undelivered.c.sink == sink)
-    kept = {} if complete else of_segment(connection, pipeline, segment).get(sink, {})
-    last = segment if complete else segment - 1
-    connection.execute(delete(undelivered).where(ours, undelivered.c.segment > last))
-    for fate, runs in kept.items():
-        passed = [one for run in runs for one in run if one <= ordinal]
-        note(connection, pipeline, fate, [(sink, segment, one) for one in passed])
 
 
 def _joined(runs: Iterable[list[int]], more: Iterable[int]) -> list[list[int]]:

@@ -188,12 +188,14 @@ class _Bench:
         register(self._store, self._loaded)
         with closing(self._source()) as source:
             start = source.ensure_start()
-            self._store.set_start(self._loaded.name, start.to_json(), source.definitions(start))
+            self._store.pipelines.set_start(
+                self._loaded.name, start.to_json(), source.definitions(start)
+            )
 
     def capture(self, rows: int) -> tuple[float, int, int]:
         """Capture `rows` changes; return the seconds, the number of segments, and how many of them tasks wrote."""
         name, spec = self._loaded.name, self._loaded.spec
-        row = self._store.pipeline(name)
+        row = self._store.pipelines.get(name)
         lease = HeldLease.take(
             self._store, name, "bench", seconds=30, renew_seconds=5, on_renewal=lambda: None
         )
@@ -257,7 +259,7 @@ class _Bench:
     @property
     def journal_bytes(self) -> int:
         """Size of the journal."""
-        return self._store.journal_bytes(self._loaded.name)
+        return self._store.segments.total_bytes(self._loaded.name)
 
     def _source(self) -> Source:
         return build_source(self._loaded.spec)

@@ -278,7 +278,7 @@ def measure(
 def _check_sensed(installation: Installation) -> None:
     """Check that sensing has processed everything; otherwise it would seem cheaper than it is."""
     store, name = installation.store, installation.loaded.name
-    row, progress = store.pipeline(name), store.sensing_progress(name)
+    row, progress = store.pipelines.get(name), store.sensing.progress(name)
     assert row is not None
     if progress is None or progress.problem or progress.segment != row.next_segment - 1:
         raise DeltaforgeError(f"sensing has not processed everything: {progress}")
@@ -311,14 +311,14 @@ def _write_raw(installation: Installation) -> float:
 
 def _last_messages(installation: Installation) -> list[SinkBatch]:
     store, loaded = installation.store, installation.loaded
-    row = store.pipeline(loaded.name)
+    row = store.pipelines.get(loaded.name)
     assert row is not None
     with installation.context.replay_sessions() as sessions:
         encoder = Encoder(loaded.spec, installation.context.journal, sessions, "raw")
         found: list[SinkBatch] = []
         rows = 0
         for number in range(row.next_segment - 1, 0, -1):
-            segments = store.segments(loaded.name, first=number, last=number)
+            segments = store.segments.read(loaded.name, first=number, last=number)
             if rows >= _RAW_WRITE_ROWS or not segments:
                 break
             encoded = encoder.encode(segments)

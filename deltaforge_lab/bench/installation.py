@@ -136,7 +136,7 @@ class _Publisher:
     def publish(self) -> None:
         """Mark everything that is due as published."""
         for one in pending(self._store, PIPELINE):
-            self._store.mark_published(PIPELINE, one.range, one.asset)
+            self._store.ranges.mark_published(PIPELINE, one.range, one.asset)
 
 
 @contextmanager

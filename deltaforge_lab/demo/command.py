@@ -217,7 +217,7 @@ class _Demo:
             "files": self._judge(read_lines(self._environment.files)),
         }
         last_at = max((arrival.at_ms or 0 for arrival in in_redis), default=0) / 1000
-        ranges = self._environment.store.ranges(self._database.pipeline)
+        ranges = self._environment.store.ranges.read(self._database.pipeline)
         return Result(
             captured=sum(one.rows for one in ranges),
             verdicts=verdicts,
@@ -281,12 +281,12 @@ class _Demo:
 
     def _run_at_work(self) -> str | None:
         store = self._environment.store
-        lease = store.lease(self._database.pipeline)
+        lease = store.leases.get(self._database.pipeline)
         return lease.run_id if lease is not None and lease.held_at(store.now()) else None
 
     def _wait_for_ranges(self) -> None:
         deadline = time.monotonic() + _CLOSING_SECONDS
-        while self._environment.store.ranges(self._database.pipeline, state="open", limit=1):
+        while self._environment.store.ranges.read(self._database.pipeline, state="open", limit=1):
             if time.monotonic() > deadline:
                 return
             self._show()
@@ -296,7 +296,7 @@ class _Demo:
         """Check the processes, update the display, and return how many events each sink holds."""
         self._environment.check()
         arrived = self._arrived.count()
-        ranges = self._environment.store.ranges(self._database.pipeline, newest_first=True)
+        ranges = self._environment.store.ranges.read(self._database.pipeline, newest_first=True)
         self._live.update(
             progress(
                 written=self._workload.record.total,

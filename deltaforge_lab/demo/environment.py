@@ -170,7 +170,7 @@ class DemoEnvironment:
 
     def _pipeline_waits(self) -> bool:
         """Return whether the sensor has fixed the start position."""
-        pipeline = self.store.pipeline(self.database.pipeline)
+        pipeline = self.store.pipelines.get(self.database.pipeline)
         return pipeline is not None and pipeline.start_position is not None
 
 

@@ -16,12 +16,12 @@ DLQ = "/pipelines/orders/journal/dlq"
 def letters(api: Api) -> Api:
     """A pipeline with four dead letters, the last of which is of another kind."""
     api.create("orders", journal={"enabled": True})
-    lease = api.store.acquire_lease("orders", "run", 600)
+    lease = api.store.leases.acquire("orders", "run", 600)
     assert lease is not None
     made = [dead_letter(number) for number in (1, 2, 3)]
     made.append(dead_letter(4, error_kind="too_large"))
     with api.store.fenced(lease) as writer:
-        writer.add_dead_letters("redis", made, max_entries=100, overflow="block")
+        writer.dead_letters.add("redis", made, max_entries=100, overflow="block")
     return api
 
 

@@ -59,7 +59,7 @@ def test_without_a_token_other_sites_are_refused(api: Api) -> None:
     ):
         answer = api.client.post("/pipelines", json=document("orders"), headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), headers
-    assert api.store.stored_specs() == []
+    assert api.store.pipelines.documents() == []
     assert api.client.get("/pipelines", headers={"Origin": url}).status_code == 200
     assert api.client.get("/pipelines", headers={"Host": "localhost:8080"}).status_code == 200
 

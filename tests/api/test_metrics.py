@@ -126,7 +126,7 @@ def test_open_metrics(api: Api) -> None:
     tally.observe(families.E2E_LATENCY, 99.0)
     tally.add(families.DRIFT_DETECTED)
     tally.add(families.SOURCE_EVENTS, 5, source="db", table='a."b"\\', op="c")
-    api.store.count("orders", tally)
+    api.store.metrics.count("orders", tally)
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
     answer = api.client.get("/metrics", headers={"Accept": accept})
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -223,7 +223,7 @@ def test_a_deleted_pipeline_leaves_nothing(api: Api) -> None:
     api.create("orders")
     tally = Tally()
     tally.add(families.SINK_EVENTS, 5, sink="redis")
-    api.store.count("orders", tally)
+    api.store.metrics.count("orders", tally)
     assert scrape(api.store).of("sink_events_total") == 5
     assert api.client.delete("/pipelines/orders").status_code == 204
     assert scrape(api.store).of("sink_events_total") == 0

@@ -32,8 +32,8 @@ def test_how_late_each_sink_is(sqlite_store: StateStore) -> None:
     lease = held(sqlite_store, "redis", "behind")
     at = int((sqlite_store.now() - 5000) * 1e6)
     with sqlite_store.fenced(lease) as writer:
-        opened = writer.open_range(position(0), "spec-1", 1)
-        writer.add_segment(new_segment(1, first_ts_us=at, last_ts_us=at), opened)
+        opened = writer.ranges.open(position(0), "spec-1", 1)
+        writer.segments.add(new_segment(1, first_ts_us=at, last_ts_us=at), opened)
     deliver(sqlite_store, lease, "redis", 1)
     found = scrape(sqlite_store)
     assert found.of("sink_lag_seconds", pipeline=NAME, sink="redis") == 0
@@ -46,12 +46,12 @@ def test_what_is_held_back(sqlite_store: StateStore) -> None:
     assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 0
     part = HeldPart("table", "shop.items", "nobody knows", position(3), "held-1", "s", 2, 9)
     with sqlite_store.fenced(lease) as writer:
-        writer.keep([part], position(4))
+        writer.holds.keep([part], position(4))
     assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 2
     capture(sqlite_store, lease, 1, 2)
-    released = sqlite_store.release_hold(NAME, "table", "shop.items", "{}")
+    released = sqlite_store.holds.release(NAME, "table", "shop.items", "{}")
     with sqlite_store.fenced(lease) as writer:
-        writer.hold_journaled(released, 2)
+        writer.holds.journaled(released, 2)
     assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 0
 
 
@@ -62,15 +62,15 @@ def test_lost_runs_are_counted_by_who_comes_next(store: StateStore) -> None:
         return scrape(store).of("run_failures_total", pipeline=NAME, reason="lost")
 
     lease = held(store, run_id="killed")
-    assert store.acquire_lease(NAME, "early", 60) is None
+    assert store.leases.acquire(NAME, "early", 60) is None
     expire(store)
     assert lost() == 0
-    following = store.acquire_lease(NAME, "following", 60)
+    following = store.leases.acquire(NAME, "following", 60)
     assert following is not None
     assert lost() == 1
     with store.fenced(following) as writer:
-        writer.release()
-    assert store.acquire_lease(NAME, "last", 60) is not None
+        writer.lease.release()
+    assert store.leases.acquire(NAME, "last", 60) is not None
     assert lost() == 1
     assert lease.epoch < following.epoch
 

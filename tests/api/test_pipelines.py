@@ -41,7 +41,7 @@ def dsn(pipeline: LoadedPipeline) -> str:
 
 def want(api: Api, name: str) -> str:
     """Return the desired state of a pipeline."""
-    row = api.store.pipeline(name)
+    row = api.store.pipelines.get(name)
     assert row is not None
     return row.want
 
@@ -66,7 +66,7 @@ def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
 
     assert "geheim" in dsn(loaded(api, "orders"))
     assert want(api, "orders") == "running"
-    assert [row.sink for row in api.store.checkpoints("orders").values()] == ["redis"]
+    assert [row.sink for row in api.store.checkpoints.read("orders").values()] == ["redis"]
 
     shown = api.client.get("/pipelines/orders")
     assert "geheim" not in shown.text
@@ -111,7 +111,7 @@ def test_a_body_that_is_no_pipeline(api: Api, body: Any, says: str) -> None:
     """Every problem is reported with its place, and nothing is stored; `validate` reports the same."""
     assert refused(api, "POST", "/pipelines", body) == (400, "INVALID_REQUEST")
     assert says in api.client.post("/pipelines", json=body).json()["error"]
-    assert api.store.stored_specs() == []
+    assert api.store.pipelines.documents() == []
     answer = api.client.post("/validate", json=body)
     assert answer.status_code == 400
 
@@ -131,7 +131,7 @@ def test_a_pipeline_that_cannot_be_built(api: Api) -> None:
     """A script that does not compile has status 500, and nothing is stored."""
     body = document("orders", processors=[SCRIPT])
     assert refused(api, "POST", "/pipelines", body) == (500, "BUILD_FAILED")
-    assert api.store.stored_specs() == []
+    assert api.store.pipelines.documents() == []
     answer = api.client.post("/validate", json=body)
     assert (answer.status_code, answer.json()["valid"]) == (400, False)
     assert "spec.processors[0]" in answer.json()["error"]
@@ -149,7 +149,7 @@ def test_validate_makes_nothing(api: Api) -> None:
         "source_type": "postgres",
         "sink_count": 1,
     }
-    assert api.store.stored_specs() == []
+    assert api.store.pipelines.documents() == []
     assert api.client.get("/pipelines").json() == []
 
 
@@ -191,33 +191,35 @@ def test_a_patch_is_laid_over(api: Api) -> None:
     assert [sink.config.id for sink in spec.sinks] == ["redis", "more"]
     assert spec.batch is not None
     assert (spec.batch.max_events, spec.batch.max_bytes) == (7, None)
-    assert sorted(api.store.checkpoints("orders")) == ["more", "redis"]
+    assert sorted(api.store.checkpoints.read("orders")) == ["more", "redis"]
 
     answer = api.client.patch("/pipelines/orders", json={"spec": {"sinks": [None]}})
     assert answer.status_code == 200, answer.text
-    assert list(api.store.checkpoints("orders")) == ["more"]  # the removed sink has no checkpoint
+    assert list(api.store.checkpoints.read("orders")) == [
+        "more"
+    ]  # the removed sink has no checkpoint
 
 
 def test_a_patch_that_is_refused_changes_nothing(api: Api) -> None:
     """Refused are another name, an invalid value, a pipeline of a file, and an unknown pipeline."""
     api.file("filed", FILE)
     api.create("orders")
-    before = api.store.stored_spec("orders")
+    before = api.store.pipelines.document("orders")
     rename = {"metadata": {"name": "other"}}
     wrong = {"spec": {"batch": {"max_events": "many"}}}
     assert refused(api, "PATCH", "/pipelines/orders", rename) == (400, "PIPELINE_NAME_MISMATCH")
     assert refused(api, "PATCH", "/pipelines/orders", wrong) == (400, "INVALID_REQUEST")
     assert refused(api, "PATCH", "/pipelines/filed", {}) == (409, "PIPELINE_HAS_FILE")
     assert refused(api, "PATCH", "/pipelines/none", {}) == (404, "PIPELINE_NOT_FOUND")
-    assert api.store.stored_spec("orders") == before
+    assert api.store.pipelines.document("orders") == before
 
 
 def test_a_pipeline_is_removed(api: Api) -> None:
     """Checkpoints, journal and dead letters are deleted; a new pipeline of the same name is independent."""
     api.create("orders")
-    api.store.set_start("orders", position(0))
-    before = api.store.pipeline("orders")
-    lease = api.store.acquire_lease("orders", "run", 60)
+    api.store.pipelines.set_start("orders", position(0))
+    before = api.store.pipelines.get("orders")
+    lease = api.store.leases.acquire("orders", "run", 60)
     assert before is not None
     assert lease is not None
     # The pipeline of `make` has the same name.
@@ -228,16 +230,16 @@ def test_a_pipeline_is_removed(api: Api) -> None:
 
     assert refused(api, "GET", "/pipelines/orders") == (404, "PIPELINE_NOT_FOUND")
     assert refused(api, "DELETE", "/pipelines/orders") == (404, "PIPELINE_NOT_FOUND")
-    assert api.store.pipelines() == []
-    assert (api.store.checkpoints("orders"), api.store.segments("orders")) == ({}, [])
+    assert api.store.pipelines.read() == []
+    assert (api.store.checkpoints.read("orders"), api.store.segments.read("orders")) == ({}, [])
     assert installed_pipelines(api.context.settings) == []
 
     api.create("orders")
-    again = api.store.pipeline("orders")
+    again = api.store.pipelines.get("orders")
     assert again is not None
     assert again.uid != before.uid
     assert (again.next_segment, again.next_range, again.start_position) == (2, 2, None)
-    new = api.store.acquire_lease("orders", "run", 60)
+    new = api.store.leases.acquire("orders", "run", 60)
     assert new is not None
     assert new.epoch > lease.epoch, "the old run could write for the new pipeline"
 
@@ -248,7 +250,7 @@ def test_a_run_that_does_not_end_keeps_its_pipeline(
     """Deletion and reset are refused, and the pipeline's desired state is stopped."""
     monkeypatch.setattr("deltaforge_dagster.api.pipelines._END_SECONDS", 0.0)
     api.create("orders")
-    assert api.store.acquire_lease("orders", "run", 600) is not None
+    assert api.store.leases.acquire("orders", "run", 600) is not None
     assert refused(api, "DELETE", "/pipelines/orders/checkpoint") == (409, "CONFLICT")
     assert refused(api, "DELETE", "/pipelines/orders") == (409, "PIPELINE_BUSY")
     assert want(api, "orders") == "stopped"
@@ -300,7 +302,7 @@ def test_a_failed_pipeline(api: Api) -> None:
     assert api.client.get("/health").json() == {"status": "healthy", "pipelines": 1}
     api.create("orders")
     problem = "the slot is gone; postgres://app:geheim@host/db"
-    api.store.set_failure("orders", Failure("tick", "checkpoint", problem, 1.0))
+    api.store.pipelines.set_failure("orders", Failure("tick", "checkpoint", problem, 1.0))
 
     answer = api.client.get("/health")
     assert answer.status_code == 503

@@ -47,7 +47,7 @@ def test_a_real_scrape(serve: Callable[..., Api], tmp_path: Path) -> None:
     tally = Tally()
     tally.add(families.SOURCE_EVENTS, 7, source="db", table="public.orders", op="c")
     tally.observe(families.E2E_LATENCY, 0.2)
-    api.store.count("orders", tally)
+    api.store.metrics.count("orders", tally)
 
     with (
         served(api.context, TOKEN, build=build_metrics_app) as url,
@@ -73,7 +73,7 @@ def test_a_real_scrape(serve: Callable[..., Api], tmp_path: Path) -> None:
 
         tally = Tally()
         tally.add(families.SOURCE_EVENTS, 5, source="db", table="public.orders", op="c")
-        api.store.count("orders", tally)
+        api.store.metrics.count("orders", tally)
         eventually(lambda: _value(prometheus, total) == 12)
 
 

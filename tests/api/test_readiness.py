@@ -57,7 +57,9 @@ def test_a_pipeline_turns(api: Api, lines: pytest.LogCaptureFixture) -> None:
     assert said(lines, readiness) == [("INFO", "the pipeline is running")]
     assert said(lines, readiness) == []
 
-    api.store.set_failure("orders", Failure("tick", "checkpoint", "the slot is gone", 1.0))
+    api.store.pipelines.set_failure(
+        "orders", Failure("tick", "checkpoint", "the slot is gone", 1.0)
+    )
     assert said(lines, readiness) == [("WARNING", "the pipeline is failed")]
     assert fields(lines) == {
         "pipeline": "orders",

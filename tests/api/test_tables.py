@@ -72,11 +72,11 @@ class Asked(PlayedSource):
 def registered(api: Api, *versions: TableSchema) -> None:
     """Create the pipeline `orders`, which has captured these tables."""
     api.create("orders")
-    lease = api.store.acquire_lease("orders", "run", 600)
+    lease = api.store.leases.acquire("orders", "run", 600)
     assert lease is not None
     with api.store.fenced(lease) as writer:
         for number, one in enumerate(versions, 1):
-            writer.register_schema("acme", one, position(number))
+            writer.schemas.register("acme", one, position(number))
 
 
 def test_columns_as_the_catalog_has_them(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,14 +37,14 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
 
     error, warning = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
     with sqlite_store.fenced(lease) as writer:
-        writer.resume_at("redis", 1, 2, True, notice="had lost data")
+        writer.checkpoints.resume_at("redis", 1, 2, True, notice="had lost data")
     assert delivered() == (False, error, "1 segment behind, range 1; had lost data")
     deliver(sqlite_store, lease, "redis", 2)
     assert delivered() == (False, warning, "had lost data")
     with sqlite_store.fenced(lease) as writer:
-        writer.set_notice("redis", None)
+        writer.checkpoints.set_notice("redis", None)
     assert delivered()[0] is True
-    sqlite_store.pause_sink(NAME, "redis")
+    sqlite_store.checkpoints.pause(NAME, "redis")
     capture(sqlite_store, lease, 3)
     resume = "to resume it: deltaforge sink resume orders redis"
     assert delivered() == (False, warning, f"paused, 1 segment kept for it; {resume}")
@@ -85,7 +85,7 @@ def test_dead_letters(
     def found(entries: int) -> dg.AssetCheckEvaluation:
         with sqlite_store.fenced(lease) as writer:
             letters = [dead_letter(number) for number in range(entries)]
-            writer.add_dead_letters("redis", letters, max_entries=99, overflow="block")
+            writer.dead_letters.add("redis", letters, max_entries=99, overflow="block")
         checks = evaluate(instance, sqlite_store, loaded, None, [])
         (one,) = [check for check in checks if check.check_name == "dead_letters"]
         return one
@@ -121,9 +121,9 @@ def test_freshness(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
     def capture_of(number: int, *, ago: float) -> None:
         at = int((sqlite_store.now() - ago) * 1e6)
         with sqlite_store.fenced(lease) as writer:
-            opened = writer.open_range(position(number - 1), "spec-1", number)
-            writer.add_segment(new_segment(number, first_ts_us=at, last_ts_us=at), opened)
-            writer.close_range(opened, "max_events", f"hash-{number}")
+            opened = writer.ranges.open(position(number - 1), "spec-1", number)
+            writer.segments.add(new_segment(number, first_ts_us=at, last_ts_us=at), opened)
+            writer.ranges.close(opened, "max_events", f"hash-{number}")
 
     error, warning = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
     assert outcome()[0] is True
@@ -137,5 +137,5 @@ def test_freshness(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
     capture_of(3, ago=0)
     assert outcome()[0] is True
     with sqlite_store.fenced(lease) as writer:
-        writer.detach_sink("redis", "the journal is full")
+        writer.checkpoints.detach("redis", "the journal is full")
     assert outcome() == (False, error, "detached: nothing is delivered to it")

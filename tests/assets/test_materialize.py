@@ -59,9 +59,10 @@ class Fed:
 
     def reached(self, sink: str) -> int:
         """Return the last range that a sink has completely."""
-        has = self.store.checkpoints("feed")[sink].whole_segment
+        has = self.store.checkpoints.read("feed")[sink].whole_segment
         return max(
-            (row.range for row in self.store.ranges("feed") if row.last_segment <= has), default=0
+            (row.range for row in self.store.ranges.read("feed") if row.last_segment <= has),
+            default=0,
         )
 
 
@@ -130,8 +131,8 @@ def test_several_ranges_in_one_run(fed: Fed) -> None:
 
     The other sink is not touched. The ranges that the sink caught up with are published in order.
     """
-    redis, untouched = fed.in_redis(), fed.store.checkpoints("feed")["redis"]
-    before = fed.store.pipeline("feed")
+    redis, untouched = fed.in_redis(), fed.store.checkpoints.read("feed")["redis"]
+    before = fed.store.pipelines.get("feed")
     assert before is not None
 
     with materialized("lines", first=1, last=3) as (result, instance):
@@ -151,10 +152,10 @@ def test_several_ranges_in_one_run(fed: Fed) -> None:
     assert result.run_id in marked.name
     assert marked.read_text() == "".join(fed.lines.read_text().splitlines(keepends=True)[:2])
     assert (fed.reached("lines"), fed.reached("redis")) == (3, 4)
-    assert fed.store.published("feed", 1, 4) >= {(2, "lines"), (3, "lines")}
-    assert (4, "lines") not in fed.store.published("feed", 1, 4)
-    assert (fed.in_redis(), fed.store.checkpoints("feed")["redis"]) == (redis, untouched)
-    after = fed.store.pipeline("feed")
+    assert fed.store.ranges.published("feed", 1, 4) >= {(2, "lines"), (3, "lines")}
+    assert (4, "lines") not in fed.store.ranges.published("feed", 1, 4)
+    assert (fed.in_redis(), fed.store.checkpoints.read("feed")["redis"]) == (redis, untouched)
+    after = fed.store.pipelines.get("feed")
     assert after is not None
     assert (after.next_segment, after.next_range) == (before.next_segment, before.next_range)
     assert after.captured_position == before.captured_position
@@ -172,9 +173,9 @@ def test_beside_a_live_run(fed: Fed) -> None:
     fed.insert(5)
     eventually(lambda: fed.reached("redis") == 5, what="the live delivery")
     assert len(fed.in_redis()) == 10
-    eventually(lambda: fed.store.checkpoints("feed")["lines"].failures > 0, what="a failure")
-    lease, first = fed.store.lease("feed"), fed.in_redis()
-    checkpoint = fed.store.checkpoints("feed")["redis"]
+    eventually(lambda: fed.store.checkpoints.read("feed")["lines"].failures > 0, what="a failure")
+    lease, first = fed.store.leases.get("feed"), fed.in_redis()
+    checkpoint = fed.store.checkpoints.read("feed")["redis"]
     assert lease is not None
     assert lease.run_id is not None
 
@@ -186,8 +187,8 @@ def test_beside_a_live_run(fed: Fed) -> None:
         "itself, in order"
     )
     assert fed.in_redis()[10:] == [{**one, "df-replay": result.run_id} for one in first[2:8]]
-    assert fed.store.checkpoints("feed")["redis"] == checkpoint
-    now = fed.store.lease("feed")
+    assert fed.store.checkpoints.read("feed")["redis"] == checkpoint
+    now = fed.store.leases.get("feed")
     assert now is not None
     assert (now.run_id, now.epoch) == (lease.run_id, lease.epoch)
     fed.fault.unlink()
@@ -205,7 +206,7 @@ def test_what_cannot_be_done_is_said(fed: Fed, monkeypatch: pytest.MonkeyPatch) 
     assert len(fed.in_redis()) == 10, "the other sink got its replay"
     fed.fault.unlink()
     assert fed.reached("lines") == 1
-    lease = fed.store.lease("feed")
+    lease = fed.store.leases.get("feed")
     assert lease is not None
     assert lease.run_id is None, "the next run need not wait"
 
@@ -218,11 +219,11 @@ def test_what_cannot_be_done_is_said(fed: Fed, monkeypatch: pytest.MonkeyPatch) 
         assert failure(result) == "feed: range 5 is still open; wait until it is closed"
     run.end()
 
-    held = fed.store.acquire_lease("feed", "detaching", 60)
+    held = fed.store.leases.acquire("feed", "detaching", 60)
     assert held is not None
     with fed.store.fenced(held) as writer:
-        writer.detach_sink("lines", "detached")
-        writer.release()
+        writer.checkpoints.detach("lines", "detached")
+        writer.lease.release()
     fed.insert(6)
     fed.feed.catch_up()
     with materialized("lines", first=6, last=6) as (result, _):

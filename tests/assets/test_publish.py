@@ -52,10 +52,10 @@ def test_an_event_without_its_row_is_not_written_again(
 
     with contextlib.suppress(KeyboardInterrupt):
         publish(instance, sqlite_store, NAME, report_and_die, JOURNAL)
-    assert sqlite_store.published(NAME, 1, 1) == set()
+    assert sqlite_store.ranges.published(NAME, 1, 1) == set()
 
     assert publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL) == 0
-    assert sqlite_store.published(NAME, 1, 1) == {(1, "changes")}
+    assert sqlite_store.ranges.published(NAME, 1, 1) == {(1, "changes")}
 
 
 def test_a_number_that_begins_again_is_another_range(
@@ -95,7 +95,7 @@ def test_a_range_leads_to_its_run_and_its_files(
 
     capture(sqlite_store, lease, 2)
     expire(sqlite_store)
-    later = sqlite_store.acquire_lease(NAME, "run-2", 60)
+    later = sqlite_store.leases.acquire(NAME, "run-2", 60)
     assert later is not None
     deliver(sqlite_store, later, "cache", 2)
     publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)
@@ -117,12 +117,12 @@ def test_a_range_names_the_versions_in_it(
     stamps = []
     with sqlite_store.fenced(lease) as writer:
         for number, columns in enumerate(("a", "ab", "abc")):
-            stamps.append(writer.register_schema("acme", table(*columns), position(number)))
-        number = writer.open_range(position(0), "spec-1", 1)
+            stamps.append(writer.schemas.register("acme", table(*columns), position(number)))
+        number = writer.ranges.open(position(0), "spec-1", 1)
         for segment in (1, 2):
             of = {"public.orders": stamps[segment].fingerprint}
-            writer.add_segment(new_segment(segment, schema_versions=of), number)
-        writer.close_range(number, "max_events", "hash")
+            writer.segments.add(new_segment(segment, schema_versions=of), number)
+        writer.ranges.close(number, "max_events", "hash")
     publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)
 
     event = recorded(instance, NAME, "changes", number)

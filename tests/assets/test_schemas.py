@@ -30,7 +30,7 @@ ORDERS = "public.orders"
 def register(store: StateStore, lease: Lease, *columns: str, at: int) -> None:
     """Register a version of `orders`, which waits for approval if there are earlier ones."""
     with store.fenced(lease) as writer:
-        writer.register_schema("acme", table(*columns), position(at), pause=True)
+        writer.schemas.register("acme", table(*columns), position(at), pause=True)
 
 
 def published(
@@ -93,7 +93,7 @@ def test_an_event_without_its_note_is_not_written_again(
     with contextlib.suppress(KeyboardInterrupt):
         publish_versions(instance, sqlite_store, NAME, report_and_die)
     assert published(instance, sqlite_store)[0] == 0
-    assert sqlite_store.unpublished_versions(NAME) == []
+    assert sqlite_store.schemas.unpublished(NAME) == []
 
 
 @pytest.mark.parametrize("name", ["shop.größe", "shop.a...b", "shop.a%2Eb", "shop.a\nb", "a.b c,d"])
@@ -125,13 +125,13 @@ def test_materializing_a_table_approves_it(
         register(store, lease, *columns, at=at)
         with store.fenced(lease) as writer:
             items = table(*columns, name="items")
-            writer.register_schema("acme", items, position(at), pause=True)
+            writer.schemas.register("acme", items, position(at), pause=True)
     with store.fenced(lease) as writer:
         waiting = [
             HeldPart(SCHEMA, name, "waits", position(1), f"held/{name}", "sum", 4, 10)
             for name in (ORDERS, "public.items")
         ]
-        writer.keep(waiting, position(3))
+        writer.holds.keep(waiting, position(3))
     publish_versions(instance, store, NAME, instance.report_runless_asset_event)
     definitions = build_definitions(Settings.from_env(), single_process=True)
 
@@ -146,7 +146,7 @@ def test_materializing_a_table_approves_it(
     shown = materialize()
     assert (shown["version"], shown["approved_changes"]) == (2, 4)
     assert shown["waits_for_approval"] is False
-    states = {hold.subject: hold.state for hold in store.holds(NAME)}
+    states = {hold.subject: hold.state for hold in store.holds.read(NAME)}
     assert states == {ORDERS: "released", "public.items": "held"}
     assert "approved_changes" not in materialize()
     store.close()

@@ -59,5 +59,5 @@ def test_a_failure_warns(sqlite_store: StateStore, tmp_path: Path) -> None:
     loaded = pipeline(tmp_path)
     lease = sense(sqlite_store, loaded, documents(2))
     with sqlite_store.fenced(lease) as writer:
-        writer.sensing_failed("segment 2: missing")
+        writer.sensing.fail("segment 2: missing")
     assert outcomes(sqlite_store, loaded)["sensing"] == (False, "segment 2: missing")

@@ -44,19 +44,21 @@ class Installation:
         `chain` is the hash of the chain that processed it.
         """
         register(self.store, loaded)
-        self.store.set_start(NAME, position(0))
-        lease = self.store.acquire_lease(NAME, f"run-{number}", 60)
+        self.store.pipelines.set_start(NAME, position(0))
+        lease = self.store.leases.acquire(NAME, f"run-{number}", 60)
         assert lease is not None
         with self.store.fenced(lease) as writer:
-            opened = writer.open_range(position(number - 1), loaded.hash, number)
-            writer.add_segment(new_segment(number), opened)
+            opened = writer.ranges.open(position(number - 1), loaded.hash, number)
+            writer.segments.add(new_segment(number), opened)
             if chain is not None:
-                writer.add_processed([Processed(number, chain, None, None, None, 0, 0, {})])
-            writer.close_range(opened, "max_events", f"hash-{number}")
+                writer.segments.add_processed(
+                    [Processed(number, chain, None, None, None, 0, 0, {})]
+                )
+            writer.ranges.close(opened, "max_events", f"hash-{number}")
         for sink in sinks:
             deliver(self.store, lease, sink, number)
         with self.store.fenced(lease) as writer:
-            writer.release()
+            writer.lease.release()
         publish(
             self.instance,
             self.store,

@@ -94,7 +94,7 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def begun(tmp_path: Path) -> None:
     """Create the state store of an installation in which the pipeline has run."""
     store = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
-    store.register_pipeline("orders", "hash", ["redis"])
+    store.pipelines.register("orders", "hash", ["redis"])
     store.close()
 
 

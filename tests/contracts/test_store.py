@@ -12,9 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
-from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import Lease
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.store import FencedWriter, StateStore
 from tests.pipeline.changes import eventually
 from tests.state.make import (
     NAME,
@@ -29,20 +28,20 @@ from tests.state.make import (
 )
 
 WRITES: dict[str, Callable[[FencedWriter], object]] = {
-    "renew": lambda writer: writer.renew(60),
-    "release": lambda writer: writer.release(),
-    "set_session": lambda writer: writer.set_session("session"),
-    "open_range": lambda writer: writer.open_range(position(0), "spec-1", 2),
-    "add_segment": lambda writer: writer.add_segment(new_segment(2), 1),
-    "close_range": lambda writer: writer.close_range(1, "max_seconds", "hash"),
-    "advance": lambda writer: writer.advance("redis", 1, 2, True, position(1)),
-    "set_lineage": lambda writer: writer.set_lineage("redis", "lineage"),
-    "resume_at": lambda writer: writer.resume_at("redis", 0, -1, True, notice="lost"),
-    "set_notice": lambda writer: writer.set_notice("redis", "lost"),
-    "sink_failed": lambda writer: writer.sink_failed("redis", "no route", 0.0),
-    "set_captured": lambda writer: writer.set_captured(position(9)),
-    "set_confirmed": lambda writer: writer.set_confirmed(position(1)),
-    "register_schema": lambda writer: writer.register_schema("acme", table("id"), position(1)),
+    "renew": lambda writer: writer.lease.renew(60),
+    "release": lambda writer: writer.lease.release(),
+    "set_session": lambda writer: writer.lease.set_session("session"),
+    "open_range": lambda writer: writer.ranges.open(position(0), "spec-1", 2),
+    "add_segment": lambda writer: writer.segments.add(new_segment(2), 1),
+    "close_range": lambda writer: writer.ranges.close(1, "max_seconds", "hash"),
+    "advance": lambda writer: writer.checkpoints.advance("redis", 1, 2, True, position(1)),
+    "set_lineage": lambda writer: writer.checkpoints.set_lineage("redis", "lineage"),
+    "resume_at": lambda writer: writer.checkpoints.resume_at("redis", 0, -1, True, notice="lost"),
+    "set_notice": lambda writer: writer.checkpoints.set_notice("redis", "lost"),
+    "sink_failed": lambda writer: writer.checkpoints.failed("redis", "no route", 0.0),
+    "set_captured": lambda writer: writer.pipeline.set_captured(position(9)),
+    "set_confirmed": lambda writer: writer.pipeline.set_confirmed(position(1)),
+    "register_schema": lambda writer: writer.schemas.register("acme", table("id"), position(1)),
 }
 
 
@@ -50,10 +49,10 @@ def renewed(store: StateStore) -> tuple[Lease, float, float]:
     """Return a lease that was renewed before its short time was over, and both of its ends."""
     for seconds in (0.3, 3.0, 30.0):  # a busy machine may come too late for the first
         lease = held(store, seconds=seconds)
-        row = store.lease(NAME)
+        row = store.leases.get(NAME)
         assert row is not None
         with contextlib.suppress(LeaseLost), store.fenced(lease) as writer:
-            return lease, row.expires_at, writer.renew(300)
+            return lease, row.expires_at, writer.lease.renew(300)
     raise AssertionError("no lease could be renewed in time")
 
 
@@ -62,16 +61,16 @@ class TestPipelines:
 
     def test_first_registration(self, store: StateStore) -> None:
         """A new pipeline has a uid, numbers from 1, a free lease, and sinks before segment 1."""
-        row = store.register_pipeline(NAME, "spec-1", ["redis", "file"])
+        row = store.pipelines.register(NAME, "spec-1", ["redis", "file"])
 
         assert (row.name, row.spec_hash, row.want) == (NAME, "spec-1", "running")
         assert (row.next_segment, row.next_range, len(row.uid)) == (1, 1, 32)
-        assert store.pipeline(NAME) == row
-        assert store.pipelines() == [row]
-        lease = store.lease(NAME)
+        assert store.pipelines.get(NAME) == row
+        assert store.pipelines.read() == [row]
+        lease = store.leases.get(NAME)
         assert lease is not None
         assert (lease.epoch, lease.run_id) == (0, None)
-        checkpoints = store.checkpoints(NAME)
+        checkpoints = store.checkpoints.read(NAME)
         assert set(checkpoints) == {"redis", "file"}
         assert {
             (one.segment, one.complete, one.first_segment, one.source_position)
@@ -85,45 +84,45 @@ class TestPipelines:
         deliver(store, lease, "redis", 1)
         before = everything(store)[1:]
 
-        again = store.register_pipeline(NAME, "spec-2", ["redis"])
+        again = store.pipelines.register(NAME, "spec-2", ["redis"])
 
         assert again.spec_hash == "spec-2"
         assert again.captured_position == position(1)
         assert everything(store)[1:] == before
-        assert store.register_pipeline(NAME, "spec-2", ["redis"]) == again
+        assert store.pipelines.register(NAME, "spec-2", ["redis"]) == again
 
     def test_unknown(self, store: StateStore) -> None:
         """Reading an unknown pipeline finds nothing, writing to it is refused by name."""
-        assert store.pipeline("nobody") is None
-        assert store.lease("nobody") is None
-        assert store.checkpoints("nobody") == {}
-        assert store.ranges("nobody") == []
-        assert store.journal_bytes("nobody") == 0
+        assert store.pipelines.get("nobody") is None
+        assert store.leases.get("nobody") is None
+        assert store.checkpoints.read("nobody") == {}
+        assert store.ranges.read("nobody") == []
+        assert store.segments.total_bytes("nobody") == 0
         for write in (
-            lambda: store.set_start("nobody", position(1)),
-            lambda: store.set_desired_state("nobody", "paused"),
-            lambda: store.set_probe("nobody", 1.0, 2.0),
-            lambda: store.acquire_lease("nobody", "run-1", 30),
-            lambda: store.reset_checkpoint("nobody", "redis", 0),
+            lambda: store.pipelines.set_start("nobody", position(1)),
+            lambda: store.pipelines.set_desired_state("nobody", "paused"),
+            lambda: store.pipelines.set_probe("nobody", 1.0, 2.0),
+            lambda: store.leases.acquire("nobody", "run-1", 30),
+            lambda: store.checkpoints.reset("nobody", "redis", 0),
         ):
             with pytest.raises(NotAllowed, match="'nobody'"):
                 write()
 
     def test_start_is_fixed_once(self, store: StateStore) -> None:
         """The first start position wins, and becomes the position of checkpoints without one."""
-        store.register_pipeline(NAME, "spec-1", ["redis"])
+        store.pipelines.register(NAME, "spec-1", ["redis"])
 
-        assert store.set_start(NAME, position(5)).start_position == position(5)
-        assert store.set_start(NAME, position(7)).start_position == position(5)
-        assert store.checkpoints(NAME)["redis"].source_position == position(5)
+        assert store.pipelines.set_start(NAME, position(5)).start_position == position(5)
+        assert store.pipelines.set_start(NAME, position(7)).start_position == position(5)
+        assert store.checkpoints.read(NAME)["redis"].source_position == position(5)
 
     def test_want_and_probe(self, store: StateStore) -> None:
         """What people want and when the sensor asks again are kept as given."""
-        store.register_pipeline(NAME, "spec-1", [])
-        store.set_desired_state(NAME, "paused")
-        store.set_probe(NAME, 12.5, 4.0)
+        store.pipelines.register(NAME, "spec-1", [])
+        store.pipelines.set_desired_state(NAME, "paused")
+        store.pipelines.set_probe(NAME, 12.5, 4.0)
 
-        row = store.pipeline(NAME)
+        row = store.pipelines.get(NAME)
         assert row is not None
         assert (row.want, row.probe_after, row.probe_wait) == ("paused", 12.5, 4.0)
 
@@ -134,11 +133,11 @@ class TestPipelines:
         deliver(store, lease, "a", 3)
         deliver(store, lease, "b", 1)
         with store.fenced(lease) as writer:
-            writer.advance("b", 2, 0, False, None)
+            writer.checkpoints.advance("b", 2, 0, False, None)
 
-        store.register_pipeline(NAME, "spec-2", ["a", "b", "c"])
+        store.pipelines.register(NAME, "spec-2", ["a", "b", "c"])
 
-        new = store.checkpoints(NAME)["c"]
+        new = store.checkpoints.read(NAME)["c"]
         assert (new.segment, new.ordinal, new.complete) == (1, -1, True)
         assert (new.source_position, new.first_segment) == (position(1), 2)
 
@@ -148,29 +147,29 @@ class TestPipelines:
         capture(store, lease, 1, 2)
         deliver(store, lease, "old", 1)
         with store.fenced(lease) as writer:
-            writer.release()
+            writer.lease.release()
 
-        store.register_pipeline(NAME, "spec-2", ["new"])
+        store.pipelines.register(NAME, "spec-2", ["new"])
 
-        checkpoints = store.checkpoints(NAME)
+        checkpoints = store.checkpoints.read(NAME)
         assert list(checkpoints) == ["new"]
         assert (checkpoints["new"].segment, checkpoints["new"].complete) == (1, True)
 
     def test_first_sink_of_an_old_pipeline(self, store: StateStore) -> None:
         """Without any sink before, a new one starts with what is still in the journal."""
-        store.register_pipeline(NAME, "spec-1", [])
-        store.set_start(NAME, position(0))
-        lease = store.acquire_lease(NAME, "run-1", 60)
+        store.pipelines.register(NAME, "spec-1", [])
+        store.pipelines.set_start(NAME, position(0))
+        lease = store.leases.acquire(NAME, "run-1", 60)
         assert lease is not None
         capture(store, lease, 1)
         capture(store, lease, 2)
-        for number, asset in store.unpublished(NAME):
-            store.mark_published(NAME, number, asset)
-        store.expire_segments(NAME, [1])
+        for number, asset in store.ranges.unpublished(NAME):
+            store.ranges.mark_published(NAME, number, asset)
+        store.segments.expire(NAME, [1])
 
-        store.register_pipeline(NAME, "spec-2", ["late"])
+        store.pipelines.register(NAME, "spec-2", ["late"])
 
-        late = store.checkpoints(NAME)["late"]
+        late = store.checkpoints.read(NAME)["late"]
         assert (late.segment, late.first_segment) == (1, 2)
         assert late.source_position == position(1)
 
@@ -178,18 +177,18 @@ class TestPipelines:
         """A sink that left the file keeps its checkpoint while a run may still deliver to it."""
         lease = held(store, "a", "b")
 
-        store.register_pipeline(NAME, "spec-2", ["a"])
-        assert set(store.checkpoints(NAME)) == {"a", "b"}
+        store.pipelines.register(NAME, "spec-2", ["a"])
+        assert set(store.checkpoints.read(NAME)) == {"a", "b"}
 
         with store.fenced(lease) as writer:
-            writer.release()
-        store.register_pipeline(NAME, "spec-2", ["a"])
-        assert set(store.checkpoints(NAME)) == {"a"}
+            writer.lease.release()
+        store.pipelines.register(NAME, "spec-2", ["a"])
+        assert set(store.checkpoints.read(NAME)) == {"a"}
 
     def test_reserved_name(self, store: StateStore) -> None:
         """No sink may carry the name of the asset of captured changes."""
         with pytest.raises(NotAllowed, match="'changes'"):
-            store.register_pipeline(NAME, "spec-1", ["changes"])
+            store.pipelines.register(NAME, "spec-1", ["changes"])
 
 
 class TestLease:
@@ -200,26 +199,26 @@ class TestLease:
         for epoch in (1, 2, 3):
             lease = held(store, run_id=f"run-{epoch}")
             assert lease.epoch == epoch
-            assert store.acquire_lease(NAME, "other", 60) is None
+            assert store.leases.acquire(NAME, "other", 60) is None
             with store.fenced(lease) as writer:
-                writer.release()
-            row = store.lease(NAME)
+                writer.lease.release()
+            row = store.leases.get(NAME)
             assert row is not None
             assert (row.epoch, row.run_id) == (epoch, None)
 
     def test_expired_lease_is_free(self, store: StateStore) -> None:
         """After its time another run gets the lease; until then its row still names the first."""
         first = held(store)
-        assert store.acquire_lease(NAME, "run-2", 60) is None
+        assert store.leases.acquire(NAME, "run-2", 60) is None
         with store.fenced(first) as writer:
-            expires_at = writer.renew(0.2)
+            expires_at = writer.lease.renew(0.2)
         eventually(lambda: store.now() > expires_at)
-        row = store.lease(NAME)
+        row = store.leases.get(NAME)
         assert row is not None
         assert row.run_id == "run-1"
         assert row.expires_at == pytest.approx(expires_at)
 
-        lease = store.acquire_lease(NAME, "run-2", 60)
+        lease = store.leases.acquire(NAME, "run-2", 60)
 
         assert lease is not None
         assert lease.epoch == 2
@@ -230,31 +229,31 @@ class TestLease:
         eventually(lambda: store.now() > first)
 
         assert expires_at == pytest.approx(store.now() + 300, abs=60)
-        assert store.acquire_lease(NAME, "run-2", 60) is None
+        assert store.leases.acquire(NAME, "run-2", 60) is None
         with store.fenced(lease) as writer:
-            writer.set_confirmed(position(1))
+            writer.pipeline.set_confirmed(position(1))
 
     def test_session_survives_the_holder(self, store: StateStore) -> None:
         """The Spark session stays known to the next holder."""
         lease = held(store)
         with store.fenced(lease) as writer:
-            writer.set_session("session-1")
-            writer.release()
+            writer.lease.set_session("session-1")
+            writer.lease.release()
         held(store, run_id="run-2")
 
-        row = store.lease(NAME)
+        row = store.leases.get(NAME)
         assert row is not None
         assert row.session_id == "session-1"
 
     def test_threads_race(self, store: StateStore) -> None:
         """Of many threads that ask at once exactly one gets the lease."""
-        store.register_pipeline(NAME, "spec-1", [])
+        store.pipelines.register(NAME, "spec-1", [])
         won: list[Lease | None] = []
         start = threading.Barrier(8)
 
         def race(number: int) -> None:
             start.wait()
-            won.append(store.acquire_lease(NAME, f"run-{number}", 60))
+            won.append(store.leases.acquire(NAME, f"run-{number}", 60))
 
         threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
         for thread in threads:
@@ -301,10 +300,10 @@ class TestFence:
         """Whoever gave the lease back cannot write afterwards."""
         lease = held(store)
         with store.fenced(lease) as writer:
-            writer.release()
+            writer.lease.release()
 
         with pytest.raises(LeaseLost, match="released"), store.fenced(lease) as writer:
-            writer.renew(60)
+            writer.lease.renew(60)
 
     def test_holder_writes(self, store: StateStore) -> None:
         """The holder itself can use every method (so the refusals above mean something)."""
@@ -315,7 +314,7 @@ class TestFence:
                 continue  # one is open
             with store.fenced(lease) as writer:
                 write(writer)
-                writer.renew(60)
+                writer.lease.renew(60)
             if name == "release":
                 lease = held(store, run_id="run-2")
 
@@ -325,6 +324,6 @@ class TestFence:
         before = everything(store)
 
         with pytest.raises(ZeroDivisionError), store.fenced(lease) as writer:
-            writer.add_segment(new_segment(1), writer.open_range(position(0), "spec-1", 1) // 0)
+            writer.segments.add(new_segment(1), writer.ranges.open(position(0), "spec-1", 1) // 0)
 
         assert everything(store) == before

@@ -18,19 +18,19 @@ class TestCheckpoints:
         lease = held(store, "a", "b")
         capture(store, lease, 1, 2)
         with store.fenced(lease) as writer:
-            writer.advance("a", 1, 1, False, None)
-        row = store.checkpoints(NAME)["a"]
+            writer.checkpoints.advance("a", 1, 1, False, None)
+        row = store.checkpoints.read(NAME)["a"]
         assert (row.segment, row.ordinal, row.complete) == (1, 1, False)
         assert row.source_position == position(0)
 
         with store.fenced(lease) as writer:
-            writer.advance("a", 1, 2, True, position(1))
-            writer.advance("a", 2, -1, True, position(2))
+            writer.checkpoints.advance("a", 1, 2, True, position(1))
+            writer.checkpoints.advance("a", 2, -1, True, position(2))
 
-        row = store.checkpoints(NAME)["a"]
+        row = store.checkpoints.read(NAME)["a"]
         assert (row.segment, row.ordinal, row.complete) == (2, -1, True)
         assert row.source_position == position(2)
-        assert store.checkpoints(NAME)["b"].segment == 0
+        assert store.checkpoints.read(NAME)["b"].segment == 0
 
     @pytest.mark.parametrize(
         ("segment", "ordinal", "complete"),
@@ -43,13 +43,13 @@ class TestCheckpoints:
         lease = held(store)
         capture(store, lease, 1, 2, 3)
         with store.fenced(lease) as writer:
-            writer.advance("redis", 2, 1, True, position(2))
-        before = store.checkpoints(NAME)
+            writer.checkpoints.advance("redis", 2, 1, True, position(2))
+        before = store.checkpoints.read(NAME)
 
         with pytest.raises(NotAllowed, match="'redis' stands at"), store.fenced(lease) as writer:
-            writer.advance("redis", segment, ordinal, complete, position(segment))
+            writer.checkpoints.advance("redis", segment, ordinal, complete, position(segment))
 
-        assert store.checkpoints(NAME) == before
+        assert store.checkpoints.read(NAME) == before
 
     def test_failures(self, store: StateStore) -> None:
         """Failures are counted with the last error, and forgotten at the next success."""
@@ -57,8 +57,8 @@ class TestCheckpoints:
         capture(store, lease, 1)
         for number in (1, 2):
             with store.fenced(lease) as writer:
-                writer.sink_failed("redis", "no route to host" + "x" * 5000, 100.0 + number)
-        row = store.checkpoints(NAME)["redis"]
+                writer.checkpoints.failed("redis", "no route to host" + "x" * 5000, 100.0 + number)
+        row = store.checkpoints.read(NAME)["redis"]
         assert (row.failures, row.next_attempt_at) == (2, 102.0)
         assert row.last_error is not None
         assert row.last_error.startswith("no route")
@@ -66,7 +66,7 @@ class TestCheckpoints:
 
         deliver(store, lease, "redis", 1)
 
-        row = store.checkpoints(NAME)["redis"]
+        row = store.checkpoints.read(NAME)["redis"]
         assert (row.failures, row.next_attempt_at, row.last_error) == (0, 0.0, None)
 
     def test_only_a_move_makes_it_younger(self, store: StateStore) -> None:
@@ -74,21 +74,21 @@ class TestCheckpoints:
         lease = held(store)
         capture(store, lease, 1, 2)
         deliver(store, lease, "redis", 1)
-        moved = store.checkpoints(NAME)["redis"].updated_at
+        moved = store.checkpoints.read(NAME)["redis"].updated_at
         while store.now() <= moved:
             pass
 
         with store.fenced(lease) as writer:
-            writer.sink_failed("redis", "down", 0.0)
-        store.pause_sink(NAME, "redis")
-        store.resume_sink(NAME, "redis")
+            writer.checkpoints.failed("redis", "down", 0.0)
+        store.checkpoints.pause(NAME, "redis")
+        store.checkpoints.resume(NAME, "redis")
         with store.fenced(lease) as writer:
-            writer.detach_sink("redis", "full")
-        assert store.checkpoints(NAME)["redis"].updated_at == moved
+            writer.checkpoints.detach("redis", "full")
+        assert store.checkpoints.read(NAME)["redis"].updated_at == moved
 
-        store.attach_sink(NAME, "redis", tail=False)
+        store.checkpoints.attach(NAME, "redis", tail=False)
         deliver(store, lease, "redis", 2)
-        assert store.checkpoints(NAME)["redis"].updated_at > moved
+        assert store.checkpoints.read(NAME)["redis"].updated_at > moved
 
     def test_unknown_sink(self, store: StateStore) -> None:
         """A sink that is not registered has no checkpoint to move."""
@@ -97,7 +97,7 @@ class TestCheckpoints:
         with pytest.raises(NotAllowed, match="no sink 'kafka'"):
             deliver(store, lease, "kafka", 1)
         with pytest.raises(NotAllowed, match="no sink"), store.fenced(lease) as writer:
-            writer.sink_failed("kafka", "down", 0.0)
+            writer.checkpoints.failed("kafka", "down", 0.0)
 
     def test_reset(self, store: StateStore) -> None:
         """By hand a checkpoint goes anywhere in the journal, with the position of that place."""
@@ -105,24 +105,24 @@ class TestCheckpoints:
         capture(store, lease, 1, 2, 3)
         deliver(store, lease, "redis", 3)
         with store.fenced(lease) as writer:
-            writer.sink_failed("redis", "down", 1e12)
+            writer.checkpoints.failed("redis", "down", 1e12)
         with pytest.raises(NotAllowed, match="held by run run-1"):
-            store.reset_checkpoint(NAME, "redis", 1)
+            store.checkpoints.reset(NAME, "redis", 1)
         with store.fenced(lease) as writer:
-            writer.release()
+            writer.lease.release()
 
-        row = store.reset_checkpoint(NAME, "redis", 1)
+        row = store.checkpoints.reset(NAME, "redis", 1)
         assert (row.segment, row.complete, row.source_position) == (1, True, position(1))
         assert (row.failures, row.next_attempt_at, row.last_error) == (0, 0.0, None)
-        row = store.reset_checkpoint(NAME, "redis", 2, ordinal=1, complete=False)
+        row = store.checkpoints.reset(NAME, "redis", 2, ordinal=1, complete=False)
         assert (row.segment, row.ordinal, row.source_position) == (2, 1, position(1))
-        assert store.reset_checkpoint(NAME, "redis", 0).source_position == position(0)
-        assert store.reset_checkpoint(NAME, "redis", 3).source_position == position(3)
+        assert store.checkpoints.reset(NAME, "redis", 0).source_position == position(0)
+        assert store.checkpoints.reset(NAME, "redis", 3).source_position == position(3)
         for nowhere in (-1, 4, 9):
             with pytest.raises(NotAllowed, match="not in the journal"):
-                store.reset_checkpoint(NAME, "redis", nowhere)
+                store.checkpoints.reset(NAME, "redis", nowhere)
         with pytest.raises(NotAllowed, match="no sink 'kafka'"):
-            store.reset_checkpoint(NAME, "kafka", 0)
+            store.checkpoints.reset(NAME, "kafka", 0)
 
 
 class TestPublication:
@@ -134,12 +134,12 @@ class TestPublication:
         capture(store, lease, 1, 2)
         capture(store, lease, 3)
         capture(store, lease, 4, close=False)
-        assert store.unpublished(NAME) == [(1, "changes"), (2, "changes")]
+        assert store.ranges.unpublished(NAME) == [(1, "changes"), (2, "changes")]
 
         deliver(store, lease, "a", 3)
         with store.fenced(lease) as writer:
-            writer.advance("b", 2, 1, False, None)
-        assert store.unpublished(NAME) == [
+            writer.checkpoints.advance("b", 2, 1, False, None)
+        assert store.ranges.unpublished(NAME) == [
             (1, "changes"),
             (1, "a"),
             (2, "changes"),
@@ -147,12 +147,12 @@ class TestPublication:
         ]
 
         deliver(store, lease, "b", 2)
-        assert store.mark_published(NAME, 1, "changes")
-        assert not store.mark_published(NAME, 1, "changes")
-        assert store.mark_published(NAME, 2, "a")
-        assert store.unpublished(NAME) == [(1, "a"), (1, "b"), (2, "changes")]
-        assert store.published(NAME, 1, 1) == {(1, "changes")}
-        assert store.published(NAME, 1, 2) == {(1, "changes"), (2, "a")}
+        assert store.ranges.mark_published(NAME, 1, "changes")
+        assert not store.ranges.mark_published(NAME, 1, "changes")
+        assert store.ranges.mark_published(NAME, 2, "a")
+        assert store.ranges.unpublished(NAME) == [(1, "a"), (1, "b"), (2, "changes")]
+        assert store.ranges.published(NAME, 1, 1) == {(1, "changes")}
+        assert store.ranges.published(NAME, 1, 2) == {(1, "changes"), (2, "a")}
 
     def test_late_sink(self, store: StateStore) -> None:
         """Ranges that a sink was not given, or not whole, are never published for it."""
@@ -161,11 +161,13 @@ class TestPublication:
         capture(store, lease, 2, 3)
         capture(store, lease, 4)
         deliver(store, lease, "a", 2)
-        store.register_pipeline(NAME, "spec-2", ["a", "late"])
+        store.pipelines.register(NAME, "spec-2", ["a", "late"])
 
         deliver(store, lease, "late", 4)
 
-        assert [pair for pair in store.unpublished(NAME) if pair[1] == "late"] == [(3, "late")]
+        assert [pair for pair in store.ranges.unpublished(NAME) if pair[1] == "late"] == [
+            (3, "late")
+        ]
 
     def test_skipped_ranges(self, store: StateStore) -> None:
         """Ranges skipped by a reset are not published; after going back they are."""
@@ -173,19 +175,19 @@ class TestPublication:
         for number in (1, 2, 3):
             capture(store, lease, number)
         with store.fenced(lease) as writer:
-            writer.release()
+            writer.lease.release()
 
         def due() -> list[int]:
-            return [number for number, asset in store.unpublished(NAME) if asset == "a"]
+            return [number for number, asset in store.ranges.unpublished(NAME) if asset == "a"]
 
-        store.reset_checkpoint(NAME, "a", 2)
+        store.checkpoints.reset(NAME, "a", 2)
         assert due() == []
         deliver(store, held(store, "a", run_id="run-2"), "a", 3)
         assert due() == [3]
 
         with store.fenced(Lease(NAME, "run-2", 2, 0.0)) as writer:
-            writer.release()
-        store.reset_checkpoint(NAME, "a", 0)
+            writer.lease.release()
+        store.checkpoints.reset(NAME, "a", 0)
         deliver(store, held(store, "a", run_id="run-3"), "a", 3)
         assert due() == [1, 2, 3]
 
@@ -201,58 +203,58 @@ class TestDetached:
         deliver(store, lease, "a", 3)
         deliver(store, lease, "b", 1)
         with store.fenced(lease) as writer:
-            writer.detach_sink("b", "the journal is full")
-        for number, asset in store.unpublished(NAME):
-            store.mark_published(NAME, number, asset)
+            writer.checkpoints.detach("b", "the journal is full")
+        for number, asset in store.ranges.unpublished(NAME):
+            store.ranges.mark_published(NAME, number, asset)
         return lease
 
     def test_holds_nothing(self, store: StateStore) -> None:
         """Its checkpoint stays, says why, and keeps no segment in the journal."""
         self.journal(store)
-        row = store.checkpoints(NAME)["b"]
+        row = store.checkpoints.read(NAME)["b"]
         assert (row.state, row.segment, row.last_error) == ("detached", 1, "the journal is full")
 
-        gone = store.expire_segments(NAME, [1, 2, 3])
+        gone = store.segments.expire(NAME, [1, 2, 3])
 
         assert [one.segment for one in gone] == [1, 2, 3]
 
     def test_attached_from_the_journal(self, store: StateStore) -> None:
         """It goes on after its checkpoint, also while a run holds the lease."""
         lease = self.journal(store)
-        store.expire_segments(NAME, [1])
+        store.segments.expire(NAME, [1])
 
-        row = store.attach_sink(NAME, "b", tail=False)
+        row = store.checkpoints.attach(NAME, "b", tail=False)
 
         assert (row.state, row.segment, row.first_segment, row.last_error) == (
             "attached", 1, 1, None,
         )  # fmt: skip
-        assert store.expire_segments(NAME, [2]) == []
+        assert store.segments.expire(NAME, [2]) == []
         deliver(store, lease, "b", 3)
         with pytest.raises(NotAllowed, match="is attached"):
-            store.attach_sink(NAME, "b", tail=True)
+            store.checkpoints.attach(NAME, "b", tail=True)
 
     def test_attached_at_the_tail(self, store: StateStore) -> None:
         """What it missed is gone, which is refused unless skipping was asked for."""
         lease = self.journal(store)
-        store.expire_segments(NAME, [1, 2])
+        store.segments.expire(NAME, [1, 2])
         with pytest.raises(NotAllowed, match=r"segment 2, .* no longer in the journal; --tail"):
-            store.attach_sink(NAME, "b", tail=False)
-        assert store.checkpoints(NAME)["b"].state == "detached"
+            store.checkpoints.attach(NAME, "b", tail=False)
+        assert store.checkpoints.read(NAME)["b"].state == "detached"
 
-        row = store.attach_sink(NAME, "b", tail=True)
+        row = store.checkpoints.attach(NAME, "b", tail=True)
 
         assert (row.state, row.segment, row.first_segment) == ("attached", 3, 4)
         assert row.source_position == position(3)
         capture(store, lease, 4)
         deliver(store, lease, "b", 4)
-        assert (4, "b") in store.unpublished(NAME)
-        assert (3, "b") not in store.unpublished(NAME)
+        assert (4, "b") in store.ranges.unpublished(NAME)
+        assert (3, "b") not in store.ranges.unpublished(NAME)
 
     def test_a_new_sink_does_not_begin_there(self, store: StateStore) -> None:
         """A sink added later starts where the hindmost attached sink is."""
         self.journal(store)
-        store.register_pipeline(NAME, "spec-2", ["a", "b", "c"])
-        assert store.checkpoints(NAME)["c"].first_segment == 4
+        store.pipelines.register(NAME, "spec-2", ["a", "b", "c"])
+        assert store.checkpoints.read(NAME)["c"].first_segment == 4
 
 
 class TestPaused:
@@ -265,15 +267,15 @@ class TestPaused:
             capture(store, lease, number)
         deliver(store, lease, "a", 2)
         with store.fenced(lease) as writer:
-            writer.sink_failed("b", "down", 5e9)
+            writer.checkpoints.failed("b", "down", 5e9)
 
-        row = store.pause_sink(NAME, "b")
+        row = store.checkpoints.pause(NAME, "b")
 
         assert (row.state, row.attached, row.paused, row.segment) == ("paused", True, True, 0)
-        for number, asset in store.unpublished(NAME):
-            store.mark_published(NAME, number, asset)
-        assert store.expire_segments(NAME, [1, 2]) == []
-        row = store.resume_sink(NAME, "b")
+        for number, asset in store.ranges.unpublished(NAME):
+            store.ranges.mark_published(NAME, number, asset)
+        assert store.segments.expire(NAME, [1, 2]) == []
+        row = store.checkpoints.resume(NAME, "b")
         assert (row.state, row.segment, row.failures, row.next_attempt_at) == ("attached", 0, 0, 0)
         assert row.last_error is None
 
@@ -281,11 +283,14 @@ class TestPaused:
         """A deliverer that ends after the pause still writes its checkpoint."""
         lease = held(store, "a")
         capture(store, lease, 1)
-        store.pause_sink(NAME, "a")
+        store.checkpoints.pause(NAME, "a")
 
         deliver(store, lease, "a", 1)
 
-        assert (store.checkpoints(NAME)["a"].segment, store.checkpoints(NAME)["a"].paused) == (
+        assert (
+            store.checkpoints.read(NAME)["a"].segment,
+            store.checkpoints.read(NAME)["a"].paused,
+        ) == (
             1,
             True,
         )
@@ -295,20 +300,20 @@ class TestPaused:
         lease = held(store, "a", "b")
         capture(store, lease, 1)
         with store.fenced(lease) as writer:
-            writer.detach_sink("b", "full")
-        store.pause_sink(NAME, "a")
+            writer.checkpoints.detach("b", "full")
+        store.checkpoints.pause(NAME, "a")
 
         for act, sink, expected in (
-            (store.pause_sink, "a", "'a' is paused"),
-            (store.pause_sink, "b", "'b' is detached"),
-            (store.resume_sink, "b", "deltaforge sink attach orders b"),
-            (store.resume_sink, "c", "there is: a, b"),
+            (store.checkpoints.pause, "a", "'a' is paused"),
+            (store.checkpoints.pause, "b", "'b' is detached"),
+            (store.checkpoints.resume, "b", "deltaforge sink attach orders b"),
+            (store.checkpoints.resume, "c", "there is: a, b"),
         ):
             with pytest.raises(NotAllowed, match=expected):
                 act(NAME, sink)
-        store.resume_sink(NAME, "a")
+        store.checkpoints.resume(NAME, "a")
         with pytest.raises(NotAllowed, match="is not paused"):
-            store.resume_sink(NAME, "a")
+            store.checkpoints.resume(NAME, "a")
 
 
 class TestAddedSinks:
@@ -321,16 +326,16 @@ class TestAddedSinks:
             capture(store, lease, number)
         deliver(store, lease, "a", 4)
         deliver(store, lease, "b", 5)
-        for number, asset in store.unpublished(NAME):
-            store.mark_published(NAME, number, asset)
-        store.expire_segments(NAME, [1])
+        for number, asset in store.ranges.unpublished(NAME):
+            store.ranges.mark_published(NAME, number, asset)
+        store.segments.expire(NAME, [1])
         return lease
 
     def test_first_sinks_have_no_story(self, store: StateStore) -> None:
         """A new pipeline's sinks begin with the first segment, whatever `start` says."""
-        store.register_pipeline(NAME, "spec", ["a", "b"], {"a": "tail", "b": "journal"})
+        store.pipelines.register(NAME, "spec", ["a", "b"], {"a": "tail", "b": "journal"})
 
-        rows = store.checkpoints(NAME)
+        rows = store.checkpoints.read(NAME)
         assert [(one.first_segment, one.began) for one in rows.values()] == [(1, None), (1, None)]
 
     def test_where_it_begins(self, store: StateStore) -> None:
@@ -338,9 +343,9 @@ class TestAddedSinks:
         self.journal(store)
         starts: dict[str, SinkStart] = {"t": "tail", "j": "journal", "s": "snapshot"}
 
-        store.register_pipeline(NAME, "spec-2", ["a", "b", "m", "t", "j", "s"], starts)
+        store.pipelines.register(NAME, "spec-2", ["a", "b", "m", "t", "j", "s"], starts)
 
-        rows = store.checkpoints(NAME)
+        rows = store.checkpoints.read(NAME)
         begun = {
             "m": (5, 4, "added; begins with segment 5, where sink a, the hindmost, stood"),
             "t": (6, 5, ("added; begins with segment 6, with what was captured after it was added"
@@ -356,26 +361,26 @@ class TestAddedSinks:
             assert row.snapshot_due == (sink == "s")
         # It is there now, and `start` means nothing any more.
         everyone = ["a", "b", "m", "t", "j", "s"]
-        store.register_pipeline(NAME, "spec-3", everyone, {"t": "snapshot"})
-        assert store.checkpoints(NAME)["t"] == rows["t"]
+        store.pipelines.register(NAME, "spec-3", everyone, {"t": "snapshot"})
+        assert store.checkpoints.read(NAME)["t"] == rows["t"]
 
     def test_a_renamed_sink(self, store: StateStore) -> None:
         """It is a new one, which is said with the name that is gone; the old checkpoint goes."""
         lease = self.journal(store)
 
-        store.register_pipeline(NAME, "spec-2", ["a", "c"])
+        store.pipelines.register(NAME, "spec-2", ["a", "c"])
 
-        began = store.checkpoints(NAME)["c"].began
+        began = store.checkpoints.read(NAME)["c"].began
         assert began is not None
         assert began.startswith(
             "added; begins with segment 5, where sink a, the hindmost, stood; b is"
         )
         assert "a renamed sink is a new one" in began
-        assert set(store.checkpoints(NAME)) == {"a", "b", "c"}  # a run is at work
+        assert set(store.checkpoints.read(NAME)) == {"a", "b", "c"}  # a run is at work
         with store.fenced(lease) as writer:
-            writer.release()
-        store.register_pipeline(NAME, "spec-2", ["a", "c"])
-        assert set(store.checkpoints(NAME)) == {"a", "c"}
+            writer.lease.release()
+        store.pipelines.register(NAME, "spec-2", ["a", "c"])
+        assert set(store.checkpoints.read(NAME)) == {"a", "c"}
 
 
 class TestSinksOwnPosition:
@@ -384,7 +389,7 @@ class TestSinksOwnPosition:
     @staticmethod
     def lineage(store: StateStore) -> tuple[str | None, bool]:
         """Return lineage and whether the checkpoint overrules."""
-        row = store.checkpoints(NAME)["redis"]
+        row = store.checkpoints.read(NAME)["redis"]
         return row.lineage, row.overrules
 
     def test_a_life(self, store: StateStore) -> None:
@@ -394,10 +399,10 @@ class TestSinksOwnPosition:
         assert self.lineage(store) == (None, False)
 
         with store.fenced(lease) as writer:
-            writer.set_lineage("redis", "a")
+            writer.checkpoints.set_lineage("redis", "a")
         assert self.lineage(store) == ("a", True)
         with store.fenced(lease) as writer:
-            writer.advance("redis", 1, 2, True, position(1), exactly_once=True)
+            writer.checkpoints.advance("redis", 1, 2, True, position(1), exactly_once=True)
         assert self.lineage(store) == ("a", False)
         deliver(store, lease, "redis", 2)
         assert self.lineage(store) == (None, True)
@@ -407,11 +412,11 @@ class TestSinksOwnPosition:
         lease = held(store)
         capture(store, lease, 1, 2)
         with store.fenced(lease) as writer:
-            writer.set_lineage("redis", "a")
-            writer.resume_at("redis", 1, 2, True, notice="lost")
-            writer.release()
+            writer.checkpoints.set_lineage("redis", "a")
+            writer.checkpoints.resume_at("redis", 1, 2, True, notice="lost")
+            writer.lease.release()
 
-        row = store.reset_checkpoint(NAME, "redis", 0)
+        row = store.checkpoints.reset(NAME, "redis", 0)
 
         assert (row.lineage, row.overrules, row.notice) == (None, True, None)
 
@@ -426,19 +431,19 @@ class TestSinksOwnPosition:
         lease = held(store)
         capture(store, lease, 1, 2, 3)
         with store.fenced(lease) as writer:
-            writer.set_lineage("redis", "a")
-            writer.advance("redis", 2, 2, True, position(2), exactly_once=True)
+            writer.checkpoints.set_lineage("redis", "a")
+            writer.checkpoints.advance("redis", 2, 2, True, position(2), exactly_once=True)
         for _ in range(2):
             with store.fenced(lease) as writer:
-                writer.resume_at("redis", segment, ordinal, complete, notice="lost")
+                writer.checkpoints.resume_at("redis", segment, ordinal, complete, notice="lost")
 
-        row = store.checkpoints(NAME)["redis"]
+        row = store.checkpoints.read(NAME)["redis"]
         assert (row.segment, row.ordinal, row.complete) == (segment, ordinal, complete)
         assert (row.source_position, row.notice) == (position(expected), "lost")
         assert (row.lineage, row.overrules) == ("a", True)
         with store.fenced(lease) as writer:
-            writer.set_notice("redis", None)
-        assert store.checkpoints(NAME)["redis"].notice is None
+            writer.checkpoints.set_notice("redis", None)
+        assert store.checkpoints.read(NAME)["redis"].notice is None
 
     def test_what_is_not_in_the_journal(self, store: StateStore) -> None:
         """A sink cannot go on with a segment that is not there."""
@@ -447,7 +452,7 @@ class TestSinksOwnPosition:
         with store.fenced(lease) as writer:
             for segment, complete in ((2, True), (5, False)):
                 with pytest.raises(NotAllowed, match="not in the journal"):
-                    writer.resume_at("redis", segment, 0, complete, notice=None)
+                    writer.checkpoints.resume_at("redis", segment, 0, complete, notice=None)
 
 
 class TestSchemas:
@@ -457,9 +462,9 @@ class TestSchemas:
         """Versions count per table, the sequence over all tables of the pipeline."""
         lease = held(store)
         with store.fenced(lease) as writer:
-            first = writer.register_schema("acme", table("id"), position(1))
-            other = writer.register_schema("acme", table("id", name="items"), position(2))
-            second = writer.register_schema("acme", table("id", "name"), position(3))
+            first = writer.schemas.register("acme", table("id"), position(1))
+            other = writer.schemas.register("acme", table("id", name="items"), position(2))
+            second = writer.schemas.register("acme", table("id", "name"), position(3))
 
         assert [(one.version, one.sequence) for one in (first, other, second)] == [
             (1, 1),
@@ -474,7 +479,7 @@ class TestSchemas:
         stamps = []
         for columns in (("id",), ("id", "name"), ("id",), ("id", "name"), ("id", "x")):
             with store.fenced(lease) as writer:
-                stamps.append(writer.register_schema("acme", table(*columns), position(1)))
+                stamps.append(writer.schemas.register("acme", table(*columns), position(1)))
 
         assert stamps[2] == stamps[0]
         assert stamps[3] == stamps[1]
@@ -484,10 +489,10 @@ class TestSchemas:
         """Each pipeline numbers its own versions."""
         leases = []
         for name in ("one", "two"):
-            store.register_pipeline(name, "spec", [])
-            leases.append(store.acquire_lease(name, "run", 60))
+            store.pipelines.register(name, "spec", [])
+            leases.append(store.leases.acquire(name, "run", 60))
         for lease in leases:
             assert lease is not None
             with store.fenced(lease) as writer:
-                stamp = writer.register_schema("acme", table("id"), position(1))
+                stamp = writer.schemas.register("acme", table("id"), position(1))
             assert (stamp.version, stamp.sequence) == (1, 1)

@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state.database import clock
-from deltaforge_dagster.state.dead_letters import Overflow, token
+from deltaforge_dagster.state.dead_letters import Overflow, token_of
 from deltaforge_dagster.state.records import Lease, NewDeadLetter
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import dead_letters
@@ -26,12 +26,12 @@ def add(
 ) -> int:
     """Put letters into the queue; return how many are done with."""
     with store.fenced(lease) as writer:
-        return writer.add_dead_letters(sink, letters, max_entries=room, overflow=overflow)
+        return writer.dead_letters.add(sink, letters, max_entries=room, overflow=overflow)
 
 
 def events(store: StateStore, **which: Any) -> list[str]:
     """Return the numbers of the events in the queue."""
-    return [row.event_id.removeprefix("event-") for row in store.dead_letters(NAME, **which)]
+    return [row.event_id.removeprefix("event-") for row in store.dead_letters.read(NAME, **which)]
 
 
 class TestAdding:
@@ -41,7 +41,7 @@ class TestAdding:
         """However often it is refused; another sink has its own; numbers increase."""
         lease = held(store, "redis", "kafka")
         assert add(store, lease, dead_letter(1), dead_letter(2)) == 2
-        (first, _) = store.dead_letters(NAME)
+        (first, _) = store.dead_letters.read(NAME)
 
         assert (
             add(store, lease, dead_letter(2, error_message="again"), dead_letter(3), dead_letter(1))
@@ -49,7 +49,7 @@ class TestAdding:
         )
         add(store, lease, dead_letter(1), sink="kafka")
 
-        rows = store.dead_letters(NAME, sink="redis")
+        rows = store.dead_letters.read(NAME, sink="redis")
         assert rows[0] == first
         assert (first.attempts, first.error_message, first.event) == (
             1,
@@ -57,7 +57,7 @@ class TestAdding:
             '{"after":1}',
         )
         assert [row.event_id for row in rows] == ["event-1", "event-2", "event-3"]
-        everything = store.dead_letters(NAME)
+        everything = store.dead_letters.read(NAME)
         assert [row.seq for row in everything] == sorted({row.seq for row in everything})
         assert [row.sink for row in everything] == ["redis"] * 3 + ["kafka"]
 
@@ -68,7 +68,7 @@ class TestAdding:
 
         with pytest.raises(LeaseLost):
             add(store, lease, dead_letter(1))
-        assert store.dead_letters(NAME) == []
+        assert store.dead_letters.read(NAME) == []
 
     def test_a_full_queue_blocks(self, store: StateStore) -> None:
         """What still fits goes in, in order; what is there already needs no room."""
@@ -77,7 +77,7 @@ class TestAdding:
         assert events(store) == ["1", "2", "3"]
 
         assert add(store, lease, dead_letter(2), dead_letter(4), dead_letter(3), room=3) == 1
-        store.remove_dead_letters(NAME, up_to=store.dead_letters(NAME)[0].seq)
+        store.dead_letters.remove(NAME, up_to=store.dead_letters.read(NAME)[0].seq)
         assert add(store, lease, dead_letter(4), dead_letter(5), room=3) == 1
         assert events(store) == ["2", "3", "4"]
 
@@ -91,7 +91,7 @@ class TestAdding:
             add(store, lease, dead_letter(4), dead_letter(5), room=3, overflow="drop_oldest") == 2
         )
         assert events(store) == ["1", "4", "5"]
-        found = store.dead_letter_depth(NAME)
+        found = store.dead_letters.depth(NAME)
         assert (found.entries, found.dead, found.evicted, found.rejected) == (3, 2, 2, 0)
 
     def test_a_full_queue_rejects_the_new(self, store: StateStore) -> None:
@@ -112,7 +112,7 @@ class TestAdding:
             == 3
         )
         assert events(store) == ["1"]
-        assert store.dead_letter_depth(NAME).rejected == 2
+        assert store.dead_letters.depth(NAME).rejected == 2
 
     def test_what_waits_is_never_rejected(self, store: StateStore) -> None:
         """Nothing is wrong with it: it would be lost although the sink can have it."""
@@ -122,7 +122,7 @@ class TestAdding:
 
         assert add(store, lease, dead_letter(2), waits, room=1, overflow="reject") == 2
         assert events(store) == ["1", "3"]
-        found = store.dead_letter_depth(NAME)
+        found = store.dead_letters.depth(NAME)
         assert (found.rejected, found.evicted) == (1, 0)
 
     @pytest.mark.parametrize("overflow", ["block", "reject"])
@@ -134,7 +134,7 @@ class TestAdding:
         add(store, lease, dead_letter(4), room=1, overflow=overflow)
 
         assert events(store) == ["1", "2", "3"]
-        assert store.dead_letter_depth(NAME).evicted == 0
+        assert store.dead_letters.depth(NAME).evicted == 0
 
 
 class TestReading:
@@ -145,29 +145,29 @@ class TestReading:
         lease = held(store, "redis", "kafka")
         add(store, lease, *map(dead_letter, range(1, 4)))
         add(store, lease, dead_letter(4, error_kind="too_large"), sink="kafka")
-        seqs = [row.seq for row in store.dead_letters(NAME)]
+        seqs = [row.seq for row in store.dead_letters.read(NAME)]
 
         assert events(store, sink="kafka") == ["4"]
         assert events(store, error_kind="routing", limit=2) == ["1", "2"]
         assert events(store, after=seqs[1]) == ["3", "4"]
         assert events(store, seqs=[seqs[2], seqs[0], 999]) == ["1", "3"]
-        assert store.dead_letter_files(NAME) == {"orders/dead/1.arrow"}
+        assert store.dead_letters.files(NAME) == {"orders/dead/1.arrow"}
 
     def test_places_are_in_the_journal_s_order(self, store: StateStore) -> None:
         """Whatever the order in which they were put into the queue."""
         lease = held(store)
         add(store, lease, dead_letter(5), dead_letter(3), dead_letter(4, segment=2))
 
-        places = store.dead_letter_places(NAME, "redis")
+        places = store.dead_letters.places(NAME, "redis")
         assert [(row.segment, row.ordinal) for row in places] == [(1, 3), (1, 5), (2, 4)]
         assert {row.event for row in places} == {""}
 
     def test_an_empty_queue(self, store: StateStore) -> None:
         """Nothing is deep, old or lost."""
         held(store)
-        found = store.dead_letter_depth(NAME)
+        found = store.dead_letters.depth(NAME)
         assert (found.entries, found.oldest, found.evicted) == (0, None, 0)
-        assert store.dead_letter_state(NAME, "redis") == (0, 0, 0)
+        assert store.dead_letters.state(NAME, "redis") == (0, 0, 0)
 
 
 class TestActing:
@@ -177,15 +177,19 @@ class TestActing:
         """Asked for; refused again, with one attempt more; delivered and gone."""
         lease = held(store)
         add(store, lease, *map(dead_letter, range(1, 4)))
-        first, second, third = (row.seq for row in store.dead_letters(NAME))
+        first, second, third = (row.seq for row in store.dead_letters.read(NAME))
 
-        assert store.redrive_dead_letters(NAME, seqs=[first, second]) == 2
-        assert [row.state for row in store.dead_letters(NAME)] == ["redrive", "redrive", "dead"]
+        assert store.dead_letters.redrive(NAME, seqs=[first, second]) == 2
+        assert [row.state for row in store.dead_letters.read(NAME)] == [
+            "redrive",
+            "redrive",
+            "dead",
+        ]
         with store.fenced(lease) as writer:
-            writer.redrive_failed(first, "too_large", "still too large")
-            writer.redriven([second])
+            writer.dead_letters.redrive_failed(first, "too_large", "still too large")
+            writer.dead_letters.redriven([second])
 
-        one, other = store.dead_letters(NAME)
+        one, other = store.dead_letters.read(NAME)
         assert (one.seq, one.state, one.attempts) == (first, "dead", 2)
         assert (one.error_kind, one.error_message) == ("too_large", "still too large")
         assert other.seq == third
@@ -194,15 +198,15 @@ class TestActing:
         """Up to the token that it holds, of that attempt only, in the order of sending."""
         lease = held(store)
         add(store, lease, *map(dead_letter, range(1, 6)))
-        one, two, three, four, five = (row.seq for row in store.dead_letters(NAME))
+        one, two, three, four, five = (row.seq for row in store.dead_letters.read(NAME))
         with store.fenced(lease) as writer:
-            writer.begin_redrive("a" * 32, {0: three, 1: one, 3: two})
-            writer.begin_redrive("b" * 32, {0: four, 1: five})
+            writer.dead_letters.begin_redrive("a" * 32, {0: three, 1: one, 3: two})
+            writer.dead_letters.begin_redrive("b" * 32, {0: four, 1: five})
 
         with store.fenced(lease) as writer:
-            assert writer.redriven_up_to(token("a" * 32, 1)) == 2
-            assert writer.redriven_up_to(token("a" * 32, 1)) == 0
-            assert writer.redriven_up_to(token("c" * 32, 9)) == 0
+            assert writer.dead_letters.redriven_up_to(token_of("a" * 32, 1)) == 2
+            assert writer.dead_letters.redriven_up_to(token_of("a" * 32, 1)) == 0
+            assert writer.dead_letters.redriven_up_to(token_of("c" * 32, 9)) == 0
         assert events(store) == ["2", "4", "5"]
 
     def test_removing(self, store: StateStore) -> None:
@@ -210,15 +214,15 @@ class TestActing:
         lease = held(store, "redis", "kafka")
         add(store, lease, *map(dead_letter, range(1, 6)))
         add(store, lease, dead_letter(1), sink="kafka")
-        seqs = [row.seq for row in store.dead_letters(NAME)]
+        seqs = [row.seq for row in store.dead_letters.read(NAME)]
 
-        assert store.remove_dead_letters(NAME, up_to=seqs[1]) == 2
-        assert store.remove_dead_letters(NAME, seqs=[seqs[3], 999]) == 1
-        assert store.remove_dead_letters(NAME, sink="kafka") == 1
+        assert store.dead_letters.remove(NAME, up_to=seqs[1]) == 2
+        assert store.dead_letters.remove(NAME, seqs=[seqs[3], 999]) == 1
+        assert store.dead_letters.remove(NAME, sink="kafka") == 1
         assert events(store) == ["3", "5"]
-        assert store.remove_dead_letters(NAME) == 2
+        assert store.dead_letters.remove(NAME) == 2
         with pytest.raises(NotAllowed, match="no pipeline 'other'"):
-            store.remove_dead_letters("other")
+            store.dead_letters.remove("other")
 
     def test_age(self, store: StateStore) -> None:
         """Old entries are dropped and counted; those that wait for others are not."""
@@ -228,8 +232,8 @@ class TestActing:
             old = dead_letters.c.event_id != "event-3"
             connection.execute(update(dead_letters).where(old).values(created_at=clock() - 100))
 
-        assert store.expire_dead_letters(NAME, 200) == 0
+        assert store.dead_letters.expire(NAME, 200) == 0
         with store.fenced(lease) as writer:
-            assert writer.expire_dead_letters(50) == 1
+            assert writer.dead_letters.expire(50) == 1
         assert events(store) == ["2", "3"]
-        assert store.dead_letter_depth(NAME).expired == 1
+        assert store.dead_letters.depth(NAME).expired == 1

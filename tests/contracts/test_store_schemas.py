@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.holds import SCHEMA
-from deltaforge_dagster.state.markers import Marker
 from deltaforge_dagster.state.records import HeldPart, Lease
+from deltaforge_dagster.state.schemas import Marker
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, held, new_segment, position, table
 
@@ -33,7 +33,7 @@ def part(number: int, events: int = 2) -> HeldPart:
 def register(store: StateStore, lease: Lease, *columns: str, at: int, pause: bool = True) -> int:
     """Register a version of `orders` at a position, and return its number."""
     with store.fenced(lease) as writer:
-        return writer.register_schema("acme", table(*columns), position(at), pause=pause).version
+        return writer.schemas.register("acme", table(*columns), position(at), pause=pause).version
 
 
 class TestLookups:
@@ -44,7 +44,7 @@ class TestLookups:
         lease = held(store)
         for number, columns in ((2, "a"), (4, "ab"), (6, "a"), (8, "abc")):
             register(store, lease, *columns, at=number)
-        history = store.table_history(NAME, ORDERS)
+        history = store.schemas.history(NAME, ORDERS)
 
         found = [history.at_position(at(number)) for number in range(1, 10)]
         numbers = [one and one.stamp.version for one in found]
@@ -57,24 +57,24 @@ class TestLookups:
         """At a sequence it is the newest version that the pipeline had by then."""
         lease = held(store)
         with store.fenced(lease) as writer:
-            writer.register_schema("acme", table("a"), position(1))
-            writer.register_schema("acme", table("a", name="items"), position(2))
-            writer.register_schema("acme", table("a", "b"), position(3))
+            writer.schemas.register("acme", table("a"), position(1))
+            writer.schemas.register("acme", table("a", name="items"), position(2))
+            writer.schemas.register("acme", table("a", "b"), position(3))
 
-        history = store.table_history(NAME, ORDERS)
+        history = store.schemas.history(NAME, ORDERS)
         found = [history.at_sequence(number) for number in range(5)]
         assert [one and one.stamp.version for one in found] == [None, 1, 1, 2, 2]
         with pytest.raises(NotAllowed, match="captured no table"):
-            store.table_history(NAME, "public.others")
+            store.schemas.history(NAME, "public.others")
 
     def test_a_snapshot_says_nothing_of_the_log(self, store: StateStore) -> None:
         """A version that a snapshot has read is known, and in force only where nothing else was."""
         lease = held(store)
         register(store, lease, "a", at=5)
         with store.fenced(lease) as writer:
-            stamp = writer.register_schema("acme", table("z"), position(7), streamed=False)
+            stamp = writer.schemas.register("acme", table("z"), position(7), streamed=False)
 
-        history = store.table_history(NAME, ORDERS)
+        history = store.schemas.history(NAME, ORDERS)
         assert stamp.version == 2
         assert history.current.stamp.version == 1
         assert history.newest.stamp.version == 2
@@ -84,10 +84,10 @@ class TestLookups:
         store_url = f"sqlite:///{tmp_path}/state.db"
         first = StateStore.open(store_url)
         register(first, held(first), "a", at=3)
-        expected = first.table_histories(NAME)
+        expected = first.schemas.histories(NAME)
         first.close()
         again = StateStore.open(store_url)
-        assert again.table_histories(NAME) == expected
+        assert again.schemas.histories(NAME) == expected
         again.close()
 
 
@@ -98,11 +98,11 @@ class TestApproval:
         """The first version never; every further one that is new; none when nobody is to be asked."""
         lease = held(store)
         assert register(store, lease, "a", at=1) == 1
-        assert store.table_history(NAME, ORDERS).pending == frozenset()
+        assert store.schemas.history(NAME, ORDERS).pending == frozenset()
         register(store, lease, "a", "b", at=2, pause=False)
         register(store, lease, "a", "c", at=3)
         register(store, lease, "a", at=4)
-        assert store.table_history(NAME, ORDERS).pending == {3}
+        assert store.schemas.history(NAME, ORDERS).pending == {3}
 
     def test_approval_releases(self, store: StateStore) -> None:
         """Approved, what is held is released, once; what comes later waits again."""
@@ -110,28 +110,30 @@ class TestApproval:
         register(store, lease, "a", at=1)
         register(store, lease, "a", "b", at=2)
         with store.fenced(lease) as writer:
-            writer.keep([part(1), part(2, 3)], position(3))
-        assert store.approve_table(NAME, ORDERS) == 5
-        (hold,) = store.holds(NAME)
+            writer.holds.keep([part(1), part(2, 3)], position(3))
+        assert store.holds.approve_table(NAME, ORDERS) == 5
+        (hold,) = store.holds.read(NAME)
         assert hold.state == "released"
-        assert store.table_history(NAME, ORDERS).pending == frozenset()
+        assert store.schemas.history(NAME, ORDERS).pending == frozenset()
         with pytest.raises(NotAllowed, match="waits for approval"):
-            store.approve_table(NAME, ORDERS)
+            store.holds.approve_table(NAME, ORDERS)
 
         register(store, lease, "a", "c", at=4)
         with store.fenced(lease) as writer:
-            writer.keep([part(3)], position(5))
-        assert [one.state for one in store.holds(NAME)] == ["released"], "until a run divides it"
+            writer.holds.keep([part(3)], position(5))
+        assert [one.state for one in store.holds.read(NAME)] == ["released"], (
+            "until a run divides it"
+        )
 
     def test_approved_before_anything_was_held(self, store: StateStore) -> None:
         """Rows that are kept after the approval are released at once: nobody has to ask twice."""
         lease = held(store)
         register(store, lease, "a", at=1)
         register(store, lease, "a", "b", at=2)
-        assert store.approve_table(NAME, ORDERS) == 0
+        assert store.holds.approve_table(NAME, ORDERS) == 0
         with store.fenced(lease) as writer:
-            writer.keep([part(1)], position(3))
-        assert [one.state for one in store.holds(NAME)] == ["released"]
+            writer.holds.keep([part(1)], position(3))
+        assert [one.state for one in store.holds.read(NAME)] == ["released"]
 
     def test_held_again_behind_what_was_released(self, store: StateStore) -> None:
         """With the segment of what was released the rest is held, in files of its own."""
@@ -139,18 +141,18 @@ class TestApproval:
         register(store, lease, "a", at=1)
         register(store, lease, "a", "b", at=2)
         with store.fenced(lease) as writer:
-            writer.keep([part(1, 4)], position(1))
-        store.approve_table(NAME, ORDERS)
+            writer.holds.keep([part(1, 4)], position(1))
+        store.holds.approve_table(NAME, ORDERS)
         register(store, lease, "a", "c", at=3)
-        (released,) = store.holds(NAME)
+        (released,) = store.holds.read(NAME)
         with store.fenced(lease) as writer:
-            number = writer.open_range(position(0), "spec-1", 1)
+            number = writer.ranges.open(position(0), "spec-1", 1)
             again = replace(part(2, 1), since_position=position(9))
-            writer.add_segment(new_segment(1), number, held=[again], released=released)
+            writer.segments.add(new_segment(1), number, held=[again], released=released)
 
-        (hold,) = store.holds(NAME)
+        (hold,) = store.holds.read(NAME)
         assert (hold.state, hold.events, hold.since_position) == ("held", 1, position(1))
-        assert [one.path for one in store.held_parts(NAME)] == ["held/2"]
+        assert [one.path for one in store.holds.parts(NAME)] == ["held/2"]
 
     def test_a_hold_without_rows(self, store: StateStore) -> None:
         """A table may be held before a row of it is kept: what comes later is added."""
@@ -158,12 +160,12 @@ class TestApproval:
         register(store, lease, "a", at=1)
         register(store, lease, "a", "b", at=2)
         with store.fenced(lease) as writer:
-            writer.begin_hold(replace(part(0, 0), path="", bytes=0))
-        (hold,) = store.holds(NAME)
+            writer.holds.begin(replace(part(0, 0), path="", bytes=0))
+        (hold,) = store.holds.read(NAME)
         assert (hold.state, hold.events) == ("held", 0)
-        assert store.held_parts(NAME) == []
-        assert store.approve_table(NAME, ORDERS) == 0
-        assert store.holds(NAME)[0].state == "released"
+        assert store.holds.parts(NAME) == []
+        assert store.holds.approve_table(NAME, ORDERS) == 0
+        assert store.holds.read(NAME)[0].state == "released"
 
 
 def test_versions_are_shown_once(sqlite_store: StateStore) -> None:
@@ -171,13 +173,13 @@ def test_versions_are_shown_once(sqlite_store: StateStore) -> None:
     lease = held(sqlite_store)
     register(sqlite_store, lease, "a", at=1)
     register(sqlite_store, lease, "a", "b", at=2)
-    due = sqlite_store.unpublished_versions(NAME)
+    due = sqlite_store.schemas.unpublished(NAME)
     assert [version.stamp.sequence for _, version in due] == [1, 2]
-    sqlite_store.mark_version_published(NAME, due[0][1])
-    due = sqlite_store.unpublished_versions(NAME)
+    sqlite_store.schemas.mark_published(NAME, due[0][1])
+    due = sqlite_store.schemas.unpublished(NAME)
     assert [version.stamp.sequence for _, version in due] == [2]
-    sqlite_store.mark_version_published(NAME, due[0][1])
-    assert sqlite_store.unpublished_versions(NAME) == []
+    sqlite_store.schemas.mark_published(NAME, due[0][1])
+    assert sqlite_store.schemas.unpublished(NAME) == []
 
 
 notes = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), max_size=8).map(

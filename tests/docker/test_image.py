@@ -88,7 +88,9 @@ def test_a_pipeline_delivers_from_containers(
         )
     with closing(StateStore.open(state_url)) as store:
         eventually(
-            lambda: (row := store.pipeline("boxed")) is not None and row.start_position is not None,
+            lambda: (
+                (row := store.pipelines.get("boxed")) is not None and row.start_position is not None
+            ),
             seconds=400,
             what="the first tick",
         )

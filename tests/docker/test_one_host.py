@@ -140,7 +140,9 @@ def test_the_services_find_each_other(host: Host) -> None:
     store = StateStore.open(Settings.from_env(host.environment).state_url)
     try:
         eventually(
-            lambda: (row := store.pipeline("host")) is not None and row.start_position is not None,
+            lambda: (
+                (row := store.pipelines.get("host")) is not None and row.start_position is not None
+            ),
             seconds=200,
             what="the first tick",
         )

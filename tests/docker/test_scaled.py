@@ -119,7 +119,7 @@ def test_spark_standalone_with_its_journal_on_object_storage(
     assert pipeline.delivered() == list(range(1, 30_001))
     bucket = tmp_path / "cluster" / "data" / "journal"
     store = StateStore.open(Settings.from_env(pipeline.environment).state_url)
-    kept = {path for segment in store.segments("afar") for path in segment.paths}
+    kept = {path for segment in store.segments.read("afar") for path in segment.paths}
     store.close()
     files = {str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()}
     assert {path for path in files if path.endswith(".parquet")} == {

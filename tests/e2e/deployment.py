@@ -202,7 +202,7 @@ class Deployment:
         """Return the process that holds the pipeline's lease, None when nobody does."""
         store = self.store()
         try:
-            lease = store.lease(pipeline)
+            lease = store.leases.get(pipeline)
             now = store.now()
         finally:
             store.close()

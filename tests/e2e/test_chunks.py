@@ -43,13 +43,17 @@ def spliced(
     store = deployment.store()
     wait(partial(is_over, shop, store, ROWS), what="the snapshot")
     yield webserver, store
-    store.set_desired_state(NAME, "stopped")  # the run ends at once, and not only when it is killed
+    store.pipelines.set_desired_state(
+        NAME, "stopped"
+    )  # the run ends at once, and not only when it is killed
     store.close()
 
 
 def is_over(shop: Shop, store: StateStore, count: int) -> bool:
     """Say whether every chunk is in the journal, and that many rows have arrived."""
-    return [one.state for one in store.snapshots(NAME)] == ["spliced"] and len(ids(shop)) >= count
+    return [one.state for one in store.snapshots.read(NAME)] == ["spliced"] and len(
+        ids(shop)
+    ) >= count
 
 
 def ids(shop: Shop) -> list[int]:
@@ -69,7 +73,7 @@ def test_chosen_chunks_are_read_and_delivered_again(
     Each reads just what was chosen, and its rows are delivered once more; nothing else is.
     """
     webserver, store = spliced
-    chunks = store.chunks(NAME, 1)
+    chunks = store.snapshots.chunks(NAME, 1)
     ends = list(accumulate((one.rows or 0 for one in chunks), initial=0))
     assert ends[-1] == ROWS
     rows = {
@@ -87,7 +91,7 @@ def test_chosen_chunks_are_read_and_delivered_again(
         assert webserver.status(run) == "SUCCESS"
         keys = sorted(key for one in chosen for key in rows[one])
         wait(partial(is_over, shop, store, arrived + len(keys)), what=f"the rows of {chosen}")
-        now = {one.partition: one.read_at for one in store.chunks(NAME, 1)}
+        now = {one.partition: one.read_at for one in store.snapshots.chunks(NAME, 1)}
         assert {one for one in now if now[one] != readings[one]} == set(chosen)
         assert sorted(ids(shop)[arrived:]) == keys
         arrived, readings = arrived + len(keys), now

@@ -42,14 +42,14 @@ def test_whatever_is_killed_the_pipeline_goes_on(
 
     shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
     eventually(lambda: len(shop.entries("sturdy.customers")) == 1, what="the first delivery")
-    assert [row.state for row in store.ranges("sturdy")] == ["open"]
+    assert [row.state for row in store.ranges.read("sturdy")] == ["open"]
     os.kill(eventually(lambda: deployment.run_pid("sturdy"), what="the run"), signal.SIGKILL)
     shop.execute("INSERT INTO customers VALUES (2, 'Grace')")
     eventually(
         lambda: ("c", 2) in ops(shop, "sturdy.customers"),
         what="the delivery after the run was killed",
     )
-    first = store.range("sturdy", 1)
+    first = store.ranges.get("sturdy", 1)
     assert first is not None
     assert (first.state, first.close_reason) == ("closed", "recovered")
     reasons = [one.dagster_run.tags["deltaforge/reason"] for one in deployment.live_runs("sturdy")]
@@ -116,7 +116,7 @@ def test_a_run_killed_before_it_has_published_is_published_once(
 
     shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
     store = deployment.store()
-    eventually(lambda: store.published(name, 1, 1) == {(1, "changes"), (1, "redis")})
+    eventually(lambda: store.ranges.published(name, 1, 1) == {(1, "changes"), (1, "redis")})
 
     assert len(deployment.materializations(name, "changes", 1)) == 1
     assert len(deployment.materializations(name, "redis", 1)) == 1
@@ -126,25 +126,25 @@ def test_a_run_killed_before_it_has_published_is_published_once(
 
 def written(store: StateStore) -> tuple[object, ...]:
     """Return what a second run could have written, and the first does not write while idle."""
-    row, lease = store.pipeline("sturdy"), store.lease("sturdy")
+    row, lease = store.pipelines.get("sturdy"), store.leases.get("sturdy")
     assert row is not None
     assert lease is not None
     return (
         (row.uid, row.spec_hash, row.next_segment, row.next_range),
         (lease.epoch, lease.run_id, lease.session_id),
-        store.ranges("sturdy"),
-        store.segments("sturdy"),
-        store.checkpoints("sturdy"),
+        store.ranges.read("sturdy"),
+        store.segments.read("sturdy"),
+        store.checkpoints.read("sturdy"),
     )
 
 
 def start_a_second(deployment: Deployment, store: StateStore) -> None:
     """Start another run beside the one that works: it says so, and writes nothing."""
     eventually(lambda: deployment.run_pid("sturdy"), what="a run that works")
-    row = store.pipeline("sturdy")
+    row = store.pipelines.get("sturdy")
     assert row is not None
     eventually(
-        lambda: store.checkpoints("sturdy")["redis"].whole_segment == row.next_segment - 1,
+        lambda: store.checkpoints.read("sturdy")["redis"].whole_segment == row.next_segment - 1,
         what="the checkpoint",
     )
     before = written(store)
@@ -167,7 +167,7 @@ def terminate(deployment: Deployment, store: StateStore) -> None:
         return deployment.run_pid("sturdy") is None
 
     eventually(ended, what="the end of the run")
-    last = store.ranges("sturdy")[-1]
+    last = store.ranges.read("sturdy")[-1]
     assert (last.state, last.close_reason) == ("closed", "run ended")
     eventually(
         lambda: deployment.materializations("sturdy", "redis", last.range), what="publication"

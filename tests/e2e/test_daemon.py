@@ -24,7 +24,7 @@ def started(deployment: Deployment, pipeline: str) -> bool:
     """Say whether the start position is fixed: everything committed from now on is captured."""
     store = deployment.store()
     try:
-        row = store.pipeline(pipeline)
+        row = store.pipelines.get(pipeline)
     finally:
         store.close()
     return row is not None and row.start_position is not None
@@ -64,7 +64,7 @@ def test_changes_reach_redis_and_the_ui_knows(
     shop.execute("INSERT INTO customers VALUES (1, 'Ada'), (2, 'Grace')")
     eventually(lambda: len(shop.entries("shop-feed.customers")) == 2, what="the first delivery")
     eventually(
-        lambda: store.ranges("shop-feed", state="closed"), what="the first range", every=0.05
+        lambda: store.ranges.read("shop-feed", state="closed"), what="the first range", every=0.05
     )
     shop.execute(
         "INSERT INTO orders SELECT n, 1, n * 1.5 FROM generate_series(1, 50) n",
@@ -113,11 +113,11 @@ def test_changes_reach_redis_and_the_ui_knows(
         assert evaluation is not None, check
         assert evaluation.passed, evaluation.description
 
-    ranges = len(store.ranges("shop-feed"))
+    ranges = len(store.ranges.read("shop-feed"))
     shop.execute("INSERT INTO customers VALUES (3, 'Mary')")
     eventually(lambda: ("c", 3) in ops(shop, "shop-feed.customers"), what="new data after idling")
     assert ranges == 2, "the idle phase made no range"
-    assert len(store.ranges("shop-feed")) == 3
+    assert len(store.ranges.read("shop-feed")) == 3
     store.close()
 
     eventually(lambda: ticks(deployment, "quiet") > before + 4, what="four ticks")

@@ -94,7 +94,7 @@ def test_deltaforge_dev(
     assert process.returncode == 0, deployment.output(process)
     assert deployment.members() == []
     store = deployment.store()
-    assert [row.state for row in store.ranges("plain")] == ["closed"]
+    assert [row.state for row in store.ranges.read("plain")] == ["closed"]
     store.close()
 
 

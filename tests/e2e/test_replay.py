@@ -48,12 +48,14 @@ def fed(shop: Shop, deploy: Callable[..., Deployment]) -> Iterator[Deployment]:
         eventually(partial(deployment.materializations, "again", asset, 2), what=asset)
     store = deployment.store()
     # What follows an event in Dagster, and an entry in Redis: the rows that say so.
-    eventually(lambda: len(store.published("again", 1, 9)) == 4, what="the rows of publication")
     eventually(
-        lambda: store.checkpoints("again")["redis"].whole_segment == 3, what="the checkpoint"
+        lambda: len(store.ranges.published("again", 1, 9)) == 4, what="the rows of publication"
+    )
+    eventually(
+        lambda: store.checkpoints.read("again")["redis"].whole_segment == 3, what="the checkpoint"
     )
     yield deployment
-    store.set_desired_state(
+    store.pipelines.set_desired_state(
         "again", "stopped"
     )  # the run ends at once, and not only when it is killed
     store.close()
@@ -93,10 +95,10 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     store = fed.store()
     first = shop.entries("again.customers")
     before = (
-        store.ranges("again"),
-        store.segments("again"),
-        store.checkpoints("again"),
-        store.published("again", 1, 9),
+        store.ranges.read("again"),
+        store.segments.read("again"),
+        store.checkpoints.read("again"),
+        store.ranges.published("again", 1, 9),
     )
     true = {
         (asset, n): fed.materializations("again", asset, n)[0] for asset in ASSETS for n in (1, 2)
@@ -135,15 +137,15 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     assert failure(materialize(fed, CHANGES, 3)) == expected
 
     assert before == (
-        store.ranges("again"),
-        store.segments("again"),
-        store.checkpoints("again"),
-        store.published("again", 1, 9),
+        store.ranges.read("again"),
+        store.segments.read("again"),
+        store.checkpoints.read("again"),
+        store.ranges.published("again", 1, 9),
     )
     assert len(fed.live_runs("again")) == 1
     assert len(shop.entries("again.customers")) == 19
 
-    (damaged, *_) = store.segments("again")
+    (damaged, *_) = store.segments.read("again")
     store.close()
     file = fed.folder / "home" / "journal" / damaged.path
     content = bytearray(file.read_bytes())

@@ -71,7 +71,7 @@ class Installation:
         """Return what there is: ranges, partitions and live runs."""
         runs = self.instance.get_runs(dg.RunsFilter(tags={PIPELINE_TAG: name, RUN_TAG: "live"}))
         return (
-            [row.range for row in self.store.ranges(name)],
+            [row.range for row in self.store.ranges.read(name)],
             set(self.instance.get_dynamic_partitions(partitions_name(name))),
             {run.run_id for run in runs},
         )
@@ -110,12 +110,12 @@ def test_what_is_delivered_goes_and_nothing_else(
     (tidy.faults / "lines").write_text("fail_before")
     shop.execute("INSERT INTO customers VALUES (3, 'x')")
     third = tidy.catch_up()
-    assert [row.range for row in tidy.store.ranges("tidy")] == [1, 2, 3]
+    assert [row.range for row in tidy.store.ranges.read("tidy")] == [1, 2, 3]
 
     tidy.forget()
 
     assert tidy.kept() == ([3], {partition_key(3)}, {third})
-    (segment,) = tidy.store.segments("tidy")
+    (segment,) = tidy.store.segments.read("tidy")
     assert segment.range == 3
     assert tidy.files() == {segment.path}
 
@@ -125,7 +125,7 @@ def test_what_is_delivered_goes_and_nothing_else(
     tidy.forget()
 
     assert tidy.kept() == ([], set(), set())
-    assert tidy.store.segments("tidy") == []
+    assert tidy.store.segments.read("tidy") == []
     assert tidy.files() == set()
 
     shop.execute("INSERT INTO customers VALUES (4, 'x')")
@@ -147,7 +147,7 @@ def test_one_pipelines_problem_is_not_the_others(shop: Shop, tidy: Installation)
     shop.execute("INSERT INTO customers VALUES (1, 'x')")
     for name in ("tidy", "zebra"):
         tidy.catch_up(name)
-    (segment,) = tidy.store.segments("tidy")
+    (segment,) = tidy.store.segments.read("tidy")
     file = tidy.journal / segment.path
     file.unlink()
     file.mkdir()

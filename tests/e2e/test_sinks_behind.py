@@ -96,10 +96,10 @@ def test_a_sink_that_was_down_catches_up(
     sibling = deployment.check("pair", "lines", "delivered")
     assert sibling is not None
     assert sibling.passed
-    last = max(row.range for row in store.ranges("pair"))
+    last = max(row.range for row in store.ranges.read("pair"))
     assert deployment.materializations("pair", "lines", last)
     assert not deployment.materializations("pair", "redis", last)
-    behind = store.checkpoints("pair")["redis"]
+    behind = store.checkpoints.read("pair")["redis"]
     assert behind.failures > 0
     assert behind.last_error
 
@@ -117,8 +117,10 @@ def test_a_sink_that_was_down_catches_up(
     ]
     assert set(reasons) == {"changes", "sink behind"}
     assert reasons == sorted(reasons), "once the source is idle, every run is for the sink"
-    assert [row.range for row in store.ranges("pair")] == [*range(1, last + 1)], "no range for it"
-    checkpoint = store.checkpoints("pair")["redis"]
+    assert [row.range for row in store.ranges.read("pair")] == [*range(1, last + 1)], (
+        "no range for it"
+    )
+    checkpoint = store.checkpoints.read("pair")["redis"]
     assert (checkpoint.failures, checkpoint.last_error) == (0, None)
     for check in ("contiguity", "agreement", "source"):
         shown = deployment.check("pair", "changes", check)

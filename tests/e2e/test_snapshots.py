@@ -51,21 +51,23 @@ def file(shop: Shop) -> str:
 
 def readings(store: StateStore) -> dict[int, float]:
     """Return when each chunk of the first snapshot was read; nothing until all were."""
-    found = store.chunks(NAME, 1)
+    found = store.snapshots.chunks(NAME, 1)
     read = {one.number: one.read_at for one in found if one.read_at is not None}
     return read if len(read) == len(found) else {}
 
 
 def spliced(store: StateStore, snapshot: int) -> bool:
     """Say whether all of a snapshot is in the journal."""
-    return any(row.snapshot == snapshot and row.state == "spliced" for row in store.snapshots(NAME))
+    return any(
+        row.snapshot == snapshot and row.state == "spliced" for row in store.snapshots.read(NAME)
+    )
 
 
 def delivered(store: StateStore) -> bool:
     """Say whether every sink has got all that is in the journal."""
-    pipeline = store.pipeline(NAME)
+    pipeline = store.pipelines.get(NAME)
     assert pipeline is not None
-    reached = {row.whole_segment for row in store.checkpoints(NAME).values()}
+    reached = {row.whole_segment for row in store.checkpoints.read(NAME).values()}
     return reached == {pipeline.next_segment - 1}
 
 
@@ -155,7 +157,7 @@ def test_what_died_is_gone_on_with_and_what_joins_is_read(
     deployment.start()
     store = deployment.store()
 
-    wait(lambda: store.snapshots(NAME), what="the wish")
+    wait(lambda: store.snapshots.read(NAME), what="the wish")
     shop.execute(
         "UPDATE customers SET name = 'new' WHERE id % 3 = 0", "DELETE FROM customers WHERE id = 5"
     )
@@ -170,7 +172,9 @@ def test_what_died_is_gone_on_with_and_what_joins_is_read(
 
     chosen = set(range(1, 7))
     assert backfill(deployment, chosen).is_failure
-    noted = {one.number: one.read_at for one in store.chunks(NAME, 1) if one.number in chosen}
+    noted = {
+        one.number: one.read_at for one in store.snapshots.chunks(NAME, 1) if one.number in chosen
+    }
     again = wait(lambda: readings(store), what="what the backfill had left")
     wait(lambda: spliced(store, 1), what="the snapshot, once more")
     assert {number for number in again if again[number] != whole[number]} == chosen
@@ -184,11 +188,11 @@ def test_what_died_is_gone_on_with_and_what_joins_is_read(
     more = text.replace(f"[{CUSTOMERS}]", f"[{CUSTOMERS}, {ORDERS}]")
     deployment.add(NAME, more.replace("  engine:\n", f"{late}  engine:\n"))
     wait(lambda: spliced(store, 2), what="the snapshot of the sink that joined")
-    assert store.snapshots(NAME, newest=1)[0].sinks == ["late"]
+    assert store.snapshots.read(NAME, newest=1)[0].sinks == ["late"]
     shop.execute(
         "UPDATE orders SET total = 7 WHERE id = 7", "INSERT INTO customers VALUES (1000, 'last')"
     )
-    number = store.request_snapshot(NAME, tables=[ORDERS], cause="command").snapshot
+    number = store.snapshots.request(NAME, tables=[ORDERS], cause="command").snapshot
     wait(lambda: spliced(store, number), what="the snapshot of the table that joined")
     for table in ("customers", "orders"):
         rows = source(shop, table)
@@ -196,5 +200,5 @@ def test_what_died_is_gone_on_with_and_what_joins_is_read(
             wait(partial(has, shop, f"{sink}.{table}", rows), what=f"{table} in {sink}")
     assert ops(shop, f"{NAME}.customers") - before == {"c": 1}
     assert ops(shop, "late.customers")["r"] == 10 * CHUNKS - 1
-    store.set_desired_state(NAME, "stopped")
+    store.pipelines.set_desired_state(NAME, "stopped")
     store.close()

@@ -257,7 +257,7 @@ class Campaign:
         """Wait until a run holds the lease, or has ended."""
 
         def held() -> bool:
-            lease = self.store.lease(self.name)
+            lease = self.store.leases.get(self.name)
             return lease is not None and lease.run_id == run.process.name
 
         eventually(lambda: held() or run.process.exitcode is not None, what="the run", every=0.01)
@@ -301,10 +301,10 @@ class Campaign:
 
     def acknowledged(self) -> int:
         """Return how many changes of the journal the checkpoint covers."""
-        checkpoint = self.store.checkpoints(self.name).get("sink")
+        checkpoint = self.store.checkpoints.read(self.name).get("sink")
         if checkpoint is None:
             return 0
-        rows = self.store.segments(self.name, last=checkpoint.whole_segment)
+        rows = self.store.segments.read(self.name, last=checkpoint.whole_segment)
         partial = 0 if checkpoint.complete else checkpoint.ordinal + 1
         return sum(row.rows for row in rows) + partial
 
@@ -312,7 +312,7 @@ class Campaign:
         """Return the event id of every captured change, in log order."""
         batches = [
             batch
-            for row in self.store.segments(self.name)
+            for row in self.store.segments.read(self.name)
             for batch in self.journal.batches(row, ["event_id"])
         ]
         return [str(one) for one in pa.Table.from_batches(batches)["event_id"].to_pylist()]
@@ -324,7 +324,7 @@ class Campaign:
             f"  {life.acknowledged} acknowledged, {sum(life.lengths)} messages; ended: {life.ended}"
             for life in self.lives
         ]
-        lines += [f"  now: {one}" for one in self.store.checkpoints(self.name).values()]
+        lines += [f"  now: {one}" for one in self.store.checkpoints.read(self.name).values()]
         return "\n".join(lines)
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class Publisher:
             with self._events.open("a") as file:
                 file.write(f"{one.range} {one.asset}\n")
             failpoint("range-published")
-            self._store.mark_published(self._pipeline, one.range, one.asset)
+            self._store.ranges.mark_published(self._pipeline, one.range, one.asset)
 
 
 def start(

@@ -45,7 +45,7 @@ def test_nothing_is_lost_or_repeated_in_the_queue(
         assert run(world, step) == -signal.SIGKILL, step
     assert run(world) == 0
 
-    letters = world.feed.store.dead_letters(name)
+    letters = world.feed.store.dead_letters.read(name)
     assert [(row.ordinal, row.state) for row in letters] == [
         (1, "dead"),
         (3, "dead"),
@@ -55,13 +55,13 @@ def test_nothing_is_lost_or_repeated_in_the_queue(
     assert (arrived if exactly_once else once(arrived)) == [1, 3, 5]
 
     world.feed.path.write_text(text)
-    world.feed.store.redrive_dead_letters(name)
+    world.feed.store.dead_letters.redrive(name)
     for step in ("redrive-sent", "redrive-written"):
         assert run(world, step) == -signal.SIGKILL, step
     world.database.shop.execute("INSERT INTO customers VALUES (6, 'x')")
     assert run(world) == 0
 
-    assert world.feed.store.dead_letters(name) == []
+    assert world.feed.store.dead_letters.read(name) == []
     arrived = world.sink.arrived()
     if exactly_once:
         assert arrived == [1, 3, 5, 2, 4, 2, 6]

@@ -126,8 +126,8 @@ def hammer(campaign: Campaign, kills: int) -> None:
     """Read snapshots, and kill who reads and who delivers, one after another."""
     store, name, rng = campaign.store, campaign.name, campaign.rng
     for number in range(kills):
-        if store.unfinished_snapshot(name) is None:
-            store.request_snapshot(name, cause="command")
+        if store.snapshots.unfinished(name) is None:
+            store.snapshots.request(name, cause="command")
         reader = campaign.begin_reader(f"chunk-noted:{rng.randint(1, 4)}" if number % 2 else None)
         if number % 2:
             campaign.kill_at(f"{rng.choice(STEPS)}:{rng.randint(1, 4)}")
@@ -142,10 +142,10 @@ def finish(campaign: Campaign) -> None:
     store, name = campaign.store, campaign.name
     deadline = time.monotonic() + 600
     with other_writes(campaign):
-        while (newest := store.snapshots(name, newest=1)[0]).state != "spliced":
+        while (newest := store.snapshots.read(name, newest=1)[0]).state != "spliced":
             assert time.monotonic() < deadline, campaign.report()
             if newest.state == "cancelled":  # rows moved all the time
-                store.request_snapshot(name, cause="command")
+                store.snapshots.request(name, cause="command")
             reader = campaign.begin_reader()
             campaign.catch_up()
             reader.join(300)
@@ -204,7 +204,7 @@ def test_in_the_end_the_sink_has_the_table(make_campaign: MakeCampaign, kills: i
     campaign = make_campaign(moves=True, body=6000, chunk_rows=60)
     campaign.fill(1500)
     with campaign.under_load():
-        campaign.store.request_snapshot(campaign.name, cause="command")
+        campaign.store.snapshots.request(campaign.name, cause="command")
         hammer(campaign, kills)
         eventually(lambda: campaign.workload.moved > 0, what="a row that moves")
     finish(campaign)

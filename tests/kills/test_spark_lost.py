@@ -55,7 +55,7 @@ def test_an_ended_session(make_campaign: MakeCampaign, spark_server: SparkAddres
     """The run makes a session of its own, stores it for the next one, and delivers on."""
     campaign = make_campaign(lease_seconds=LEASE_SECONDS)
     with going_on(campaign):
-        lease = campaign.store.lease(campaign.name)
+        lease = campaign.store.leases.get(campaign.name)
         assert lease is not None
         ended = lease.session_id
         url = f"{spark_server.remote};user_id=deltaforge;session_id={ended}"
@@ -63,6 +63,6 @@ def test_an_ended_session(make_campaign: MakeCampaign, spark_server: SparkAddres
         session.client.release_session()
         session.client.close()
 
-    lease = campaign.store.lease(campaign.name)
+    lease = campaign.store.leases.get(campaign.name)
     assert lease is not None
     assert lease.session_id not in {None, ended}

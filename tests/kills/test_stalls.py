@@ -25,18 +25,18 @@ SHORT = ("segment-file-written", "sink-sent")
 
 def stall_and_take_over(campaign: Campaign, run: Run) -> None:
     """Let another run take over from a stopped one, then let that go on to its end."""
-    lease = campaign.store.lease(campaign.name)
+    lease = campaign.store.leases.get(campaign.name)
     assert lease is not None
     assert lease.run_id == run.process.name
     other = campaign.begin_and_deliver()
-    rows = [row for row in campaign.store.segments(campaign.name) if row.epoch == lease.epoch]
+    rows = [row for row in campaign.store.segments.read(campaign.name) if row.epoch == lease.epoch]
 
     run.send(signal.SIGCONT)
 
     assert campaign.wait(run, "SIGCONT") == 0
     assert run.outcome["reason"] == "lease lost", campaign.report()
     assert [
-        row for row in campaign.store.segments(campaign.name) if row.epoch == lease.epoch
+        row for row in campaign.store.segments.read(campaign.name) if row.epoch == lease.epoch
     ] == rows
     campaign.end(other)
 
@@ -44,7 +44,7 @@ def stall_and_take_over(campaign: Campaign, run: Run) -> None:
 def orphans(campaign: Campaign) -> list[Path]:
     """Return the journal's files that have no row."""
     root = campaign.settings.home / "journal"
-    known = {row.path for row in campaign.store.segments(campaign.name)}
+    known = {row.path for row in campaign.store.segments.read(campaign.name)}
     return [path for path in root.rglob("*.parquet") if str(path.relative_to(root)) not in known]
 
 

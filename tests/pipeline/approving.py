@@ -84,8 +84,8 @@ def _rows(
 
 def captured(store: StateStore) -> int:
     """Return how many rows are in the journal, or held."""
-    held = sum(hold.events for hold in store.holds("p") if hold.state == "held")
-    return held + sum(segment.rows for segment in store.segments("p"))
+    held = sum(hold.events for hold in store.holds.read("p") if hold.state == "held")
+    return held + sum(segment.rows for segment in store.segments.read("p"))
 
 
 def main(folder: Path) -> None:
@@ -97,7 +97,7 @@ def main(folder: Path) -> None:
     lease = HeldLease.take(
         store, "p", str(uuid.uuid4()), seconds=300, renew_seconds=60, on_renewal=lambda: None
     )
-    row = store.pipeline("p")
+    row = store.pipelines.get("p")
     assert lease is not None
     assert row is not None
     ranges = Ranges(

@@ -61,12 +61,12 @@ class Stage:
         self.bench = bench
         self.store = store
         self.journal = Journal(f"file://{folder}")
-        store.register_pipeline("p", "hash", ["s"])
+        store.pipelines.register("p", "hash", ["s"])
         source = bench.source()
         self.start: Position = source.ensure_start()
         # Without definitions, as of tables that nobody could read when the pipeline began.
         known = source.definitions(self.start) if knows_tables else {}
-        store.set_start("p", self.start.to_json(), known)
+        store.pipelines.set_start("p", self.start.to_json(), known)
 
     def capture(
         self,
@@ -84,7 +84,7 @@ class Stage:
             on_renewal=lambda: None,
         )
         assert lease is not None
-        row = self.store.pipeline("p")
+        row = self.store.pipelines.get("p")
         assert row is not None
         ranges = Ranges(
             self.store,
@@ -141,7 +141,7 @@ class Stage:
     def rows(self) -> list[dict[str, Any]]:
         """Return every row of the journal, in order."""
         found: list[dict[str, Any]] = []
-        for segment in self.store.segments("p"):
+        for segment in self.store.segments.read("p"):
             for batch in self.journal.batches(segment):
                 found += batch.to_pylist()
         return found
@@ -149,7 +149,7 @@ class Stage:
     def newest(self) -> list[dict[str, Any]]:
         """Return the rows of the newest segment."""
         found: list[dict[str, Any]] = []
-        for segment in self.store.segments("p")[-1:]:
+        for segment in self.store.segments.read("p")[-1:]:
             for batch in self.journal.batches(segment):
                 found += batch.to_pylist()
         return found

@@ -69,7 +69,7 @@ class Watcher:
     def publish(self) -> None:
         """Mark what is due as published."""
         for one in pending(self._store, self._pipeline):
-            self._store.mark_published(self._pipeline, one.range, one.asset)
+            self._store.ranges.mark_published(self._pipeline, one.range, one.asset)
 
 
 class Background:

@@ -67,5 +67,5 @@ def sense(store: StateStore, loaded: LoadedPipeline, rows: list[Row]) -> Lease:
         evolutions=[evolution for one in learned for evolution in one.evolutions],
     )
     with store.fenced(lease) as writer:
-        writer.note_sensed(findings)
+        writer.sensing.note(findings)
     return lease

@@ -198,7 +198,9 @@ class Snapshots:
 
     def want(self, *tables: str, condition: str | None = None) -> SnapshotRow:
         """Ask for a snapshot."""
-        return self.store.request_snapshot("p", tables=tables, condition=condition, cause="command")
+        return self.store.snapshots.request(
+            "p", tables=tables, condition=condition, cause="command"
+        )
 
     def read(
         self, only: Collection[tuple[str, int]] | None = None, *, dies_after: int | None = None
@@ -218,7 +220,7 @@ class Snapshots:
 
     def newest(self) -> SnapshotRow:
         """Return the newest snapshot."""
-        return self.store.snapshots("p", newest=1)[0]
+        return self.store.snapshots.read("p", newest=1)[0]
 
     def spliced(self) -> bool:
         """Whether all of it is in the journal."""

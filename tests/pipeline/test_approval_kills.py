@@ -30,7 +30,7 @@ def rows(store: StateStore, folder: Path) -> list[dict[str, Any]]:
     """Return the journal's rows, in order."""
     journal = Journal(f"file://{folder}/journal")
     found: list[dict[str, Any]] = []
-    for segment in store.segments("p"):
+    for segment in store.segments.read("p"):
         journal.verify(segment)
         for batch in journal.batches(segment):
             found += batch.to_pylist()
@@ -55,8 +55,8 @@ def test_killed_runs_lose_nothing_and_keep_the_order(
     Each table's rows come once and in the log's order; the committed position stays before what waits.
     """
     store = sqlite_store
-    store.register_pipeline("p", "hash", ["s"])
-    store.set_start("p", LsnPosition(0).to_json())
+    store.pipelines.register("p", "hash", ["s"])
+    store.pipelines.set_start("p", LsnPosition(0).to_json())
 
     run(tmp_path, "held-file-written")
     run(tmp_path, "held-row-written")
@@ -64,7 +64,7 @@ def test_killed_runs_lose_nothing_and_keep_the_order(
     found = rows(store, tmp_path)
     assert of(found, "items") == [2, 5, 7, 10]
     assert of(found, "orders") == [1, 3]
-    holds = {hold.subject: hold for hold in store.holds("p")}
+    holds = {hold.subject: hold for hold in store.holds.read("p")}
     assert {name: hold.events for name, hold in holds.items()} == {
         "public.orders": 7,
         "public.items": 2,
@@ -72,9 +72,9 @@ def test_killed_runs_lose_nothing_and_keep_the_order(
     assert holds["public.orders"].since_position == LsnPosition(2).to_json()
 
     for table, waited in (("public.orders", 7), ("public.items", 2)):
-        assert store.approve_table("p", table) == waited
+        assert store.holds.approve_table("p", table) == waited
         with pytest.raises(NotAllowed, match="waits for approval"):
-            store.approve_table("p", table)
+            store.holds.approve_table("p", table)
     run(tmp_path, "segment-file-written")
     run(tmp_path, "segment-row-written")
     run(tmp_path)
@@ -82,7 +82,7 @@ def test_killed_runs_lose_nothing_and_keep_the_order(
     found = rows(store, tmp_path)
     for table in ("orders", "items"):
         assert of(found, table) == expected(table)
-    assert all(hold.state == "journaled" for hold in store.holds("p"))
+    assert all(hold.state == "journaled" for hold in store.holds.read("p"))
     # Each transaction ends once in what came of it at a time.
     ends = {row["pos"] for row in found if row["tx_end"]}
     assert ends == {2, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15}

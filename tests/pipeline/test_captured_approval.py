@@ -43,7 +43,7 @@ def postgres_stage(postgres_dsn: str, tmp_path: Path) -> Iterator[Stage]:
 
 def held(stage: Stage) -> int:
     """Return how many changes are held."""
-    return sum(hold.events for hold in stage.store.holds("p") if hold.state == "held")
+    return sum(hold.events for hold in stage.store.holds.read("p") if hold.state == "held")
 
 
 def images(stage: Stage, table: str) -> list[Any]:
@@ -68,7 +68,7 @@ def waits_and_comes(stage: Stage, orders: str) -> None:
 
     assert [one["id"] for one in images(stage, "orders")] == [1]
     assert [row["tx_end"] for row in stage.events("items")] == [True, True, True]
-    (hold,) = store.holds("p")
+    (hold,) = store.holds.read("p")
     assert (hold.kind, hold.subject, hold.state) == ("schema", orders, "held")
     assert "version 2 of the table (+ n int" in hold.reason
     assert f"deltaforge hold approve p {orders}" in hold.reason
@@ -76,7 +76,7 @@ def waits_and_comes(stage: Stage, orders: str) -> None:
     assert of_orders["pending"] == [2]
 
     # What comes between the approval and the next run waits for an approval of its own.
-    assert store.approve_table("p", orders) == 2
+    assert store.holds.approve_table("p", orders) == 2
     bench.execute("ALTER TABLE orders ADD COLUMN m int")
     bench.execute("INSERT INTO orders (id, v, n, m) VALUES (4, 'd', 4, 4)", insert("items", 4))
     stage.capture(lambda _: held(stage) >= 1 and len(images(stage, "items")) >= 4)
@@ -87,7 +87,7 @@ def waits_and_comes(stage: Stage, orders: str) -> None:
     ]
     assert [row["tx_end"] for row in stage.events("orders")][1:] == [True, True]
 
-    store.approve_table("p", orders)
+    store.holds.approve_table("p", orders)
     bench.execute("INSERT INTO orders (id, v, n, m) VALUES (5, 'e', 5, 5)", insert("items", 5))
     stage.capture(lambda _: len(images(stage, "orders")) >= 5)
     assert [(one["id"], one.get("m")) for one in images(stage, "orders")][3:] == [(4, 4), (5, 5)]
@@ -95,9 +95,9 @@ def waits_and_comes(stage: Stage, orders: str) -> None:
     rows = [row for row in stage.rows() if row["table"] in {"orders", "items"}]
     assert len({row["event_id"] for row in rows}) == len(rows) == 10
     with pytest.raises(NotAllowed, match="waits for approval"):
-        store.approve_table("p", orders)
+        store.holds.approve_table("p", orders)
 
-    history = store.table_history("p", orders)
+    history = store.schemas.history("p", orders)
     sequences = {row["schema_sequence"] for row in rows if row["table"] == "orders"}
     assert {one.stamp.sequence for one in history.versions} == sequences
 
@@ -106,7 +106,7 @@ def compares(stage: Stage, orders: str) -> None:
     """Alter a table while nothing runs; the comparison says how, and registers nothing."""
     stage.pauses = False
     stage.bench.execute("ALTER TABLE orders DROP COLUMN m")
-    before = stage.store.table_versions("p")
+    before = stage.store.schemas.versions("p")
     source = stage.bench.source()
     try:
         found = live_schemas.reload(stage.store, "p", source)
@@ -118,7 +118,7 @@ def compares(stage: Stage, orders: str) -> None:
     assert by_name[orders]["differences"] == ["column_dropped m"]
     others = {one["status"] for name, one in by_name.items() if name != orders}
     assert others <= {"same", "new"}
-    assert stage.store.table_versions("p") == before
+    assert stage.store.schemas.versions("p") == before
 
 
 @pytest.mark.mysql
@@ -150,11 +150,11 @@ def test_a_table_changed_within_a_transaction(postgres_stage: Stage) -> None:
     stage.capture(lambda _: held(stage) >= 2)
     assert [row["tx_end"] for row in stage.events("orders")] == [True, True]
 
-    stage.store.approve_table("p", "public.orders")
+    stage.store.holds.approve_table("p", "public.orders")
     stage.capture(lambda _: len(stage.rows()) >= 4)
 
     assert [one["id"] for one in images(stage, "orders")] == [1, 2, 3, 4]
-    history = stage.store.table_history("p", "public.orders")
+    history = stage.store.schemas.history("p", "public.orders")
     # The form of before is in force again, and keeps its stamp.
     assert [sequence for _, sequence in history.in_force] == [1, 2, 1]
     assert history.current.stamp.version == 1

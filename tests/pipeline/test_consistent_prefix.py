@@ -82,7 +82,7 @@ def test_every_segment_ends_with_a_committed_state(stage: Stage) -> None:
     worker.join()
 
     state: dict[tuple[str, int], int] = {}
-    segments = stage.store.segments("p")
+    segments = stage.store.segments.read("p")
     broken_inside = 0
     for segment in segments:
         rows: list[dict[str, Any]] = []

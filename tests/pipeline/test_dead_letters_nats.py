@@ -58,15 +58,15 @@ def test_too_large_for_the_stream(
         shop.execute("INSERT INTO customers VALUES (4, 'c')")
         assert feed.catch_up().sink_errors == {}
         assert arrived() == [1, 3, 4]
-        (letter,) = feed.store.dead_letters(name)
+        (letter,) = feed.store.dead_letters.read(name)
         assert (letter.state, letter.error_kind, letter.attempts) == ("dead", "too_large", 1)
 
         nats_admin.change(nats_stream, max_msg_size=-1)
-        assert feed.store.redrive_dead_letters(name) == 1
+        assert feed.store.dead_letters.redrive(name) == 1
         assert feed.catch_up().sink_errors == {}
         assert arrived() == [1, 3, 4, 2]
-        assert feed.store.dead_letters(name) == []
+        assert feed.store.dead_letters.read(name) == []
         shop.execute("INSERT INTO customers VALUES (5, 'd')")
         assert feed.catch_up().sink_errors == {}
         assert arrived() == [1, 3, 4, 2, 5]
-        assert feed.store.checkpoints(name)["sink"].notice is None
+        assert feed.store.checkpoints.read(name)["sink"].notice is None

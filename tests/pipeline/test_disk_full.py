@@ -54,7 +54,7 @@ def test_a_full_journal(
             "INSERT INTO customers SELECT n, md5(n::text) || md5((-n)::text) || md5((n * 7)::text)"
             f" FROM generate_series(1, {ROWS}) n"
         )
-        before = feed.store.pipeline("full")
+        before = feed.store.pipelines.get("full")
         file_size_limit(LIMIT)
         outcome = feed.catch_up()
         file_size_limit(-1)
@@ -62,7 +62,7 @@ def test_a_full_journal(
         assert outcome.reason == "capture failed"
         assert outcome.capture_error is not None
         assert "no space left for the journal file" in outcome.capture_error
-        after = feed.store.pipeline("full")
+        after = feed.store.pipelines.get("full")
         assert before is not None
         assert after is not None
         assert after.captured_position == before.captured_position

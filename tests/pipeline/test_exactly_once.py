@@ -131,11 +131,11 @@ class World:
 
     def checkpoint(self) -> CheckpointRow:
         """Return the sink's checkpoint."""
-        return self.feed.store.checkpoints(self.name)["sink"]
+        return self.feed.store.checkpoints.read(self.name)["sink"]
 
     def reset(self, segment: int) -> None:
         """Let the sink go on after a segment."""
-        self.feed.store.reset_checkpoint(self.name, "sink", segment)
+        self.feed.store.checkpoints.reset(self.name, "sink", segment)
 
     def error(self) -> str:
         """Return why the sink failed last."""
@@ -334,7 +334,7 @@ def test_reset(make_world: MakeWorld) -> None:
     world.fault("sink").write_text("fail_before")
     world.insert(9, 12)
     world.feed.catch_up()
-    row = world.feed.store.pipeline(world.name)
+    row = world.feed.store.pipelines.get(world.name)
     assert row is not None
     world.reset(row.next_segment - 1)
     world.fault("sink").unlink()
@@ -361,7 +361,7 @@ def test_switched_on_off_and_on(make_world: MakeWorld) -> None:
 def test_what_is_no_position_of_this_pipeline(make_world: MakeWorld) -> None:
     """Garbage, another source's position, or an event that is not there: a clear stop."""
     world = make_world()
-    begun = world.feed.store.pipeline(world.name)
+    begun = world.feed.store.pipelines.get(world.name)
     assert begun is not None
     assert begun.start_position
     ours = SinkPosition("u", "l", 3, "s", 4, "e", begun.start_position, begun.start_position, "x")
@@ -376,7 +376,7 @@ def test_what_is_no_position_of_this_pipeline(make_world: MakeWorld) -> None:
     world.fault("sink").write_text("fail_before")
     world.insert(3, 4)
     world.feed.catch_up()
-    captured = world.feed.store.pipeline(world.name)
+    captured = world.feed.store.pipelines.get(world.name)
     assert captured is not None
     assert captured.captured_position
     inside = replace(ours, source=f"{world.name}-source", end=captured.captured_position)

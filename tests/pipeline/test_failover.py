@@ -14,9 +14,8 @@ from deltaforge_dagster.pipeline.failover import Failover, differences
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.primitives import Kv, Log
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.store import FencedWriter, StateStore
 from deltaforge_dagster.tables import Column, TableSchema
 from tests.pipeline.changes import PlayedSource
 
@@ -71,11 +70,16 @@ def store() -> Iterator[StateStore]:
     opened.close()
 
 
+def register(table: TableSchema, writer: FencedWriter) -> None:
+    """Register a version of a table."""
+    writer.schemas.register("t", table, START.to_json())
+
+
 @pytest.fixture
 def lease(store: StateStore) -> Iterator[HeldLease]:
     """The lease of the pipeline `p`, which has captured two tables."""
-    store.register_pipeline("p", "hash", ["s"])
-    store.set_start("p", START.to_json())
+    store.pipelines.register("p", "hash", ["s"])
+    store.pipelines.set_start("p", START.to_json())
     held = HeldLease.take(store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None)
     assert held is not None
     for one in (
@@ -83,11 +87,7 @@ def lease(store: StateStore) -> Iterator[HeldLease]:
         table("orders", "id int", "v text"),
         table("items", "id int"),
     ):
-        held.write(
-            functools.partial(
-                FencedWriter.register_schema, tenant="t", table=one, position_json=START.to_json()
-            )
-        )
+        held.write(functools.partial(register, one))
     yield held
     held.release()
 
@@ -144,7 +144,7 @@ def test_a_position_that_moved_is_the_captured_one(store: StateStore, lease: Hel
 
     assert failover(store, lease).start(source, START) == LsnPosition(500)
 
-    row = store.pipeline("p")
+    row = store.pipelines.get("p")
     assert row is not None
     assert row.captured_position == LsnPosition(500).to_json()
 

@@ -74,13 +74,13 @@ def changes(feed: Feed, sink: str, table: str) -> list[tuple[str, Any]]:
 
 def the_hold(feed: Feed) -> HoldRow:
     """Return the only hold."""
-    (hold,) = feed.store.holds("feed")
+    (hold,) = feed.store.holds.read("feed")
     return hold
 
 
 def confirmed(feed: Feed) -> Position:
     """Return what the source may forget."""
-    row = feed.store.pipeline("feed")
+    row = feed.store.pipelines.get("feed")
     assert row is not None
     return parse_position(str(row.confirmed_position or row.start_position))
 
@@ -141,6 +141,6 @@ def test_a_held_table_waits_and_the_others_go_on(feed: Feed, tmp_path: Path) -> 
             ("c", {"n": 12, "id": 6, "w": "f"}),
         ]
         assert [image["id"] for _, image in changes(feed, sink, "items")] == [1, 2, 3, 4, 5, 6]
-    assert feed.store.holds("feed") == []
+    assert feed.store.holds.read("feed") == []
     assert since < confirmed(feed)
     assert "Nothing is held" in deltaforge("hold", "list", "feed").stdout

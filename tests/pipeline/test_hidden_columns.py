@@ -123,7 +123,7 @@ def check(feed: Feed, folder: Path, log: str) -> list[dict[str, Any]]:
     assert any(path.name.startswith("state.db") for path in found)  # a dead letter as people see it
     assert not [path for path, content in contents(folder) if SECRET.encode() in content]
     assert SECRET not in log
-    (versions,) = feed.store.table_versions("feed")
+    (versions,) = feed.store.schemas.versions("feed")
     described = {column.name: column.data_type for column in versions[-1].columns}
     assert "ssn" not in described
     assert described["mail"] == described["doc"] == "text"
@@ -185,7 +185,7 @@ def test_mysql_values_are_hidden_everywhere(
                 connection.commit()
         check_events(check(feed, tmp_path, caplog.text))
         source = build_source(feed.loaded.spec)
-        numbers = [row.range for row in feed.store.ranges("feed")]
+        numbers = [row.range for row in feed.store.ranges.read("feed")]
         journal = feed.opened.journal
         again = list(
             recapture(feed.store, journal, source, pipeline="feed", tenant="acme", ranges=numbers)

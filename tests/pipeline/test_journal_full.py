@@ -27,8 +27,8 @@ def test_a_sink_that_awaits_capture_is_never_paused_for(
     """A full journal pauses capture, but not while a sink needs more of the log to go on."""
     store, path = sqlite_store, tmp_path / "orders.yaml"
     path.write_text(PIPELINE)
-    store.register_pipeline(NAME, "spec-1", ["redis"])
-    store.set_start(NAME, position(0))
+    store.pipelines.register(NAME, "spec-1", ["redis"])
+    store.pipelines.set_start(NAME, position(0))
     lease = HeldLease.take(
         store, NAME, "run-1", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
@@ -47,9 +47,9 @@ def test_a_sink_that_awaits_capture_is_never_paused_for(
         warn=said.append,
     )
     try:
-        number = lease.write(lambda writer: writer.open_range(position(0), "spec-1", 1))
-        lease.write(lambda writer: writer.add_segment(new_segment(1), number))
-        lease.write(lambda writer: writer.add_segment(new_segment(2), number))
+        number = lease.write(lambda writer: writer.ranges.open(position(0), "spec-1", 1))
+        lease.write(lambda writer: writer.segments.add(new_segment(1), number))
+        lease.write(lambda writer: writer.segments.add(new_segment(2), number))
 
         pressure.look(2)
         assert said == []

@@ -123,14 +123,14 @@ def test_a_broker_that_was_down_or_hung(make_feed: MakeFeed, start_kafka: StartK
             eventually(lambda: (number, "redis") in published(), what="the range of Redis")  # noqa: B023
 
     def published() -> set[tuple[int, str]]:
-        return feed.store.published(feed.name, 1, 9)
+        return feed.store.ranges.published(feed.name, 1, 9)
 
     def caught_up() -> bool:
-        last = len(feed.store.ranges(feed.name))
+        last = len(feed.store.ranges.read(feed.name))
         return published() >= {(last, sink) for sink in ("least", "once")}
 
     def error(sink: str) -> str:
-        return feed.store.checkpoints(feed.name)[sink].last_error or ""
+        return feed.store.checkpoints.read(feed.name)[sink].last_error or ""
 
     insert_ranges(1)
     assert len(feed.delivered("customers")) == 30
@@ -166,11 +166,13 @@ def test_a_replay_beside_a_live_run(
     spark_server.use(feed.path.parent / "home", monkeypatch)
     run = feed.begin()
     feed.shop.execute("INSERT INTO customers SELECT n, 'ä' FROM generate_series(1, 10) n")
-    eventually(lambda: len(feed.store.ranges(feed.name, state="closed")) == 1, what="a range")
+    eventually(lambda: len(feed.store.ranges.read(feed.name, state="closed")) == 1, what="a range")
     feed.shop.execute("UPDATE customers SET name = 'b' WHERE id < 4", "DELETE FROM customers")
     everywhere = {(2, sink) for sink in ("redis", "least", "once")}
-    eventually(lambda: feed.store.published(feed.name, 1, 2) >= everywhere, what="the delivery")
-    before, lease = feed.store.checkpoints(feed.name), feed.store.lease(feed.name)
+    eventually(
+        lambda: feed.store.ranges.published(feed.name, 1, 2) >= everywhere, what="the delivery"
+    )
+    before, lease = feed.store.checkpoints.read(feed.name), feed.store.leases.get(feed.name)
 
     for sink in ("least", "once"):
         first = records(feed, kafka_server, sink, "customers")
@@ -181,8 +183,8 @@ def test_a_replay_beside_a_live_run(
         ((name, mark),) = {header for one in again for header in one.headers}
         assert (name, bool(mark)) == ("df-replay", True)
 
-    assert feed.store.checkpoints(feed.name) == before
-    now = feed.store.lease(feed.name)
+    assert feed.store.checkpoints.read(feed.name) == before
+    now = feed.store.leases.get(feed.name)
     assert lease is not None
     assert now is not None
     assert (now.run_id, now.epoch) == (lease.run_id, lease.epoch)

@@ -93,8 +93,8 @@ def test_one_large_transaction(
 
         ended = run_alone(path, spark_server, row_group_bytes)
 
-        (segment,) = feed.store.segments("large")
-        checkpoint = feed.store.checkpoints("large")["redis"]
+        (segment,) = feed.store.segments.read("large")
+        checkpoint = feed.store.checkpoints.read("large")["redis"]
     assert (ended.report["captured"], ended.report["delivered"]) == (rows, {"redis": rows})
     assert (segment.rows, checkpoint.complete) == (rows, True)
     count = messages_bytes = 0

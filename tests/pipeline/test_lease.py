@@ -17,7 +17,7 @@ from tests.pipeline.changes import eventually
 @pytest.fixture
 def registered(sqlite_store: StateStore) -> StateStore:
     """A store with a pipeline."""
-    sqlite_store.register_pipeline("p", "hash", ["s"])
+    sqlite_store.pipelines.register("p", "hash", ["s"])
     return sqlite_store
 
 
@@ -59,7 +59,7 @@ def test_the_lease_outlives_its_term_while_it_is_renewed(registered: StateStore)
 
 
 def _expires_at(store: StateStore) -> float:
-    row = store.lease("p")
+    row = store.leases.get("p")
     assert row is not None
     return row.expires_at
 
@@ -73,7 +73,7 @@ def test_a_holder_that_slept_past_its_lease_sends_and_writes_nothing(
     eventually(lambda: not _may_send(held))
 
     with pytest.raises(LeaseLost):
-        held.write(lambda writer: writer.set_confirmed("{}"))
+        held.write(lambda writer: writer.pipeline.set_confirmed("{}"))
     assert held.lost.is_set()
     held.release()
 
@@ -82,12 +82,12 @@ def test_a_write_under_an_older_epoch_is_refused_by_the_store(registered: StateS
     """Even a holder that believes in its lease writes nothing once another one has it."""
     held = take(registered, seconds=0.2, renew_seconds=30)
     assert held is not None
-    eventually(lambda: registered.acquire_lease("p", "other", 30) is not None)
+    eventually(lambda: registered.leases.acquire("p", "other", 30) is not None)
     held._deadline += 60  # the holder's clock lies
 
     with pytest.raises(LeaseLost):
-        held.write(lambda writer: writer.set_confirmed("{}"))
-    row = registered.pipeline("p")
+        held.write(lambda writer: writer.pipeline.set_confirmed("{}"))
+    row = registered.pipelines.get("p")
     assert row is not None
     assert row.confirmed_position is None
     held.release()
@@ -104,7 +104,7 @@ def _may_send(held: HeldLease) -> bool:
 def test_a_lost_store_does_not_lose_a_write(tmp_path: Path) -> None:
     """While the store cannot be reached the same block is tried again, and then written once."""
     store = StateStore.open(f"sqlite:///{tmp_path}/state.db")
-    store.register_pipeline("p", "hash", ["s"])
+    store.pipelines.register("p", "hash", ["s"])
     held = take(store)
     assert held is not None
     tries = []

@@ -203,13 +203,13 @@ def test_runs_add_up(
     arrived = len(shop.entries("feed.customers")) + len(shop.entries("feed.orders"))
     assert arrived == 4
     assert found.of("sink_events_total", pipeline="feed", sink="redis") == arrived
-    segments = len(feed.store.segments("feed"))
+    segments = len(feed.store.segments.read("feed"))
     for name in ("batch_events", "batch_bytes", "e2e_latency_seconds"):
         assert found.of(f"{name}_count", pipeline="feed") == segments, name
     assert found.of("batch_events_sum", pipeline="feed") == 5
     for stage in ("process", "sink", "commit"):
         assert found.of("stage_latency_seconds_count", pipeline="feed", stage=stage) >= segments
-    assert found.of("bytes_total") == sum(row.bytes for row in feed.store.segments("feed"))
+    assert found.of("bytes_total") == sum(row.bytes for row in feed.store.segments.read("feed"))
     assert 0 < found.of("e2e_latency_seconds_sum") < 600 * segments
     assert found.of("source_idle_seconds", **source) < 600
     assert 0 < time.time() - found.of("last_checkpoint_ts", pipeline="feed") < 600

@@ -94,7 +94,7 @@ def test_an_event_says_where_it_comes_from(feed: Feed) -> None:
     assert source["server_id"] == server_id("shop-db")
     assert source["gtid"] == event["transaction"]["id"]
     assert event["tx_end"] is True
-    row = feed.store.pipeline("feed")
+    row = feed.store.pipelines.get("feed")
     assert row is not None
     captured = parse_position(row.captured_position or "")
     assert isinstance(captured, BinlogPosition)
@@ -126,7 +126,7 @@ def test_moving_from_deltaforge(feed: Feed) -> None:
     claimed = position_of(feed)
     inside = BinlogPosition(before.file, (before.pos + claimed.pos) // 2, claimed.gtid_set)
     feed.shop.execute("DELETE FROM orders WHERE id = 1")
-    feed.store.reset_all("feed")
+    feed.store.journals.reset("feed")
     checkpoints = Kv(feed.store.database, legacy.NAMESPACE)
     checkpoints.put(legacy.sink_key("shop-db", "redis"), inside.to_json().encode())
 
@@ -135,7 +135,7 @@ def test_moving_from_deltaforge(feed: Feed) -> None:
     assert [(one["op"], (one["after"] or one["before"])["id"]) for one in events(feed, "orders")] == [
         ("c", 2), ("c", 3), ("c", 4), ("d", 1),
     ]  # fmt: skip
-    row = feed.store.pipeline("feed")
+    row = feed.store.pipelines.get("feed")
     assert row is not None
     assert row.start_position == before.to_json()
 

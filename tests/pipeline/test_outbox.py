@@ -125,7 +125,7 @@ def test_tables_of_mysql(mysql_feed: Feed, topics: list[str], kafka_server: Kafk
     assert [paid.value, thanked.value] == [b'{ "sum":  1.10 }', b"thank you"]
     assert dict(paid.headers)["x-trace-id"] == b"t-1"
     assert "x-trace-id" not in dict(thanked.headers)
-    counts = [one.processed_counts for one in mysql_feed.store.segments(mysql_feed.name)]
+    counts = [one.processed_counts for one in mysql_feed.store.segments.read(mysql_feed.name)]
     assert sum((one or {})["payments"].get("outbox_dropped:non_insert", 0) for one in counts) == 2
 
 

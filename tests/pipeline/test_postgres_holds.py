@@ -32,7 +32,7 @@ def stage(postgres_dsn: str, tmp_path: Path) -> Iterator[Stage]:
 
 def held(stage: Stage) -> int:
     """Return how many events are held."""
-    return sum(hold.events for hold in stage.store.holds("p"))
+    return sum(hold.events for hold in stage.store.holds.read("p"))
 
 
 def test_a_table_waits_through_runs_and_comes_in_order(stage: Stage) -> None:
@@ -45,7 +45,7 @@ def test_a_table_waits_through_runs_and_comes_in_order(stage: Stage) -> None:
 
     assert [row["op"] for row in stage.events("items")] == ["c", "t"]
     assert stage.events("orders") == []
-    (hold,) = stage.store.holds("p")
+    (hold,) = stage.store.holds.read("p")
     assert hold.subject == "public.orders"
     assert "today's primary key (number)" in hold.reason
     since: Position = parse_position(hold.since_position)
@@ -57,7 +57,7 @@ def test_a_table_waits_through_runs_and_comes_in_order(stage: Stage) -> None:
     assert stage.events("orders") == []
 
     fix = json.dumps({"db": "public", "table": "orders"})
-    stage.store.release_hold("p", "table", "public.orders", fix)
+    stage.store.holds.release("p", "table", "public.orders", fix)
     bench.execute(insert("orders", 4))
     stage.capture(lambda _: len(stage.events("orders")) >= 6)
 

@@ -54,8 +54,8 @@ def test_many_ranges_of_one_run_leave_no_more_than_five(
     def make_ranges(first: int, last: int) -> Usage:
         for number in range(first, last + 1):
             insert(feed.shop, number, number)
-            eventually(lambda: feed.store.checkpoints("feed")["redis"].segment == number)  # noqa: B023
-        eventually(lambda: len(feed.store.ranges("feed", state="closed")) == last)
+            eventually(lambda: feed.store.checkpoints.read("feed")["redis"].segment == number)  # noqa: B023
+        eventually(lambda: len(feed.store.ranges.read("feed", state="closed")) == last)
         return meter.settled()
 
     after_five = make_ranges(1, 5)

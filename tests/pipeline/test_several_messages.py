@@ -160,6 +160,6 @@ def test_keys_change_and_rows_go(
     ]
     assert [entry["event_id"] for entry in some][2:3] == ids[3:4]
     assert outcome.sink_errors == {}
-    checkpoints = feed.store.checkpoints(feed.name).values()
+    checkpoints = feed.store.checkpoints.read(feed.name).values()
     assert {checkpoint.notice for checkpoint in checkpoints} == {None}
     assert len({(row.segment, row.complete) for row in checkpoints}) == 1

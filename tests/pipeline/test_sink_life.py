@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy
-from deltaforge_dagster.state.checkpoint_writes import CheckpointWrites
+from deltaforge_dagster.state.checkpoints import CheckpointWrites
 from deltaforge_dagster.state.primitives import Kv
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
@@ -75,7 +75,7 @@ class Lives:
 
     def captured(self) -> int:
         """Return where the last captured transaction ends."""
-        end = parse_position(self.store.segments("feed")[-1].end_position)
+        end = parse_position(self.store.segments.read("feed")[-1].end_position)
         assert isinstance(end, LsnPosition)
         return end.lsn
 
@@ -146,7 +146,9 @@ def test_what_the_source_may_forget(
 
     eventually(lives.has_all("redis", "b"), what="the siblings")
     end = lives.captured()
-    eventually(lambda: lives.store.checkpoints("feed")["a"].failures > 1, what="another attempt")
+    eventually(
+        lambda: lives.store.checkpoints.read("feed")["a"].failures > 1, what="another attempt"
+    )
     lives.insert()
     eventually(lives.has_all("redis", "b"), what="the siblings")
     if waits:
@@ -169,7 +171,7 @@ def test_a_paused_sink(lives: Lives) -> None:
     lives.insert()
     eventually(lives.has_all("redis", "a", "b"), what="the first change")
 
-    lives.store.pause_sink("feed", "a")
+    lives.store.checkpoints.pause("feed", "a")
     eventually(lambda: "deliver feed a" not in threads(), what="the end of its deliverer")
     lives.insert(2, 3)
     eventually(lives.has_all("redis", "b"), what="the siblings")
@@ -187,7 +189,7 @@ def test_a_paused_sink(lives: Lives) -> None:
     lives.insert()
     eventually(lives.has_all("redis", "b"), what="the siblings")
     assert lives.ids("a") == [1]
-    lives.store.resume_sink("feed", "a")
+    lives.store.checkpoints.resume("feed", "a")
     eventually(lives.has_all("redis", "a", "b"), what="the catch-up")
     eventually(lambda: lives.forgotten() >= lives.captured(), what="the slot")
     assert run.end().paused_sinks == ()
@@ -201,7 +203,9 @@ def test_a_file_that_is_edited_while_a_run_lives(
     run = lives.feed.begin()
     lives.insert(2)
     eventually(lives.has_all("redis", "a"), what="the first changes")
-    eventually(lambda: lives.store.checkpoints("feed")["a"].segment == 1, what="the checkpoint")
+    eventually(
+        lambda: lives.store.checkpoints.read("feed")["a"].segment == 1, what="the checkpoint"
+    )
 
     lives.file("b", "t, start: tail", "j, start: journal")
     assert run.outcome().reason == "pipeline file changed"
@@ -212,7 +216,7 @@ def test_a_file_that_is_edited_while_a_run_lives(
     assert (lives.ids("b"), lives.ids("t")) == ([3, 4, 5], [3, 4, 5])
     assert lives.has_all("redis", "j")()
     assert lives.ids("a") == [1, 2]
-    assert set(lives.store.checkpoints("feed")) == {"redis", "b", "t", "j"}
+    assert set(lives.store.checkpoints.read("feed")) == {"redis", "b", "t", "j"}
     assert "sink a is gone, and its checkpoint with it" in caplog.text
     assert (
         "sink b: added; begins with segment 2, where sink a, the hindmost, stood; a is"
@@ -264,13 +268,13 @@ def test_units(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         lives.file("a", spec="" if fields == "spec" else fields, engine=SEVENTEEN)
         spy.written.clear()
-        segments = len(lives.store.segments("feed"))
+        segments = len(lives.store.segments.read("feed"))
         # What waits 20 ms at most may be cut between two transactions.
         lives.insert(*((17,) if "max_ms" in fields else (3, 10, 2, 2)))
 
         lives.feed.catch_up()
 
-        assert len(lives.store.segments("feed")) == segments + 1
+        assert len(lives.store.segments.read("feed")) == segments + 1
         assert spy.lengths() == units
         ends = list(itertools.accumulate(units))
         assert spy.written == [end - 1 for end in ends] + [16] * (len(units) > 1)
@@ -312,7 +316,8 @@ def test_a_sink_that_hangs_too_long(lives: Lives) -> None:
     eventually(lives.has_all("redis"), what="the sibling")
 
     row = eventually(
-        lambda: (one := lives.store.checkpoints("feed")["a"]).failures and one, what="the deadline"
+        lambda: (one := lives.store.checkpoints.read("feed")["a"]).failures and one,
+        what="the deadline",
     )
     assert "took longer than 1 s for a batch (sink_batch_deadline_secs)" in row.last_error
 
@@ -328,7 +333,7 @@ def test_moving_from_deltaforge(lives: Lives) -> None:
     """Each sink goes on after what DeltaForge's had; the slot is the one that DeltaForge had."""
     lives.file("a", "b")
     ends = [lives.insert(2) for _ in range(3)]
-    lives.store.reset_all("feed")
+    lives.store.journals.reset("feed")
     checkpoints = Kv(lives.store.database, legacy.NAMESPACE)
     for sink, end in (("redis", ends[0]), ("a", ends[1])):
         text = LsnPosition(end, 7).to_json()
@@ -340,14 +345,14 @@ def test_moving_from_deltaforge(lives: Lives) -> None:
     # At least once: the segment in which its position lies comes whole.
     assert lives.ids("a")[-2:] == [5, 6]
     assert set(lives.ids("a")) <= {3, 4, 5, 6}
-    row = lives.store.pipeline("feed")
+    row = lives.store.pipelines.get("feed")
     assert row is not None
     assert parse_position(str(row.start_position)) == LsnPosition(ends[0])
 
 
 def test_a_position_that_the_slot_let_go_of(lives: Lives) -> None:
     """An imported checkpoint that cannot be gone on after stops with the reason."""
-    lives.store.reset_all("feed")
+    lives.store.journals.reset("feed")
     text = LsnPosition(0x100, 7).to_json()
     Kv(lives.store.database, legacy.NAMESPACE).put("feed-source", text.encode())
 
@@ -361,15 +366,15 @@ def test_everything_anew(lives: Lives) -> None:
     lives.insert(2)
     lives.feed.catch_up()
     lives.insert(3)
-    lives.store.reset_all("feed")
+    lives.store.journals.reset("feed")
 
     outcome = lives.feed.catch_up()
 
     assert outcome.captured >= 3
     assert lives.ids("a")[-3:] == lives.ids("redis")[-3:] == [3, 4, 5]
-    row = lives.store.pipeline("feed")
+    row = lives.store.pipelines.get("feed")
     assert row is not None
-    assert {one.segment for one in lives.store.segments("feed")} == {2}
+    assert {one.segment for one in lives.store.segments.read("feed")} == {2}
 
 
 def threads() -> set[str]:

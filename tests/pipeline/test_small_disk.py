@@ -141,5 +141,5 @@ def test_a_full_disk_stops_capture_until_there_is_room(
         assert feed.catch_up().capture_error is None
 
         assert ids(feed) == list(range(1, ROWS + 1))
-        for segment in feed.store.segments("small"):
+        for segment in feed.store.segments.read("small"):
             opened.journal.verify(segment)

@@ -14,6 +14,7 @@ from sqlalchemy import update
 
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.state.snapshots import SnapshotRepository
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import chunks, snapshots
 from deltaforge_lab.servers import mysql
@@ -128,7 +129,7 @@ def test_chunks_wait_until_they_are_in_the_journal(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while they are looked for, which may take long: a run may end as soon as none waits."""
-    listed = StateStore.chunks
+    listed = SnapshotRepository.chunks
 
     def late(*args: Any, **options: Any) -> Any:
         time.sleep(0.3)
@@ -136,7 +137,7 @@ def test_chunks_wait_until_they_are_in_the_journal(
 
     world.snapshots.want(f"{world.schema}.hot")
     world.snapshots.read()
-    monkeypatch.setattr(StateStore, "chunks", late)
+    monkeypatch.setattr(SnapshotRepository, "chunks", late)
     spliced: list[bool] = []
 
     def none_waits(capture: Capture) -> bool:
@@ -179,7 +180,7 @@ def test_a_truncate_while_chunks_are_read(world: World) -> None:
     world.shop.execute("INSERT INTO hot VALUES (1, 'k', 1, 'after')")
     # The journal passes the truncate before it takes the chunks over.
     head = world.stage.bench.source().head()
-    for chunk in world.snapshots.store.chunks("p", 1, state="read"):
+    for chunk in world.snapshots.store.snapshots.chunks("p", 1, state="read"):
         _stand_behind(world, chunk.number, head.to_json())
 
     assert world.caught_up().rows == world.rows()
@@ -205,14 +206,16 @@ def test_a_table_without_a_key(world: World) -> None:
     world.snapshots.want(f"{world.schema}.bare")
     world.snapshots.read()
     world.shop.execute("DELETE FROM bare WHERE a = 1")
-    for chunk in world.snapshots.store.chunks("p", 1, state="read"):
+    for chunk in world.snapshots.store.snapshots.chunks("p", 1, state="read"):
         _stand_behind(world, chunk.number, world.stage.bench.source().head().to_json())
-    world.stage.capture(lambda _: bool(world.snapshots.store.chunks("p", 1, state="planned")))
+    world.stage.capture(
+        lambda _: bool(world.snapshots.store.snapshots.chunks("p", 1, state="planned"))
+    )
     world.snapshots.read()
 
     copy = world.caught_up("bare")
     assert copy.rows == world.rows("bare")
-    assert world.snapshots.store.chunks("p", 1)[0].attempts == 1
+    assert world.snapshots.store.snapshots.chunks("p", 1)[0].attempts == 1
 
 
 def test_a_reader_that_dies(world: World) -> None:
@@ -221,13 +224,15 @@ def test_a_reader_that_dies(world: World) -> None:
     with pytest.raises(Killed):
         world.snapshots.read(dies_after=1)
     done = {
-        chunk.number: chunk.path for chunk in world.snapshots.store.chunks("p", 1, state="read")
+        chunk.number: chunk.path
+        for chunk in world.snapshots.store.snapshots.chunks("p", 1, state="read")
     }
-    assert 0 < len(done) < len(world.snapshots.store.chunks("p", 1))
+    assert 0 < len(done) < len(world.snapshots.store.snapshots.chunks("p", 1))
     world.snapshots.read()
 
     again = {
-        chunk.number: chunk.path for chunk in world.snapshots.store.chunks("p", 1, state="read")
+        chunk.number: chunk.path
+        for chunk in world.snapshots.store.snapshots.chunks("p", 1, state="read")
     }
     assert {number: again[number] for number in done} == done
     copy = world.caught_up()
@@ -239,18 +244,18 @@ def test_what_a_sink_would_miss_is_read_again(world: World) -> None:
     """Until what a reading may not have seen lies in segments that the sink is given."""
     store, table = world.stage.store, f"{world.schema}.hot"
     row = world.snapshots.want(table)
-    begins = store.pipeline("p")
+    begins = store.pipelines.get("p")
     assert begins is not None
     with store.database.write() as connection:
         connection.execute(update(snapshots).values(since_segment=begins.next_segment + 1))
     with pytest.raises(Killed):
         world.snapshots.read(dies_after=1)
-    assert {one.state for one in store.chunks("p", row.snapshot)} == {"planned"}
+    assert {one.state for one in store.snapshots.chunks("p", row.snapshot)} == {"planned"}
     world.shop.execute("UPDATE hot SET v = 9 WHERE a = 3")
     world.captured_up_to_now()
     world.snapshots.read()
 
-    found = store.chunks("p", row.snapshot)
+    found = store.snapshots.chunks("p", row.snapshot)
     assert all((one.first_segment or 0) > begins.next_segment for one in found)
     assert world.caught_up().rows == world.rows()
 
@@ -260,11 +265,13 @@ def test_one_chunk_once_more(world: World) -> None:
     world.snapshots.want(f"{world.schema}.hot")
     world.snapshots.read()
     total = len(world.caught_up().rows)
-    world.snapshots.store.reopen_chunks("p", 1, [(f"{world.schema}.hot", 2)])
+    world.snapshots.store.snapshots.reopen("p", 1, [(f"{world.schema}.hot", 2)])
     world.snapshots.read(only={(f"{world.schema}.hot", 2)})
-    (chunk,) = world.snapshots.store.chunks("p", 1, state="read")
+    (chunk,) = world.snapshots.store.snapshots.chunks("p", 1, state="read")
     world.stage.journal.delete(str(chunk.path))
-    world.stage.capture(lambda _: bool(world.snapshots.store.chunks("p", 1, state="planned")))
+    world.stage.capture(
+        lambda _: bool(world.snapshots.store.snapshots.chunks("p", 1, state="planned"))
+    )
     world.snapshots.read()
 
     copy = world.caught_up()

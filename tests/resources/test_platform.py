@@ -23,7 +23,7 @@ def test_state_in_memory_is_refused_where_processes_share_nothing(tmp_path: Path
     with pytest.raises(SettingsError, match="DELTAFORGE_STATE_URL=memory"), Platform(memory).open():
         pass
     with Platform(memory, single_process=True).open() as opened:
-        assert opened.store.pipelines() == []
+        assert opened.store.pipelines.read() == []
 
 
 def test_a_platform_shows_no_password() -> None:

@@ -65,7 +65,7 @@ def test_a_tick_s_statements(
         for number in range(1, 4):
             capture(sqlite_store, lease, number)
         with sqlite_store.fenced(lease) as writer:
-            writer.sink_failed("broken", "refused", 1e12)
+            writer.checkpoints.failed("broken", "refused", 1e12)
         deliver(sqlite_store, lease, "redis", 3)
         expire(sqlite_store)
         few = asked()

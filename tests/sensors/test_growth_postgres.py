@@ -217,7 +217,7 @@ def test_a_tick_reads_little(
     for number in (1, 2):
         capture(store, lease, number)
     with store.fenced(lease) as writer:
-        writer.sink_failed("broken", "refused", 1e12)
+        writer.checkpoints.failed("broken", "refused", 1e12)
     deliver(store, lease, "redis", 2)
     expire(store)
     run = central.create_run_for_job(

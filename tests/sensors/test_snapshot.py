@@ -64,19 +64,19 @@ def looked(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstanc
 
 def begin(store: StateStore) -> None:
     """Fix the start position of the pipeline."""
-    store.set_start(NAME, position(0))
+    store.pipelines.set_start(NAME, position(0))
 
 
 def finish(store: StateStore) -> None:
     """Finish the requested snapshot without rows."""
-    row = store.unfinished_snapshot(NAME)
+    row = store.snapshots.unfinished(NAME)
     assert row is not None
-    store.plan_snapshot(NAME, row.snapshot, [])
+    store.snapshots.plan(NAME, row.snapshot, [])
 
 
 def causes(store: StateStore) -> list[str]:
     """Return the causes of the snapshots, newest first."""
-    return [row.cause for row in store.snapshots(NAME)]
+    return [row.cause for row in store.snapshots.read(NAME)]
 
 
 def test_nobody_asks(sqlite_store: StateStore, looked: Look) -> None:
@@ -86,7 +86,7 @@ def test_nobody_asks(sqlite_store: StateStore, looked: Look) -> None:
     begin(sqlite_store)
     for mode in (None, "", "never"):
         assert looked(mode) == "nothing"
-    sqlite_store.request_snapshot(NAME, cause="command")
+    sqlite_store.snapshots.request(NAME, cause="command")
     assert looked() == "run"
 
 
@@ -114,7 +114,7 @@ def test_a_sink_that_joins_asks_once(sqlite_store: StateStore, looked: Look) -> 
     finish(sqlite_store)
     assert looked(more=JOINED) == "nothing"
 
-    found = [(row.cause, row.sinks) for row in sqlite_store.snapshots(NAME)]
+    found = [(row.cause, row.sinks) for row in sqlite_store.snapshots.read(NAME)]
     assert found == [("sink", ["new"]), ("initial", [])]
 
 
@@ -133,12 +133,12 @@ def test_only_what_is_missing(sqlite_store: StateStore, looked: Look) -> None:
     """A run starts only if a chunk is missing, not if chunks wait for the pipeline's run."""
     looked()
     begin(sqlite_store)
-    number = sqlite_store.request_snapshot(NAME, cause="command").snapshot
+    number = sqlite_store.snapshots.request(NAME, cause="command").snapshot
     chunk = PlannedChunk("public.t", 1, "{}")
-    sqlite_store.plan_snapshot(NAME, number, [chunk])
+    sqlite_store.snapshots.plan(NAME, number, [chunk])
     assert looked() == "run"
     staged = StagedChunk("path", "sum", 1, 1, "s", position(1), "{}", 1, 0.1)
-    sqlite_store.stage_chunk(NAME, number, chunk, staged)
+    sqlite_store.snapshots.stage(NAME, number, chunk, staged)
     assert "the pipeline's run takes it over" in looked()
 
 
@@ -151,7 +151,7 @@ def test_one_run_at_a_time(
     """A run with signs of life is left alone, one without is reported as failed; then there is a pause."""
     looked()
     begin(sqlite_store)
-    sqlite_store.request_snapshot(NAME, cause="command")
+    sqlite_store.snapshots.request(NAME, cause="command")
     tags = {PIPELINE_TAG: NAME, RUN_TAG: "snapshot"}
     run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTING, tags=tags)
     instance.report_engine_event("begins", run)
@@ -176,7 +176,7 @@ def test_what_somebody_reads_in_the_ui(
     """A run started in the UI is left alone; if it dies, the missing chunks are read at once."""
     looked()
     begin(sqlite_store)
-    sqlite_store.request_snapshot(NAME, cause="command")
+    sqlite_store.snapshots.request(NAME, cause="command")
     run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED)
     assert looked() == "run"
     Life(sqlite_store, NAME, run.run_id).show()
@@ -195,7 +195,7 @@ def test_the_pause_grows(
     monkeypatch.setattr(module, "PAUSES_SECONDS", (1e4, 1e5, 1e6))
     looked()
     begin(sqlite_store)
-    sqlite_store.request_snapshot(NAME, cause="command")
+    sqlite_store.snapshots.request(NAME, cause="command")
     tags = {PIPELINE_TAG: NAME, RUN_TAG: "snapshot"}
     for least, most in ((1e3, 1e4), (1e4, 1e5), (1e5, 1e6), (1e5, 1e6)):
         run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED, tags=tags)

@@ -94,7 +94,7 @@ def test_a_failing_sink_shows_while_the_run_works(
         capture(sqlite_store, lease, 1, 2)
         assert outcomes() == [], "to be behind is no failure"
         with sqlite_store.fenced(lease) as writer:
-            writer.sink_failed("redis", "refused", 0.0)
+            writer.checkpoints.failed("redis", "refused", 0.0)
         assert outcomes() == [False]
         assert outcomes() == [False]
         deliver(sqlite_store, lease, "redis", 1)
@@ -116,7 +116,7 @@ def test_what_is_kept_back_shows_while_the_run_works(
             "table", "shop.items", "nobody knows", position(3), f"held-{number}", "s", 2, 9
         )
         with sqlite_store.fenced(lease) as writer:
-            writer.keep([part], position(3 + number))
+            writer.holds.keep([part], position(3 + number))
 
     with dg.DagsterInstance.ephemeral() as instance:
 
@@ -134,7 +134,7 @@ def test_what_is_kept_back_shows_while_the_run_works(
         assert "shop.items" in str(shown.description)
         keep(2)
         assert outcomes() == [False]
-        released = sqlite_store.release_hold(NAME, "table", "shop.items", "{}")
+        released = sqlite_store.holds.release(NAME, "table", "shop.items", "{}")
         with sqlite_store.fenced(lease) as writer:
-            writer.hold_journaled(released, 2)
+            writer.holds.journaled(released, 2)
         assert outcomes() == [False, True]

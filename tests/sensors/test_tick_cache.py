@@ -47,11 +47,11 @@ def test_ticks_share_what_the_first_one_opened(
 ) -> None:
     """A second tick opens neither Dagster's storage nor the state store."""
     with cache.lend(a_tick(instance)) as first:
-        first[1].store.register_pipeline("orders", "hash", ["redis"])
+        first[1].store.pipelines.register("orders", "hash", ["redis"])
     with cache.lend(a_tick(instance)) as second:
         assert second[0] is first[0]
         assert second[1] is first[1]
-        assert [one.name for one in second[1].store.pipelines()] == ["orders"]
+        assert [one.name for one in second[1].store.pipelines.read()] == ["orders"]
 
 
 def test_a_tick_by_hand_has_its_own_instance(cache: TickCache) -> None:
@@ -75,7 +75,7 @@ def test_after_an_error_all_is_opened_anew(cache: TickCache, instance: dg.Dagste
         raise Terminal("the file is another one")
     with cache.lend(a_tick(instance)) as (_, second):
         assert second is not first
-        assert second.store.pipelines() == []
+        assert second.store.pipelines.read() == []
 
 
 @pytest.mark.postgres

@@ -100,7 +100,7 @@ def test_a_server_that_is_stopped(
     server = start_postgres(None)
     with PostgresBench(server.create_database()) as bench:
         made = ticked(bench)
-        made.store.set_probe("orders", after=made.store.now() + 3600, wait=60.0)
+        made.store.pipelines.set_probe("orders", after=made.store.now() + 3600, wait=60.0)
         assert "asking again" in made.tick()
         assert made.health.status == "running"
 

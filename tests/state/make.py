@@ -77,9 +77,9 @@ def table(*columns: str, name: str = "orders") -> TableSchema:
 
 def held(store: StateStore, *sinks: str, run_id: str = "run-1", seconds: float = 60) -> Lease:
     """Register the pipeline with its sinks, fix its start, and take its lease."""
-    store.register_pipeline(NAME, "spec-1", sinks or ("redis",))
-    store.set_start(NAME, position(0))
-    lease = store.acquire_lease(NAME, run_id, seconds)
+    store.pipelines.register(NAME, "spec-1", sinks or ("redis",))
+    store.pipelines.set_start(NAME, position(0))
+    lease = store.leases.acquire(NAME, run_id, seconds)
     assert lease is not None
     return lease
 
@@ -93,26 +93,26 @@ def expire(store: StateStore) -> None:
 def capture(store: StateStore, lease: Lease, *numbers: int, close: bool = True) -> int:
     """Add segments as one new range and return the range's number."""
     with store.fenced(lease) as writer:
-        number = writer.open_range(position(numbers[0] - 1), "spec-1", numbers[0])
+        number = writer.ranges.open(position(numbers[0] - 1), "spec-1", numbers[0])
         for one in numbers:
-            writer.add_segment(new_segment(one), number)
+            writer.segments.add(new_segment(one), number)
         if close:
-            writer.close_range(number, "max_events", f"hash-{number}")
+            writer.ranges.close(number, "max_events", f"hash-{number}")
     return number
 
 
 def deliver(store: StateStore, lease: Lease, sink: str, segment: int) -> None:
     """Let `sink` acknowledge everything up to the end of `segment`."""
     with store.fenced(lease) as writer:
-        writer.advance(sink, segment, 2, True, position(segment))
+        writer.checkpoints.advance(sink, segment, 2, True, position(segment))
 
 
 def everything(store: StateStore) -> list[object]:
     """Return all that the store says about the pipeline, except publication."""
     return [
-        store.pipelines(),
-        store.lease(NAME),
-        store.ranges(NAME),
-        store.segments(NAME),
-        store.checkpoints(NAME),
+        store.pipelines.read(),
+        store.leases.get(NAME),
+        store.ranges.read(NAME),
+        store.segments.read(NAME),
+        store.checkpoints.read(NAME),
     ]

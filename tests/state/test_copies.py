@@ -39,9 +39,11 @@ def fill(store: StateStore) -> None:
     capture(store, lease, 3, close=False)
     deliver(store, lease, "cache", 3)
     with store.fenced(lease) as writer:
-        writer.add_processed([Processed(1, "chain", None, None, None, 0, 0, {"p": {"in": 3}})])
-    store.mark_published(NAME, 1, "changes")
-    store.request_snapshot(NAME, tables=["public.orders"], condition=None, cause="command")
+        writer.segments.add_processed(
+            [Processed(1, "chain", None, None, None, 0, 0, {"p": {"in": 3}})]
+        )
+    store.ranges.mark_published(NAME, 1, "changes")
+    store.snapshots.request(NAME, tables=["public.orders"], condition=None, cause="command")
     Kv(store.database, "n").put("key", b"\x00\xff", ttl=60)
     for number in range(3):
         Log(store.database, "n").append("key", b"%d" % number)
@@ -108,7 +110,7 @@ def test_nobody_goes_on_from_before(sqlite_store: StateStore, tmp_path: Path) ->
     back_up(sqlite_store, file)
     with sqlite_store.database.write() as connection:
         connection.execute(leases.update().values(expires_at=0.0))
-    old = sqlite_store.acquire_lease(NAME, "old", 60)
+    old = sqlite_store.leases.acquire(NAME, "old", 60)
     assert old is not None
     with pytest.raises(NotAllowed, match="run old works on pipeline 'orders'"):
         restore(file, sqlite_store, force=True)
@@ -117,7 +119,7 @@ def test_nobody_goes_on_from_before(sqlite_store: StateStore, tmp_path: Path) ->
 
     restore(file, sqlite_store, force=True)
 
-    new = sqlite_store.acquire_lease(NAME, "new", 60)
+    new = sqlite_store.leases.acquire(NAME, "new", 60)
     assert new is not None
     assert new.epoch > old.epoch + EPOCHS_AHEAD - 2
     with pytest.raises(LeaseLost), sqlite_store.fenced(old):

@@ -6,6 +6,8 @@ import pickle
 import shutil
 import sqlite3
 import stat
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from deltaforge_dagster.errors import (
     Terminal,
 )
 from deltaforge_dagster.state import database
+from deltaforge_dagster.state.database import Turns
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_postgres import StartPostgres
 from tests.state.make import NAME, capture, held, position
@@ -50,9 +53,9 @@ def test_a_file_that_is_another_one(tmp_path: Path, what: str) -> None:
 
     message = f"state store {file}: the file was {what} while this process worked with it"
     with pytest.raises(StoreLost, match=message):
-        store.pipelines()
+        store.pipelines.read()
     with pytest.raises(StoreLost, match=message), store.fenced(lease) as writer:
-        writer.set_confirmed(position(1))
+        writer.pipeline.set_confirmed(position(1))
     assert file.exists() == (what == "replaced")
     store.close()
 
@@ -82,9 +85,9 @@ class TestUrls:
     def test_memory_is_its_own(self) -> None:
         """Each opening of `memory` is a new, empty store."""
         one, two = StateStore.open("memory"), StateStore.open("memory")
-        one.register_pipeline(NAME, "spec", [])
+        one.pipelines.register(NAME, "spec", [])
 
-        assert two.pipelines() == []
+        assert two.pipelines.read() == []
         one.close()
         two.close()
 
@@ -106,7 +109,7 @@ class TestSqlite:
         """Directories are made; the file and what SQLite puts beside it are the owner's only."""
         path = tmp_path / "a" / "b" / "state.db"
         store = StateStore.open(f"sqlite:///{path}")
-        store.register_pipeline(NAME, "spec", [])
+        store.pipelines.register(NAME, "spec", [])
 
         modes = {stat.S_IMODE(one.stat().st_mode) for one in path.parent.iterdir()}
         store.close()
@@ -118,11 +121,11 @@ class TestSqlite:
         url = f"sqlite:///{tmp_path}/state.db"
         store = StateStore.open(url)
         capture(store, held(store), 1)
-        before = store.pipelines(), store.ranges(NAME), store.segments(NAME)
+        before = store.pipelines.read(), store.ranges.read(NAME), store.segments.read(NAME)
         store.close()
 
         again = StateStore.open(url)
-        after = again.pipelines(), again.ranges(NAME), again.segments(NAME)
+        after = again.pipelines.read(), again.ranges.read(NAME), again.segments.read(NAME)
         again.close()
 
         assert after == before
@@ -130,23 +133,23 @@ class TestSqlite:
     def test_disk_full(self, sqlite_store: StateStore, tmp_path: Path) -> None:
         """A full disk is an error that may pass, names the file, and leaves nothing half."""
         on_its_connection(sqlite_store, "PRAGMA max_page_count = 1")
-        sqlite_store.register_pipeline(NAME, "spec", [])
+        sqlite_store.pipelines.register(NAME, "spec", [])
         with pytest.raises(StoreUnavailable, match="full") as caught:
-            sqlite_store.register_pipeline(NAME, "x" * 100_000, ["redis"])
+            sqlite_store.pipelines.register(NAME, "x" * 100_000, ["redis"])
 
         assert f"{tmp_path}/state.db" in str(caught.value)
         on_its_connection(sqlite_store, "PRAGMA max_page_count = 100000")
-        assert sqlite_store.checkpoints(NAME) == {}
-        sqlite_store.register_pipeline(NAME, "x" * 100_000, ["redis"])
+        assert sqlite_store.checkpoints.read(NAME) == {}
+        sqlite_store.pipelines.register(NAME, "x" * 100_000, ["redis"])
 
     def test_read_only(self, sqlite_store: StateStore, tmp_path: Path) -> None:
         """A database that cannot be written says so with its path, and can be read."""
         on_its_connection(sqlite_store, "PRAGMA query_only = 1")
         with pytest.raises(StoreUnavailable, match="readonly") as caught:
-            sqlite_store.register_pipeline(NAME, "spec", [])
+            sqlite_store.pipelines.register(NAME, "spec", [])
 
         assert f"{tmp_path}/state.db" in str(caught.value)
-        assert sqlite_store.pipelines() == []
+        assert sqlite_store.pipelines.read() == []
 
     def test_locked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another program that keeps the write lock makes a clear error, and only while it does."""
@@ -155,12 +158,12 @@ class TestSqlite:
         other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match=r"state\.db: .*locked: another process"):
-            store.register_pipeline(NAME, "spec", [])
-        assert store.pipelines() == []  # readers are not in the way
+            store.pipelines.register(NAME, "spec", [])
+        assert store.pipelines.read() == []  # readers are not in the way
         other.execute("ROLLBACK")
         other.close()
 
-        store.register_pipeline(NAME, "spec", [])
+        store.pipelines.register(NAME, "spec", [])
         store.close()
 
     def test_not_reachable(self, tmp_path: Path) -> None:
@@ -184,7 +187,7 @@ class TestSqlite:
         with sqlite_store.database.write() as connection:
             connection.execute(text("DROP TABLE segment"))
         with pytest.raises(Terminal, match="not as this release made them"):
-            sqlite_store.segments(NAME)
+            sqlite_store.segments.read(NAME)
 
 
 @pytest.mark.postgres
@@ -257,14 +260,14 @@ class TestPostgres:
         with other.database.read() as connection:
             connection.execute(cut)
         with store.fenced(lease) as writer:
-            writer.set_confirmed(position(1))
+            writer.pipeline.set_confirmed(position(1))
 
         with pytest.raises(StoreUnavailable), store.fenced(lease) as writer:  # noqa: PT012
-            writer.set_confirmed(position(2))
+            writer.pipeline.set_confirmed(position(2))
             with other.database.read() as connection:
                 connection.execute(cut)
-            writer.set_session("lost")
-        pipeline, row = store.pipeline(NAME), store.lease(NAME)
+            writer.lease.set_session("lost")
+        pipeline, row = store.pipelines.get(NAME), store.leases.get(NAME)
         other.close()
         store.close()
 
@@ -281,8 +284,8 @@ class TestPostgres:
         server.stop()
         calls: list[Callable[[], object]] = [
             store.now,
-            store.pipelines,
-            lambda: store.acquire_lease(NAME, "run-2", 1),
+            store.pipelines.read,
+            lambda: store.leases.acquire(NAME, "run-2", 1),
             lambda: store.fenced(lease).__enter__(),
         ]
         for call in calls:
@@ -291,5 +294,46 @@ class TestPostgres:
         server.restart()
 
         with store.fenced(lease) as writer:
-            writer.set_confirmed(position(3))
+            writer.pipeline.set_confirmed(position(3))
         store.close()
+
+
+class TestTurns:
+    """Threads get their turn in the order in which they asked."""
+
+    def test_first_come_first_served(self) -> None:
+        """Whoever asked first comes first, however busy the others are."""
+        turns = Turns("memory", 10)
+        order: list[int] = []
+
+        def work(number: int) -> None:
+            with turns.turn():
+                order.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+        with turns.turn():
+            for number, thread in enumerate(threads):
+                thread.start()
+                while len(turns._waiting) <= number:
+                    time.sleep(0.001)
+        for thread in threads:
+            thread.join()
+
+        assert order == [0, 1, 2, 3, 4]
+
+    def test_waiting_ends(self) -> None:
+        """Who waits too long leaves the line, and the lock still works afterwards."""
+        turns = Turns("memory", 0.1)
+        with turns.turn(), pytest.raises(StoreUnavailable, match="memory"), turns.turn():
+            pytest.fail("two at once")
+
+        with turns.turn():
+            pass
+
+    def test_error_passes_the_turn_on(self) -> None:
+        """A turn that ends with an error is over."""
+        turns = Turns("memory", 0.1)
+        with pytest.raises(ZeroDivisionError), turns.turn():
+            _ = 1 // 0
+        with turns.turn():
+            pass

@@ -38,7 +38,7 @@ def race(url: str, run_id: str, start: Barrier, won: ProcessQueue[tuple[str, Any
     store = StateStore.open(url)
     for number in range(ROUNDS):
         start.wait(200)
-        lease = store.acquire_lease(f"{NAME}-{number}", run_id, 60)
+        lease = store.leases.acquire(f"{NAME}-{number}", run_id, 60)
         if lease is not None:
             won.put((lease.pipeline, lease.epoch))
     store.close()
@@ -48,7 +48,7 @@ def test_two_processes_race(shared_url: str) -> None:
     """Of two processes that ask at the same moment exactly one gets the lease, every time."""
     store = StateStore.open(shared_url)
     for number in range(ROUNDS):
-        store.register_pipeline(f"{NAME}-{number}", "spec", [])
+        store.pipelines.register(f"{NAME}-{number}", "spec", [])
     context = multiprocessing.get_context("spawn")
     start, won = context.Barrier(2), context.Queue()
     processes = [
@@ -60,7 +60,7 @@ def test_two_processes_race(shared_url: str) -> None:
     winners = [won.get(timeout=200) for _ in range(ROUNDS)]
     for process in processes:
         process.join(200)
-    holders = [store.lease(f"{NAME}-{number}") for number in range(ROUNDS)]
+    holders = [store.leases.get(f"{NAME}-{number}") for number in range(ROUNDS)]
     store.close()
 
     assert won.empty()
@@ -72,7 +72,7 @@ def die_in_a_block(url: str, lease: Lease, inside: Event) -> None:
     """Write, and wait within the block to be killed."""
     store = StateStore.open(url)
     with store.fenced(lease) as writer:
-        writer.add_segment(new_segment(1), writer.open_range(position(0), "spec-1", 1))
+        writer.segments.add(new_segment(1), writer.ranges.open(position(0), "spec-1", 1))
         inside.set()
         time.sleep(600)
 
@@ -91,8 +91,8 @@ def test_killed_within_a_block(shared_url: str) -> None:
     process.join(200)
 
     with store.fenced(lease) as writer:
-        writer.add_segment(new_segment(1), writer.open_range(position(0), "spec-1", 1))
-    rows = store.segments(NAME)
+        writer.segments.add(new_segment(1), writer.ranges.open(position(0), "spec-1", 1))
+    rows = store.segments.read(NAME)
     store.close()
 
     assert [row.segment for row in rows] == [1]
@@ -105,8 +105,8 @@ class Leases(RuleBasedStateMachine):
     def begin(self) -> None:
         """Register a pipeline with one sink."""
         self.store = StateStore.open("memory")
-        self.store.register_pipeline(NAME, "spec", ["redis"])
-        self.store.set_start(NAME, position(0))
+        self.store.pipelines.register(NAME, "spec", ["redis"])
+        self.store.pipelines.set_start(NAME, position(0))
         self.leases: list[Lease] = []
         self.live: Lease | None = None
         self.captured = 0
@@ -119,7 +119,7 @@ class Leases(RuleBasedStateMachine):
     @rule()
     def acquire(self) -> None:
         """Ask for the lease."""
-        lease = self.store.acquire_lease(NAME, f"run-{len(self.leases)}", 60)
+        lease = self.store.leases.acquire(NAME, f"run-{len(self.leases)}", 60)
         assert (lease is None) == (self.live is not None)
         if lease is not None:
             assert lease.epoch == len(self.leases) + 1
@@ -140,11 +140,11 @@ class Leases(RuleBasedStateMachine):
             lease = data.draw(st.sampled_from(self.leases))
             if lease == self.live:
                 with self.store.fenced(lease) as writer:
-                    writer.release()
+                    writer.lease.release()
                 self.live = None
             else:
                 with pytest.raises(LeaseLost), self.store.fenced(lease) as writer:
-                    writer.release()
+                    writer.lease.release()
 
     @rule(data=st.data())
     def add_segment(self, data: st.DataObject) -> None:
@@ -154,9 +154,9 @@ class Leases(RuleBasedStateMachine):
             number = self.captured + 1
             try:
                 with self.store.fenced(lease) as writer:
-                    range_ = writer.open_range(position(number - 1), "spec", number)
-                    writer.add_segment(new_segment(number), range_)
-                    writer.close_range(range_, "max_events", "hash")
+                    range_ = writer.ranges.open(position(number - 1), "spec", number)
+                    writer.segments.add(new_segment(number), range_)
+                    writer.ranges.close(range_, "max_events", "hash")
             except LeaseLost:
                 assert lease != self.live
             else:
@@ -178,10 +178,10 @@ class Leases(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         """Journal and checkpoint are what the live holders wrote, in order and without a gap."""
-        rows = self.store.segments(NAME)
+        rows = self.store.segments.read(NAME)
         assert [row.segment for row in rows] == list(range(1, self.captured + 1))
-        assert self.store.checkpoints(NAME)["redis"].segment == self.delivered
-        due = {number for number, asset in self.store.unpublished(NAME) if asset == "redis"}
+        assert self.store.checkpoints.read(NAME)["redis"].segment == self.delivered
+        due = {number for number, asset in self.store.ranges.unpublished(NAME) if asset == "redis"}
         assert due == set(range(1, self.delivered + 1))
 
 

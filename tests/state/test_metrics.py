@@ -19,7 +19,9 @@ from tests.state.make import NAME, capture, held, new_segment, position
 
 def numbers(store: StateStore, name: str) -> dict[str, float]:
     """Return what is stored of a family, by its labels."""
-    return {",".join(one.labels.values()): one.value for one in store.metrics() if one.name == name}
+    return {
+        ",".join(one.labels.values()): one.value for one in store.metrics.read() if one.name == name
+    }
 
 
 def events(count: int) -> Tally:
@@ -37,7 +39,7 @@ def test_counts_add_up_and_gauges_replace(store: StateStore) -> None:
         tally.set(families.SOURCE_LAG, float(amount), source="db")
         tally.observe(families.SINK_LATENCY, 0.003, sink="redis")
         with store.fenced(lease) as writer:
-            writer.count(tally)
+            writer.metrics.count(tally)
     assert numbers(store, "sink_events_total") == {"redis": 7}
     assert numbers(store, "source_lag_seconds") == {"db": 4}
     assert numbers(store, "sink_latency_seconds") == {"0.005,redis": 2}
@@ -49,11 +51,11 @@ def test_a_write_that_is_repeated_counts_once(sqlite_store: StateStore) -> None:
     lease = held(sqlite_store, "redis")
     for _ in range(2):
         with sqlite_store.fenced(lease) as writer:
-            number = writer.open_range(position(0), "hash", 1)
-            writer.add_segment(new_segment(1), number, tally=events(1))
+            number = writer.ranges.open(position(0), "hash", 1)
+            writer.segments.add(new_segment(1), number, tally=events(1))
     for _ in range(2):
         with sqlite_store.fenced(lease) as writer:
-            writer.advance("redis", 1, 2, True, position(1), tally=events(10))
+            writer.checkpoints.advance("redis", 1, 2, True, position(1), tally=events(10))
     assert numbers(sqlite_store, "sink_events_total") == {"redis": 11}
 
 
@@ -63,19 +65,19 @@ def test_what_is_not_written_is_not_counted(sqlite_store: StateStore) -> None:
 
     def fail() -> None:
         with sqlite_store.fenced(lease) as writer:
-            writer.count(events(1))
-            writer.advance("redis", 9, 0, True, None)
+            writer.metrics.count(events(1))
+            writer.checkpoints.advance("redis", 9, 0, True, None)
 
     with pytest.raises(NotAllowed):
         fail()
-    assert sqlite_store.metrics() == []
+    assert sqlite_store.metrics.read() == []
 
 
 def test_changes_of_the_desired_state_are_counted(sqlite_store: StateStore) -> None:
     """A pause and what follows it count once each, however often they are asked for."""
     held(sqlite_store)
     for want in ("paused", "paused", "running", "running", "stopped", "running"):
-        sqlite_store.set_desired_state(NAME, want)
+        sqlite_store.pipelines.set_desired_state(NAME, want)
     assert numbers(sqlite_store, "pipeline_pauses_total") == {"": 1}
     assert numbers(sqlite_store, "pipeline_resumes_total") == {"": 2}
 
@@ -85,10 +87,10 @@ def test_lacking_rows(store: StateStore) -> None:
     lease = held(store, "all", "none", "some", "gone")
     capture(store, lease, 1, 2, 3)
     with store.fenced(lease) as writer:
-        writer.advance("all", 3, 2, True, None)
-        writer.advance("some", 2, 0, False, None)
-        writer.detach_sink("gone", "full")
-    assert store.lacking_rows() == {(NAME, "none"): 9, (NAME, "some"): 5}
+        writer.checkpoints.advance("all", 3, 2, True, None)
+        writer.checkpoints.advance("some", 2, 0, False, None)
+        writer.checkpoints.detach("gone", "full")
+    assert store.metrics.lacking_rows() == {(NAME, "none"): 9, (NAME, "some"): 5}
 
 
 @given(values=st.lists(st.floats(0, 100), min_size=1))
@@ -128,5 +130,5 @@ def test_names() -> None:
 def test_a_store_of_before_counts_from_zero(tmp_path: Path) -> None:
     """Opening a store makes room for metrics; nothing is counted yet."""
     store = StateStore.open(f"sqlite:///{tmp_path}/state.db")
-    assert store.metrics() == []
+    assert store.metrics.read() == []
     store.close()

@@ -145,7 +145,7 @@ def test_data_of_the_first_version(store_url: str, tmp_path: Path) -> None:
     database.close()
 
     store = StateStore.open(url)
-    pipeline, checkpoint = store.pipeline("orders"), store.checkpoints("orders")["redis"]
+    pipeline, checkpoint = store.pipelines.get("orders"), store.checkpoints.read("orders")["redis"]
     store.close()
     assert pipeline is not None
     assert (pipeline.uid, pipeline.next_segment, pipeline.next_range) == ("uid", 7, 3)
@@ -185,7 +185,7 @@ def test_beside_other_tables(postgres_server: PostgresServer) -> None:
 def open_and_use(url: str, number: int) -> None:
     """Open the store and write to it, in a process of its own."""
     store = StateStore.open(url)
-    store.register_pipeline(f"{NAME}-{number}", "spec", ["redis"])
+    store.pipelines.register(f"{NAME}-{number}", "spec", ["redis"])
     store.close()
 
 
@@ -206,6 +206,6 @@ def test_processes_that_start_at_once(
 
     assert [process.exitcode for process in processes] == [0] * 4
     store = StateStore.open(url)
-    names = [row.name for row in store.pipelines()]
+    names = [row.name for row in store.pipelines.read()]
     store.close()
     assert names == [f"{NAME}-{n}" for n in range(4)]

@@ -16,30 +16,32 @@ def test_a_snapshot_is_not_finished_before_relocated_rows_are_looked_for(store: 
     lease = held(store)
     number = reading(store)
     for chunk in (FIRST, SECOND):
-        assert store.stage_chunk(NAME, number, chunk, staged(str(chunk.number)))
+        assert store.snapshots.stage(NAME, number, chunk, staged(str(chunk.number)))
     with store.fenced(lease) as writer:
-        writer.note_relocated_rows(number, TABLE, ["{1}", LONG])
-        writer.note_relocated_rows(number, TABLE, ["{1}"])
-    assert store.relocated_rows(NAME, number, TABLE) == sorted([LONG, "{1}"])
+        writer.relocated_rows.note(number, TABLE, ["{1}", LONG])
+        writer.relocated_rows.note(number, TABLE, ["{1}"])
+    assert store.relocated_rows.read(NAME, number, TABLE) == sorted([LONG, "{1}"])
     first, second = read(store, number)
     splice(store, lease, first)
-    assert store.relocated_tables(NAME, number) == []
+    assert store.relocated_rows.ready_tables(NAME, number) == []
     splice(store, lease, second)
     assert state(store) == "reading"
-    assert store.relocated_tables(NAME, number) == [TABLE]
+    assert store.relocated_rows.ready_tables(NAME, number) == [TABLE]
 
-    store.plan_relocated_rows(NAME, number, LOOKING, keys=["{1}"], attempts=2)
-    store.plan_relocated_rows(
+    store.snapshots.plan_relocated_rows(NAME, number, LOOKING, keys=["{1}"], attempts=2)
+    store.snapshots.plan_relocated_rows(
         NAME, number, LOOKING, keys=[LONG], attempts=2
     )  # another run was faster
 
-    assert store.relocated_rows(NAME, number, TABLE) == [LONG]
-    assert store.relocated_tables(NAME, number) == []
-    (chunk,) = store.chunks(NAME, number, table=TABLE, state="planned")
+    assert store.relocated_rows.read(NAME, number, TABLE) == [LONG]
+    assert store.relocated_rows.ready_tables(NAME, number) == []
+    (chunk,) = store.snapshots.chunks(NAME, number, table=TABLE, state="planned")
     assert (chunk.number, chunk.attempts) == (3, 2)
-    store.plan_relocated_rows(NAME, number, PlannedChunk(TABLE, 4, "{}"), keys=[LONG], attempts=0)
+    store.snapshots.plan_relocated_rows(
+        NAME, number, PlannedChunk(TABLE, 4, "{}"), keys=[LONG], attempts=0
+    )
     for one in (3, 4):
-        assert store.stage_chunk(NAME, number, PlannedChunk(TABLE, one, ""), staged(str(one)))
+        assert store.snapshots.stage(NAME, number, PlannedChunk(TABLE, one, ""), staged(str(one)))
     for row in read(store, number):
         splice(store, lease, row)
     assert state(store) == "spliced"
@@ -50,10 +52,10 @@ def test_relocated_rows_of_a_cancelled_snapshot_are_not_looked_for(store: StateS
     lease = held(store)
     number = reading(store)
     with store.fenced(lease) as writer:
-        writer.note_relocated_rows(number, TABLE, ["{1}"])
-    assert store.cancel_snapshot(NAME, number, "enough")
+        writer.relocated_rows.note(number, TABLE, ["{1}"])
+    assert store.snapshots.cancel(NAME, number, "enough")
 
-    store.plan_relocated_rows(NAME, number, LOOKING, keys=["{1}"], attempts=0)
+    store.snapshots.plan_relocated_rows(NAME, number, LOOKING, keys=["{1}"], attempts=0)
 
-    assert store.relocated_rows(NAME, number, TABLE) == []
-    assert len(store.chunks(NAME, number)) == 2
+    assert store.relocated_rows.read(NAME, number, TABLE) == []
+    assert len(store.snapshots.chunks(NAME, number)) == 2

@@ -67,7 +67,7 @@ def test_entry(sqlite_store: StateStore) -> None:
     """An entry holds fingerprint, numbers, the whole definition, time and position."""
     lease = held(sqlite_store)
     with sqlite_store.fenced(lease) as writer:
-        stamp = writer.register_schema("acme", table("id"), position(7))
+        stamp = writer.schemas.register("acme", table("id"), position(7))
 
     (entry,) = Log(sqlite_store.database, registry(NAME)).entries("acme/shop/public.orders")
     fields = json.loads(entry.value)

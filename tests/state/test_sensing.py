@@ -32,40 +32,40 @@ def findings(segment: int, state: bytes) -> Findings:
 def test_a_segment_counts_once(store: StateStore) -> None:
     """What is stored already is not stored again: neither states, evolutions nor counts."""
     lease = held(store, "redis")
-    assert store.sensing_progress(NAME) is None
+    assert store.sensing.progress(NAME) is None
     for _ in range(2):
         with store.fenced(lease) as writer:
-            writer.note_sensed(findings(3, b"first"))
+            writer.sensing.note(findings(3, b"first"))
     with store.fenced(lease) as writer:
-        writer.note_sensed(findings(2, b"older"))
+        writer.sensing.note(findings(2, b"older"))
 
-    assert store.sensing_progress(NAME) == Progress(3, 1)
-    assert store.sensed_tables(NAME) == {"public.a": b"first"}
-    assert store.sensing_facts(NAME) == {"drift/public.a": 3}
-    (entry,) = store.evolutions(NAME, "public.a:doc")
+    assert store.sensing.progress(NAME) == Progress(3, 1)
+    assert store.sensing.tables(NAME) == {"public.a": b"first"}
+    assert store.sensing.facts(NAME) == {"drift/public.a": 3}
+    (entry,) = store.sensing.evolutions(NAME, "public.a:doc")
     assert orjson.loads(entry.value) == {"sequence": 2, "old": "1", "new": "2"}
-    assert store.evolutions(NAME, "public.b") == []
-    assert [one.value for one in store.metrics() if one.name == SCHEMA_EVENTS.name] == [5]
+    assert store.sensing.evolutions(NAME, "public.b") == []
+    assert [one.value for one in store.metrics.read() if one.name == SCHEMA_EVENTS.name] == [5]
 
 
 def test_a_problem_stays_until_it_goes_on(sqlite_store: StateStore) -> None:
     """A failure moves nothing, and is past with the next findings."""
     lease = held(sqlite_store, "redis")
     with sqlite_store.fenced(lease) as writer:
-        writer.note_sensed(Findings(3))
-        writer.sensing_failed("no server")
-    assert sqlite_store.sensing_progress(NAME) == Progress(3, 0, "no server")
+        writer.sensing.note(Findings(3))
+        writer.sensing.fail("no server")
+    assert sqlite_store.sensing.progress(NAME) == Progress(3, 0, "no server")
     with sqlite_store.fenced(lease) as writer:
-        writer.note_sensed(findings(4, b"next"))
-    assert sqlite_store.sensing_progress(NAME) == Progress(4, 1)
+        writer.sensing.note(findings(4, b"next"))
+    assert sqlite_store.sensing.progress(NAME) == Progress(4, 1)
 
 
 def test_findings_are_fenced(sqlite_store: StateStore) -> None:
     """A run that has lost its lease stores nothing."""
     lost = held(sqlite_store, "redis")
     with sqlite_store.fenced(lost) as writer:
-        writer.release()
-    assert sqlite_store.acquire_lease(NAME, "another", 60) is not None
+        writer.lease.release()
+    assert sqlite_store.leases.acquire(NAME, "another", 60) is not None
     with pytest.raises(LeaseLost), sqlite_store.fenced(lost) as writer:
-        writer.note_sensed(findings(1, b"late"))
-    assert sqlite_store.sensing_progress(NAME) is None
+        writer.sensing.note(findings(1, b"late"))
+    assert sqlite_store.sensing.progress(NAME) is None

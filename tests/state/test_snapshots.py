@@ -26,25 +26,25 @@ def staged(path: str = "one", rows: int = 10) -> StagedChunk:
 
 def reading(store: StateStore) -> int:
     """Begin a snapshot of two chunks, and return its number."""
-    number = store.request_snapshot(NAME, tables=[TABLE], cause="command").snapshot
-    assert store.plan_snapshot(NAME, number, [FIRST, SECOND])
+    number = store.snapshots.request(NAME, tables=[TABLE], cause="command").snapshot
+    assert store.snapshots.plan(NAME, number, [FIRST, SECOND])
     return number
 
 
 def read(store: StateStore, number: int) -> list[ChunkRow]:
     """Return the chunks that wait to be spliced."""
-    return store.chunks(NAME, number, state="read")
+    return store.snapshots.chunks(NAME, number, state="read")
 
 
 def splice(store: StateStore, lease: Lease, chunk: ChunkRow, segment: int | None = None) -> None:
     """Take a chunk over."""
     with store.fenced(lease) as writer:
-        writer.complete_chunk(chunk, segment=segment, rows=chunk.rows or 0)
+        writer.snapshots.complete(chunk, segment=segment, rows=chunk.rows or 0)
 
 
 def state(store: StateStore) -> str:
     """Return the state of the newest snapshot."""
-    return store.snapshots(NAME, newest=1)[0].state
+    return store.snapshots.read(NAME, newest=1)[0].state
 
 
 def test_a_snapshot_is_spliced_when_all_its_chunks_are(store: StateStore) -> None:
@@ -52,26 +52,26 @@ def test_a_snapshot_is_spliced_when_all_its_chunks_are(store: StateStore) -> Non
     lease = held(store)
     number = reading(store)
     with pytest.raises(NotAllowed, match=f"snapshot {number} is not finished"):
-        store.request_snapshot(NAME, cause="command")
+        store.snapshots.request(NAME, cause="command")
     for name, chunk in (("one", FIRST), ("two", SECOND)):
-        assert store.stage_chunk(NAME, number, chunk, staged(name))
-    assert store.snapshot_progress(NAME, number) == {TABLE: SnapshotProgress(0, 2, 0, 20, 200)}
-    assert store.staged_paths(NAME) == {"one", "two"}
+        assert store.snapshots.stage(NAME, number, chunk, staged(name))
+    assert store.snapshots.progress(NAME, number) == {TABLE: SnapshotProgress(0, 2, 0, 20, 200)}
+    assert store.snapshots.staged_paths(NAME) == {"one", "two"}
     for chunk in read(store, number):
         assert state(store) == "reading"
         splice(store, lease, chunk)
 
     assert state(store) == "spliced"
-    assert store.snapshot_progress(NAME, number) == {TABLE: SnapshotProgress(0, 0, 2, 20, 0)}
-    assert store.request_snapshot(NAME, cause="command").snapshot == number + 1
+    assert store.snapshots.progress(NAME, number) == {TABLE: SnapshotProgress(0, 0, 2, 20, 0)}
+    assert store.snapshots.request(NAME, cause="command").snapshot == number + 1
 
 
 def test_an_empty_plan_is_spliced_at_once(store: StateStore) -> None:
     """There is nothing to wait for where no table has a row."""
     held(store)
-    number = store.request_snapshot(NAME, cause="initial").snapshot
+    number = store.snapshots.request(NAME, cause="initial").snapshot
 
-    assert store.plan_snapshot(NAME, number, [])
+    assert store.snapshots.plan(NAME, number, [])
     assert state(store) == "spliced"
 
 
@@ -80,9 +80,9 @@ def test_of_two_readers_the_first_counts(store: StateStore) -> None:
     held(store)
     number = reading(store)
 
-    assert not store.plan_snapshot(NAME, number, [FIRST])
-    assert store.stage_chunk(NAME, number, FIRST, staged("mine"))
-    assert not store.stage_chunk(NAME, number, FIRST, staged("yours"))
+    assert not store.snapshots.plan(NAME, number, [FIRST])
+    assert store.snapshots.stage(NAME, number, FIRST, staged("mine"))
+    assert not store.snapshots.stage(NAME, number, FIRST, staged("yours"))
     assert [one.path for one in read(store, number)] == ["mine"]
 
 
@@ -90,12 +90,12 @@ def test_a_reading_is_spliced_once(store: StateStore) -> None:
     """Neither by a run without its lease, nor after the chunk was read anew; again is no error."""
     lease = held(store)
     number = reading(store)
-    store.stage_chunk(NAME, number, FIRST, staged())
+    store.snapshots.stage(NAME, number, FIRST, staged())
     (old,) = read(store, number)
     with store.fenced(lease) as writer:
-        writer.plan_chunk_again(old)
-    assert store.chunks(NAME, number, state="planned")[0].attempts == 1
-    store.stage_chunk(NAME, number, FIRST, staged("two"))
+        writer.snapshots.plan_again(old)
+    assert store.snapshots.chunks(NAME, number, state="planned")[0].attempts == 1
+    store.snapshots.stage(NAME, number, FIRST, staged("two"))
     with pytest.raises(NotAllowed, match=r"public.orders/000001 is not to be taken over now"):
         splice(store, lease, old)
     (new,) = read(store, number)
@@ -111,18 +111,18 @@ def test_what_is_cancelled_is_neither_read_nor_spliced(store: StateStore) -> Non
     """Whoever is reading or splicing a chunk then hears of it; the cause stays."""
     lease = held(store)
     number = reading(store)
-    store.stage_chunk(NAME, number, FIRST, staged())
+    store.snapshots.stage(NAME, number, FIRST, staged())
     (chunk,) = read(store, number)
 
-    assert store.cancel_snapshot(NAME, number, "the slot is gone")
-    assert not store.cancel_snapshot(NAME, number, "again")
-    assert not store.stage_chunk(NAME, number, SECOND, staged())
+    assert store.snapshots.cancel(NAME, number, "the slot is gone")
+    assert not store.snapshots.cancel(NAME, number, "again")
+    assert not store.snapshots.stage(NAME, number, SECOND, staged())
     with pytest.raises(NotAllowed):
         splice(store, lease, chunk)
-    assert store.staged_paths(NAME) == set()
-    row = store.snapshots(NAME)[0]
+    assert store.snapshots.staged_paths(NAME) == set()
+    row = store.snapshots.read(NAME)[0]
     assert (row.state, row.problem) == ("cancelled", "the slot is gone")
-    assert store.unfinished_snapshot(NAME) is None
+    assert store.snapshots.unfinished(NAME) is None
 
 
 def test_one_chunk_can_be_read_again(store: StateStore) -> None:
@@ -130,13 +130,13 @@ def test_one_chunk_can_be_read_again(store: StateStore) -> None:
     lease = held(store)
     number = reading(store)
     for chunk in (FIRST, SECOND):
-        store.stage_chunk(NAME, number, chunk, staged())
+        store.snapshots.stage(NAME, number, chunk, staged())
     for one in read(store, number):
         splice(store, lease, one, segment=3)
 
-    store.reopen_chunks(NAME, number, [(TABLE, 2)])
+    store.snapshots.reopen(NAME, number, [(TABLE, 2)])
     assert state(store) == "reading"
-    assert [one.number for one in store.chunks(NAME, number, state="planned")] == [2]
+    assert [one.number for one in store.snapshots.chunks(NAME, number, state="planned")] == [2]
 
 
 def test_chunks_in_lost_segments_are_read_again(store: StateStore) -> None:
@@ -146,17 +146,17 @@ def test_chunks_in_lost_segments_are_read_again(store: StateStore) -> None:
     deliver(store, lease, "redis", 1)
     number = reading(store)
     for segment, chunk in enumerate((FIRST, SECOND), 1):
-        store.stage_chunk(NAME, number, chunk, staged())
+        store.snapshots.stage(NAME, number, chunk, staged())
         splice(store, lease, read(store, number)[0], segment=segment)
     assert state(store) == "spliced"
     with store.fenced(lease) as writer:
-        writer.release()
+        writer.lease.release()
 
-    store.rebuild_journal(NAME, accept_loss=True)
+    store.journals.rebuild(NAME, accept_loss=True)
     assert state(store) == "reading"
-    assert [one.number for one in store.chunks(NAME, number, state="planned")] == [2]
-    store.reset_all(NAME)
-    assert store.snapshots(NAME) == []
+    assert [one.number for one in store.snapshots.chunks(NAME, number, state="planned")] == [2]
+    store.journals.reset(NAME)
+    assert store.snapshots.read(NAME) == []
 
 
 def test_chunks_of_old_snapshots_go(store: StateStore) -> None:
@@ -164,21 +164,21 @@ def test_chunks_of_old_snapshots_go(store: StateStore) -> None:
     lease = held(store)
     first = reading(store)
     for chunk in (FIRST, SECOND):
-        assert store.stage_chunk(NAME, first, chunk, staged(str(chunk.number)))
+        assert store.snapshots.stage(NAME, first, chunk, staged(str(chunk.number)))
     segment = capture(store, lease, 1)
     one, two = read(store, first)
     splice(store, lease, one, segment)
     splice(store, lease, two, None)
-    assert store.expire_chunks(NAME, before=store.now() + 10) == 0
+    assert store.snapshots.expire_chunks(NAME, before=store.now() + 10) == 0
     second = reading(store)
-    assert store.cancel_snapshot(NAME, second, "enough")
+    assert store.snapshots.cancel(NAME, second, "enough")
 
-    assert store.expire_chunks(NAME, before=store.now() - 10) == 0
-    assert store.expire_chunks(NAME, before=store.now() + 10) == 1
+    assert store.snapshots.expire_chunks(NAME, before=store.now() - 10) == 0
+    assert store.snapshots.expire_chunks(NAME, before=store.now() + 10) == 1
 
-    assert [chunk.number for chunk in store.chunks(NAME, first)] == [1]
-    assert len(store.chunks(NAME, second)) == 2
-    assert [row.snapshot for row in store.snapshots(NAME)] == [second, first]
+    assert [chunk.number for chunk in store.snapshots.chunks(NAME, first)] == [1]
+    assert len(store.snapshots.chunks(NAME, second)) == 2
+    assert [row.snapshot for row in store.snapshots.read(NAME)] == [second, first]
 
 
 class TestOfSomeSinks:
@@ -191,22 +191,22 @@ class TestOfSomeSinks:
         for number in (1, 2):
             capture(store, lease, number)
         sinks = ["first", *starting]
-        store.register_pipeline(NAME, "spec-2", sinks, dict.fromkeys(starting, "snapshot"))
+        store.pipelines.register(NAME, "spec-2", sinks, dict.fromkeys(starting, "snapshot"))
         return lease
 
     def test_its_segments_are_for_them(self, store: StateStore) -> None:
         """Those of chunks, and no other; whoever asks for a sink that is not there hears of it."""
         lease = self.joined(store, "new")
         with pytest.raises(NotAllowed, match="has no sink 'none' \\(there is: first, new\\)"):
-            store.request_snapshot(NAME, cause="command", sinks=["new", "none"])
-        row = store.request_snapshot(NAME, cause="sink", sinks=["new"])
-        store.plan_snapshot(NAME, row.snapshot, [FIRST])
-        store.stage_chunk(NAME, row.snapshot, FIRST, staged())
+            store.snapshots.request(NAME, cause="command", sinks=["new", "none"])
+        row = store.snapshots.request(NAME, cause="sink", sinks=["new"])
+        store.snapshots.plan(NAME, row.snapshot, [FIRST])
+        store.snapshots.stage(NAME, row.snapshot, FIRST, staged())
         capture(store, lease, 3)
         splice(store, lease, read(store, row.snapshot)[0], segment=3)
 
         assert (row.sinks, row.since_segment) == (["new"], 3)
-        segments = store.segments(NAME)
+        segments = store.segments.read(NAME)
         assert [one.is_for("first") for one in segments] == [True, True, False]
         assert all(one.is_for("new") for one in segments)
 
@@ -221,34 +221,34 @@ class TestOfSomeSinks:
             (nothing, nothing, nothing, 3),
             (nothing, nothing, nothing, 0),
         ):
-            row = store.request_snapshot(NAME, tables=tables, cause="command", sinks=sinks)
-            store.cancel_snapshot(NAME, row.snapshot, "enough")
+            row = store.snapshots.request(NAME, tables=tables, cause="command", sinks=sinks)
+            store.snapshots.cancel(NAME, row.snapshot, "enough")
 
-            known = store.checkpoints(NAME)
+            known = store.checkpoints.read(NAME)
             assert [one for one in ("first", "a", "b") if known[one].snapshot_due] == due
             assert row.since_segment == since
 
     def test_it_ends_with_the_last_of_its_sinks(self, store: StateStore) -> None:
         """Nobody would get it: it is cancelled, and says why."""
         lease = self.joined(store, "a", "b")
-        store.request_snapshot(NAME, cause="sink", sinks=["a", "b"])
+        store.snapshots.request(NAME, cause="sink", sinks=["a", "b"])
         with store.fenced(lease) as writer:
-            writer.release()
-        store.register_pipeline(NAME, "spec-3", ["first", "b"])
+            writer.lease.release()
+        store.pipelines.register(NAME, "spec-3", ["first", "b"])
         assert state(store) == "wanted"
-        store.register_pipeline(NAME, "spec-4", ["first"])
+        store.pipelines.register(NAME, "spec-4", ["first"])
 
-        (row,) = store.snapshots(NAME)
+        (row,) = store.snapshots.read(NAME)
         assert row.state == "cancelled"
         assert row.problem == "it was for a, b, which the file no longer has"
 
     def test_a_pipeline_that_begins_anew(self, store: StateStore) -> None:
         """It begins by the rules of its file: what that asks for is due again."""
         lease = self.joined(store, "new")
-        row = store.request_snapshot(NAME, cause="sink", sinks=["new"])
-        store.cancel_snapshot(NAME, row.snapshot, "enough")
+        row = store.snapshots.request(NAME, cause="sink", sinks=["new"])
+        store.snapshots.cancel(NAME, row.snapshot, "enough")
         with store.fenced(lease) as writer:
-            writer.release()
-        store.reset_all(NAME)
+            writer.lease.release()
+        store.journals.reset(NAME)
 
-        assert store.checkpoints(NAME)["new"].snapshot_due
+        assert store.checkpoints.read(NAME)["new"].snapshot_due

@@ -21,12 +21,12 @@ def aside(store: StateStore, lease: Lease, segment: int, *ordinals: int, room: i
         for ordinal in ordinals
     ]
     with store.fenced(lease) as writer:
-        writer.add_dead_letters("redis", letters, max_entries=room, overflow="reject")
+        writer.dead_letters.add("redis", letters, max_entries=room, overflow="reject")
 
 
 def noted(store: StateStore, segment: int) -> dict[str, list[int]]:
     """Return by fate the ordinals that the sink never got of a segment."""
-    found = store.undelivered(NAME, segment).get("redis", {})
+    found = store.undelivered.read(NAME, segment).get("redis", {})
     return {fate: [one for run in runs for one in run] for fate, runs in found.items()}
 
 
@@ -36,21 +36,21 @@ def test_each_way_out_of_the_queue(store: StateStore) -> None:
     capture(store, lease, 1, 2)
     aside(store, lease, 1, 4, 1, 2, 3)
     aside(store, lease, 2, 0, 1, room=5)
-    store.remove_dead_letters(NAME, up_to=1)
-    store.remove_dead_letters(NAME, seqs=[3, 4])
+    store.dead_letters.remove(NAME, up_to=1)
+    store.dead_letters.remove(NAME, seqs=[3, 4])
     with store.fenced(lease) as writer:
-        writer.redriven([2])
+        writer.dead_letters.redriven([2])
 
     assert noted(store, 1) == {"acknowledged": [2, 3, 4]}
     assert noted(store, 2) == {"rejected": [1]}
 
-    store.expire_dead_letters(NAME, older_than=-60)
+    store.dead_letters.expire(NAME, older_than=-60)
     assert noted(store, 2) == {"rejected": [1], "expired": [0]}
 
     aside(store, lease, 1, 7)
     with store.fenced(lease) as writer:
         letter = dead_letter(8, segment=1)
-        writer.add_dead_letters("redis", [letter], max_entries=1, overflow="drop_oldest")
+        writer.dead_letters.add("redis", [letter], max_entries=1, overflow="drop_oldest")
     assert noted(store, 1) == {"acknowledged": [2, 3, 4], "evicted": [7]}
 
 
@@ -61,10 +61,10 @@ def test_a_sink_that_meets_changes_anew(store: StateStore) -> None:
     deliver(store, lease, "redis", 3)
     for segment in (1, 2, 3):
         aside(store, lease, segment, 0, 1, 2)
-    store.remove_dead_letters(NAME)
+    store.dead_letters.remove(NAME)
 
     with store.fenced(lease) as writer:
-        writer.resume_at("redis", 2, 1, False, notice=None)
+        writer.checkpoints.resume_at("redis", 2, 1, False, notice=None)
     assert [noted(store, one) for one in (1, 2, 3)] == [
         {"acknowledged": [0, 1, 2]},
         {"acknowledged": [0, 1]},
@@ -72,7 +72,7 @@ def test_a_sink_that_meets_changes_anew(store: StateStore) -> None:
     ]
 
     with store.fenced(lease) as writer:
-        writer.meets_anew("redis", 1, -1, complete=True)
+        writer.undelivered.forget_behind("redis", 1, -1, complete=True)
     assert [noted(store, one) for one in (1, 2)] == [{"acknowledged": [0, 1, 2]}, {}]
 
 
@@ -82,13 +82,13 @@ def test_notes_go_with_their_segments(store: StateStore) -> None:
     capture(store, lease, 1, 2)
     deliver(store, lease, "redis", 2)
     aside(store, lease, 1, 0, 1)
-    store.remove_dead_letters(NAME, seqs=[1])
+    store.dead_letters.remove(NAME, seqs=[1])
     for asset in ("changes", "redis"):
-        store.mark_published(NAME, 1, asset)
+        store.ranges.mark_published(NAME, 1, asset)
 
-    assert [row.segment for row in store.expire_segments(NAME, [1])] == [1]
+    assert [row.segment for row in store.segments.expire(NAME, [1])] == [1]
     assert noted(store, 1) == {}
-    store.remove_dead_letters(NAME)
+    store.dead_letters.remove(NAME)
     assert noted(store, 1) == {}
 
 

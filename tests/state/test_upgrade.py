@@ -49,11 +49,11 @@ def test_the_first_version_s_installation_goes_on(
 
     with Platform(settings, single_process=True).open() as opened:
         store, context = opened.store, build_run_context(opened, loaded)
-        assert [row.range for row in store.ranges("first")] == [1, 2, 3]
-        for segment in store.segments("first"):
+        assert [row.range for row in store.ranges.read("first")] == [1, 2, 3]
+        for segment in store.segments.read("first"):
             opened.journal.verify(segment)
-        assert store.checkpoints("first")["redis"].segment == 1
-        store.set_desired_state("first", "paused")  # the database is gone
+        assert store.checkpoints.read("first")["redis"].segment == 1
+        store.pipelines.set_desired_state("first", "paused")  # the database is gone
         watcher = Watcher(store, "first")
         outcome = LiveRun(
             loaded, context, str(uuid.uuid4()), watcher, until_caught_up=True

@@ -16,13 +16,13 @@ def test_checkpoints_that_could_not_be_written(postgres_server: PostgresServer) 
     """Taking the lease is the proof: a database that only reads refuses it, with the reason."""
     url = postgres_server.create_database().replace("postgres://", "postgresql://", 1)
     store = StateStore.open(url)
-    store.register_pipeline(NAME, "spec", ["redis"])
+    store.pipelines.register(NAME, "spec", ["redis"])
     store.close()
     sign = "&" if "?" in url else "?"
     store = StateStore.open(f"{url}{sign}options=-c%20default_transaction_read_only%3Don")
     try:
-        assert store.pipeline(NAME) is not None
+        assert store.pipelines.get(NAME) is not None
         with pytest.raises(StoreUnavailable, match="read-only transaction"):
-            store.acquire_lease(NAME, "run-1", 60)
+            store.leases.acquire(NAME, "run-1", 60)
     finally:
         store.close()

@@ -62,7 +62,7 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
     become stale) of the JSON output.
     """
     nothing: dict[str, Any] = {"changes": [], "waits": None, "stale": []}
-    row = None if store is None else store.pipeline(loaded.name)
+    row = None if store is None else store.pipelines.get(loaded.name)
     if store is None or row is None:
         return {"known": "new", **nothing}
     working = _working(store, loaded.name)
@@ -72,7 +72,7 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
     noted = noted_spec(store, loaded.name, before)
     if noted is None:
         return {"known": "another, of a version that kept no specs", **nothing}
-    standing = Standing(row, store.checkpoints(loaded.name))
+    standing = Standing(row, store.checkpoints.read(loaded.name))
     found = spec_changes(noted.content, kept_form(loaded.spec), standing)
     return {
         "known": "another",
@@ -100,8 +100,8 @@ class _Working:
 
 def _working(store: StateStore, pipeline: str) -> _Working | None:
     """Return the run that holds the lease and has begun a range, None if there is none."""
-    lease = store.lease(pipeline)
-    opened = store.ranges(pipeline, state="open", newest_first=True, limit=1)
+    lease = store.leases.get(pipeline)
+    opened = store.ranges.read(pipeline, state="open", newest_first=True, limit=1)
     if lease is None or lease.run_id is None or not opened or not lease.held_at(store.now()):
         return None
     # A range that a dead run left open has the dead run's epoch.

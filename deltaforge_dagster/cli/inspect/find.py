@@ -69,8 +69,8 @@ def find(
                 progress=progress,
             )
             found = list(islice(matches, limit + 1))
-        held = [one for one in store.holds(pipeline) if one.state != "journaled"]
-        sinks = list(store.checkpoints(pipeline))
+        held = [one for one in store.holds.read(pipeline) if one.state != "journaled"]
+        sinks = list(store.checkpoints.read(pipeline))
     more = len(found) > limit
     found = found[:limit]
     if json_output:
@@ -93,7 +93,7 @@ def _progress(
 ) -> Iterator[Any]:
     """Show the progress of the search on standard error, if that is a terminal."""
     console = Console(stderr=True)
-    total = store.journal_bytes(pipeline) if within == (None, None) else None
+    total = store.segments.total_bytes(pipeline) if within == (None, None) else None
     bar = Progress(
         TextColumn("searching"),
         BarColumn(),

@@ -25,9 +25,11 @@ def ranges(
     """Show the newest ranges: their content, which sinks have them, and what is published in Dagster."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        rows = store.ranges(pipeline, newest_first=True, limit=limit)
-        checkpoints = store.checkpoints(pipeline)
-        published = store.published(pipeline, rows[-1].range, rows[0].range) if rows else set()
+        rows = store.ranges.read(pipeline, newest_first=True, limit=limit)
+        checkpoints = store.checkpoints.read(pipeline)
+        published = (
+            store.ranges.published(pipeline, rows[-1].range, rows[0].range) if rows else set()
+        )
         now = store.now()
     assets = {
         row.range: sorted(asset for number, asset in published if number == row.range)

@@ -38,7 +38,7 @@ def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     """Show every learned schema, and the progress of sensing."""
     with _opened(pipeline) as (store, loaded):
         found = views.schemas(store, loaded)
-        progress = store.sensing_progress(loaded.name)
+        progress = store.sensing.progress(loaded.name)
         row = known_pipeline(store, loaded.name)
     behind = row.next_segment - 1 - (0 if progress is None else progress.segment)
     problem = None if progress is None else progress.problem

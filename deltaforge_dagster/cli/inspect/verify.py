@@ -103,7 +103,7 @@ def _sentence(one: Compared) -> str:
 
 
 def _chosen(store: StateStore, pipeline: str, ranges: str | None) -> list[int]:
-    closed = [row.range for row in store.ranges(pipeline, state="closed")]
+    closed = [row.range for row in store.ranges.read(pipeline, state="closed")]
     if ranges is not None:
         wanted = list(range_numbers(ranges))
         missing = sorted(set(wanted) - set(closed))

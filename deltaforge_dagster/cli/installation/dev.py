@@ -77,7 +77,7 @@ def _begin(settings: Settings, pipelines: Sequence[AnyPipeline]) -> list[str]:
         for one in pipelines:
             if isinstance(one, BrokenPipeline):
                 continue
-            before = opened.store.pipeline(one.name)
+            before = opened.store.pipelines.get(one.name)
             try:
                 row = begin(opened.store, one, opened.source_builder(one))
             except DeltaforgeError as error:

@@ -261,24 +261,24 @@ def _progress(settings: Settings, loaded: LoadedPipeline) -> Iterator[None]:
 
 
 def _state_of(store: StateStore, pipeline: str) -> str:
-    row = store.pipeline(pipeline)
+    row = store.pipelines.get(pipeline)
     if row is None:
         return f"{pipeline}: starting ..."
     end = row.next_segment - 1
     sinks = ", ".join(
         f"{one.sink} {one.segment}"
         + (f" [red]({escape(one.last_error)})[/red]" if one.last_error else "")
-        for one in store.checkpoints(pipeline).values()
+        for one in store.checkpoints.read(pipeline).values()
     )
     return f"{pipeline}: {_reading(store, pipeline)}captured {pluralize(end, 'segment')}; delivered {sinks}"
 
 
 def _reading(store: StateStore, pipeline: str) -> str:
     """Return the progress of the unfinished snapshot, an empty string if there is none."""
-    snapshot = store.unfinished_snapshot(pipeline)
+    snapshot = store.snapshots.unfinished(pipeline)
     if snapshot is None:
         return ""
-    progress = store.snapshot_progress(pipeline, snapshot.snapshot).values()
+    progress = store.snapshots.progress(pipeline, snapshot.snapshot).values()
     read = sum(one.read + one.spliced for one in progress)
     chunks = sum(one.chunks for one in progress)
     rows = sum(one.rows for one in progress)

@@ -39,7 +39,7 @@ def backup(
     """
     with opened_store() as store:
         rows = copies.back_up(store, file)
-        names = [row.name for row in store.pipelines()]
+        names = [row.name for row in store.pipelines.read()]
     written = file.stat().st_size
     say(
         f"{file}: {pluralize(rows, 'row')} of {pluralize(len(names), 'pipeline')}, {size(written)}.",
@@ -68,7 +68,7 @@ def restore(
     store = StateStore.open(url)
     try:
         rows = copies.restore(file, store, force=force)
-        pipelines = store.pipelines()
+        pipelines = store.pipelines.read()
         where = store.database.where
     finally:
         store.close()

@@ -43,7 +43,7 @@ def show(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Show each sink's checkpoint: the sink has acknowledged every change up to that point."""
     with opened_store() as store:
         row = known_pipeline(store, pipeline)
-        checkpoints = store.checkpoints(pipeline)
+        checkpoints = store.checkpoints.read(pipeline)
     if json_output:
         typer.echo(json.dumps(_as_json(row, checkpoints)))
         return
@@ -106,7 +106,7 @@ def reset(
             raise NotAllowed("write --sink SINK --to oldest|tail|range:N, or --all")
         else:
             said = _reset_sink(store, pipeline, sink, to)
-        rows = _as_json(known_pipeline(store, pipeline), store.checkpoints(pipeline))
+        rows = _as_json(known_pipeline(store, pipeline), store.checkpoints.read(pipeline))
     typer.echo(json.dumps(rows) if json_output else said)
 
 
@@ -163,7 +163,7 @@ def import_(
 
 
 def _import(store: StateStore, loaded: LoadedPipeline, found: dict[str, bytes]) -> None:
-    row = store.pipeline(loaded.name)
+    row = store.pipelines.get(loaded.name)
     if row is not None and row.start_position is not None:
         raise NotAllowed(
             f"pipeline {loaded.name!r} has already started, at {row.start_position}; to reset it: "
@@ -177,11 +177,11 @@ def _import(store: StateStore, loaded: LoadedPipeline, found: dict[str, bytes]) 
 
 
 def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
-    before = store.checkpoints(pipeline).get(sink)
+    before = store.checkpoints.read(pipeline).get(sink)
     if before is None:
-        names = ", ".join(store.checkpoints(pipeline)) or "none"
+        names = ", ".join(store.checkpoints.read(pipeline)) or "none"
         raise NotAllowed(f"pipeline {pipeline!r} has no sink {sink!r} (there is: {names})")
-    after = store.reset_checkpoint(pipeline, sink, _first_segment(store, pipeline, to) - 1)
+    after = store.checkpoints.reset(pipeline, sink, _first_segment(store, pipeline, to) - 1)
     return f"{sink} continues with segment {after.segment + 1:,}: {_change(before, after)}."
 
 
@@ -197,7 +197,7 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
         Abort: The user did not confirm.
     """
     settings = Settings.from_env()
-    lease = store.lease(before.name)
+    lease = store.leases.get(before.name)
     if lease is not None and lease.held_at(store.now()):
         raise NotAllowed(
             f"pipeline {before.name!r} is held by run {lease.run_id}; stop it, then reset"
@@ -235,13 +235,13 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
 def _deleted(store: StateStore, row: PipelineRow, dropped: Sequence[str]) -> list[str]:
     """Return what `reset --all` deletes, one item per line."""
     lines = [
-        f"  the journal of {row.name} ({size(store.journal_bytes(row.name))}), its ranges and positions"
+        f"  the journal of {row.name} ({size(store.segments.total_bytes(row.name))}), its ranges and positions"
     ]
-    for one in store.checkpoints(row.name).values():
+    for one in store.checkpoints.read(row.name).values():
         behind = segments_behind(row, one)
         if behind:
             lines.append(f"  {pluralize(behind, 'segment')} that sink {one.sink} does not have yet")
-    held = [hold.subject for hold in store.holds(row.name) if hold.state != "journaled"]
+    held = [hold.subject for hold in store.holds.read(row.name) if hold.state != "journaled"]
     if held:
         lines.append(f"  held changes of {', '.join(held)}")
     return lines + [f"  {one}" for one in dropped]
@@ -279,12 +279,12 @@ def _first_segment(store: StateStore, pipeline: str, to: str) -> int:
     """Return the segment that the value of `--to` refers to."""
     kind, _, number = to.partition(":")
     if to == "oldest":
-        oldest = store.segments(pipeline, limit=1)
+        oldest = store.segments.read(pipeline, limit=1)
         return oldest[0].segment if oldest else known_pipeline(store, pipeline).next_segment
     if to == "tail":
         return known_pipeline(store, pipeline).next_segment
     if kind == "range" and number.isdecimal():
-        found = store.range(pipeline, int(number))
+        found = store.ranges.get(pipeline, int(number))
         if found is None:
             raise NotAllowed(f"pipeline {pipeline!r} has no range {int(number)}")
         return found.first_segment

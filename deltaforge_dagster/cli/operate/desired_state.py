@@ -36,7 +36,7 @@ def pause(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Stop capturing changes; those already in the journal are still delivered."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        store.set_desired_state(pipeline, "paused")
+        store.pipelines.set_desired_state(pipeline, "paused")
     say(
         f"{pipeline} is paused: no more changes are captured, and the source keeps its log. "
         f"To resume: deltaforge resume {pipeline}",
@@ -49,7 +49,7 @@ def stop(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Stop capturing and delivering; a live run ends within seconds."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        store.set_desired_state(pipeline, "stopped")
+        store.pipelines.set_desired_state(pipeline, "stopped")
     say(
         f"{pipeline} is stopped, and the source keeps its log. To start it: deltaforge start {pipeline}",
         {"pipeline": pipeline, "want": "stopped"},

@@ -53,8 +53,8 @@ def list_(
     """Show the entries: the change, its sink and the cause, without the events themselves."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        rows = store.dead_letters(pipeline, sink=sink, error_kind=kind, limit=limit)
-        depth = store.dead_letter_depth(pipeline)
+        rows = store.dead_letters.read(pipeline, sink=sink, error_kind=kind, limit=limit)
+        depth = store.dead_letters.depth(pipeline)
         now = store.now()
     if json_output:
         entries = [orjson.Fragment(entry_json(pipeline, row)) for row in rows]
@@ -130,7 +130,7 @@ def redrive(
         known_pipeline(store, pipeline)
         if numbers:
             _known(store, pipeline, numbers)
-        count = store.redrive_dead_letters(pipeline, sink=sink, seqs=numbers or None)
+        count = store.dead_letters.redrive(pipeline, sink=sink, seqs=numbers or None)
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "redriven": count}))
     else:
@@ -155,7 +155,7 @@ def ack(
         known_pipeline(store, pipeline)
         if numbers:
             _known(store, pipeline, numbers)
-        count = store.remove_dead_letters(pipeline, seqs=numbers or None, up_to=up_to)
+        count = store.dead_letters.remove(pipeline, seqs=numbers or None, up_to=up_to)
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "acked": count}))
     else:
@@ -167,7 +167,7 @@ def purge(pipeline: NameArgument, *, sink: _Sink = None, json_output: JsonOption
     """Discard every entry, including those that only wait behind others."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        count = store.remove_dead_letters(pipeline, sink=sink)
+        count = store.dead_letters.remove(pipeline, sink=sink)
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "purged": count}))
     else:
@@ -177,7 +177,7 @@ def purge(pipeline: NameArgument, *, sink: _Sink = None, json_output: JsonOption
 def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[DeadLetterRow]:
     """Return the entries with these numbers; all of them must exist."""
     known_pipeline(store, pipeline)
-    rows = store.dead_letters(pipeline, seqs=numbers)
+    rows = store.dead_letters.read(pipeline, seqs=numbers)
     missing = sorted(set(numbers) - {row.seq for row in rows})
     if missing:
         names = ", ".join(map(str, missing))

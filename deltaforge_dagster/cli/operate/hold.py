@@ -30,7 +30,7 @@ def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Show every hold: its subject, since when, how many events, and why."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        holds = store.holds(pipeline)
+        holds = store.holds.read(pipeline)
         now = store.now()
     if json_output:
         found = [{**asdict(one), "seconds": round(now - one.since, 1)} for one in holds]
@@ -92,7 +92,7 @@ def release(
         fix["catalog"] = True
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        row = store.release_hold(pipeline, TABLE, table, json.dumps(fix))
+        row = store.holds.release(pipeline, TABLE, table, json.dumps(fix))
     say(
         f"{table}: the next run delivers {pluralize(row.events, 'held event')}.",
         {"pipeline": pipeline, "table": table, "events": row.events},
@@ -113,7 +113,7 @@ def approve(
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        changes = store.approve_table(pipeline, table)
+        changes = store.holds.approve_table(pipeline, table)
     say(
         f"{table}: approved; the next run delivers {pluralize(changes, 'waiting change')}.",
         {"pipeline": pipeline, "table": table, "changes": changes},

@@ -45,7 +45,7 @@ def rebuild(
     """
     with opened_store() as store:
         before = known_pipeline(store, pipeline)
-        rebuilt = store.rebuild_journal(pipeline, accept_loss=accept_loss)
+        rebuilt = store.journals.rebuild(pipeline, accept_loss=accept_loss)
     # Delete everything that is left in the old journal's folder, including files of killed runs.
     files = Journal(Settings.from_env().journal_url)
     files.sweep(pipeline, before.uid, (), epoch=sys.maxsize, older_than=-1.0)

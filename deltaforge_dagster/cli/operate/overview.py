@@ -159,17 +159,17 @@ def overview(store: StateStore, row: PipelineRow, file: AnyPipeline | None) -> O
         file: Its loaded or broken file, None if the installation has no file of it.
     """
     now = store.now()
-    newest = store.ranges(row.name, newest_first=True, limit=1)
-    snapshots = store.snapshots(row.name, newest=1)
+    newest = store.ranges.read(row.name, newest_first=True, limit=1)
+    snapshots = store.snapshots.read(row.name, newest=1)
     return Overview(
         pipeline=row,
-        sinks=[_view(store, row, one, now) for one in store.checkpoints(row.name).values()],
+        sinks=[_view(store, row, one, now) for one in store.checkpoints.read(row.name).values()],
         newest=newest[0] if newest else None,
-        lease=store.lease(row.name),
-        journal_bytes=store.journal_bytes(row.name),
-        holds=store.holds(row.name),
-        dead_letters=store.dead_letter_depth(row.name),
-        snapshot=(snapshots[0], store.snapshot_progress(row.name, snapshots[0].snapshot))
+        lease=store.leases.get(row.name),
+        journal_bytes=store.segments.total_bytes(row.name),
+        holds=store.holds.read(row.name),
+        dead_letters=store.dead_letters.depth(row.name),
+        snapshot=(snapshots[0], store.snapshots.progress(row.name, snapshots[0].snapshot))
         if snapshots
         else None,
         health=health_without_file(store, row) if file is None else health(store, file),
@@ -181,7 +181,7 @@ def _view(store: StateStore, row: PipelineRow, one: CheckpointRow, now: float) -
     behind = segments_behind(row, one)
     rows = 0
     if behind:
-        waiting = store.segments(row.name, first=one.segment + one.complete)
+        waiting = store.segments.read(row.name, first=one.segment + one.complete)
         rows = sum(segment.delivered.rows for segment in waiting)
         if waiting and not one.complete and waiting[0].segment == one.segment:
             rows -= one.ordinal + 1

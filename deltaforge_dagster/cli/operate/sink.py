@@ -31,7 +31,7 @@ def pause(pipeline: NameArgument, sink: SinkArgument, *, json_output: JsonOption
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        row = store.pause_sink(pipeline, sink)
+        row = store.checkpoints.pause(pipeline, sink)
     say(
         f"{sink} is paused; a live run finishes what it is sending, then {sink} gets nothing more. "
         f"Everything from segment {row.whole_segment + 1:,} on is kept for it.",
@@ -45,7 +45,7 @@ def resume(pipeline: NameArgument, sink: SinkArgument, *, json_output: JsonOptio
     """Resume a paused sink after its checkpoint, even while a run is live."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        row = store.resume_sink(pipeline, sink)
+        row = store.checkpoints.resume(pipeline, sink)
     text = f"{sink} continues with segment {row.whole_segment + 1:,}."
     say(text, _as_json(pipeline, row), as_json=json_output)
 
@@ -70,7 +70,7 @@ def attach(
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        row = store.attach_sink(pipeline, sink, tail=tail)
+        row = store.checkpoints.attach(pipeline, sink, tail=tail)
     text = f"{sink} is attached and continues with segment {row.whole_segment + 1:,}."
     say(text, _as_json(pipeline, row), as_json=json_output)
 

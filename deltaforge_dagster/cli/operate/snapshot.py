@@ -99,7 +99,7 @@ def run(
     with _opened(pipeline) as (opened, loaded):
         pipeline_row = register(opened.store, loaded)
         chosen = bool(tables or where or sinks)
-        if opened.store.unfinished_snapshot(loaded.name) is not None:
+        if opened.store.snapshots.unfinished(loaded.name) is not None:
             if chosen:
                 raise NotAllowed(
                     f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables, --where and "
@@ -113,7 +113,7 @@ def run(
                 loaded, build_run_context(opened, loaded), warn=bars.warn, progress=bars.show
             )
             row = reading.execute()
-        progress = opened.store.snapshot_progress(loaded.name, row.snapshot)
+        progress = opened.store.snapshots.progress(loaded.name, row.snapshot)
     _print(loaded.name, row, progress, json_output=json_output)
 
 
@@ -122,10 +122,10 @@ def status(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Show the newest snapshot, and the progress of each table."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        newest = store.snapshots(pipeline, newest=1)
+        newest = store.snapshots.read(pipeline, newest=1)
         if not newest:
             raise NotAllowed(f"pipeline {pipeline!r} has no snapshot")
-        progress = store.snapshot_progress(pipeline, newest[0].snapshot)
+        progress = store.snapshots.progress(pipeline, newest[0].snapshot)
         now = store.now()
     _print(pipeline, newest[0], progress, json_output=json_output, now=now)
 
@@ -135,8 +135,8 @@ def cancel(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Cancel the unfinished snapshot; chunks already in the journal are still delivered."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        row = store.unfinished_snapshot(pipeline)
-        if row is None or not store.cancel_snapshot(pipeline, row.snapshot, "cancelled by a user"):
+        row = store.snapshots.unfinished(pipeline)
+        if row is None or not store.snapshots.cancel(pipeline, row.snapshot, "cancelled by a user"):
             raise NotAllowed(f"pipeline {pipeline!r} has no unfinished snapshot")
     found = {"pipeline": pipeline, "snapshot": row.snapshot, "state": "cancelled"}
     say(f"Snapshot {row.snapshot} is cancelled.", found, as_json=json_output)
@@ -152,7 +152,7 @@ def _opened(pipeline: str) -> Iterator[tuple[Opened, LoadedPipeline]]:
 def _wanted(
     store: StateStore, loaded: LoadedPipeline, tables: str, where: str | None, sinks: str
 ) -> SnapshotRow:
-    return store.request_snapshot(
+    return store.snapshots.request(
         loaded.name, tables=_names(tables), condition=where, cause="command", sinks=_names(sinks)
     )
 

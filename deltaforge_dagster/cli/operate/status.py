@@ -63,7 +63,7 @@ def status(
 
 def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview | NotBegun]:
     files = installed_files(store)
-    rows = {row.name: row for row in store.pipelines()}
+    rows = {row.name: row for row in store.pipelines.read()}
     unbegun = {one.name: one for one in files if one.name not in rows}
     for name in names or ():
         if name not in unbegun:

@@ -227,7 +227,7 @@ class Capture:
 
     def _count(self, tally: Tally) -> None:
         with contextlib.suppress(DeltaforgeError):  # the loop meets it again
-            self._lease.write(lambda writer: writer.count(tally))
+            self._lease.write(lambda writer: writer.metrics.count(tally))
 
     def _read(self, backoff: Backoff) -> None:
         source = self._build_source()

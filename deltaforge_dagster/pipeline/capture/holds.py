@@ -103,7 +103,7 @@ class Holds:
     def keep(self, parts: Sequence[HeldPart], end: Position) -> None:
         """Record files of held events where there is no segment to go with them."""
         reached = end.to_json()
-        self._lease.write(lambda writer: writer.keep(parts, reached))
+        self._lease.write(lambda writer: writer.holds.keep(parts, reached))
 
     def release(
         self,
@@ -126,7 +126,7 @@ class Holds:
             seal: Makes it durable, and the hold's events journaled with it, but for those of it that
                 are kept back again.
         """
-        holds = self._store.holds(self._lease.pipeline)
+        holds = self._store.holds.read(self._lease.pipeline)
         approval.begin({one.subject: one.reason for one in holds if _waits(one)})
         released = [hold for hold in holds if hold.state == "released"]
         for hold in sorted(released, key=lambda one: one.kind != SCHEMA):
@@ -162,15 +162,15 @@ class Holds:
                 self._empty(hold, again.close())
 
     def _events(self, hold: HoldRow) -> Iterator[bytes]:
-        for part in self._store.held_parts(self._lease.pipeline, hold.kind, hold.subject):
+        for part in self._store.holds.parts(self._lease.pipeline, hold.kind, hold.subject):
             yield from self._journal.read_held(part.path, part.checksum)
 
     def _hold_back(self, hold: HoldRow, reason: str) -> None:
-        self._lease.write(lambda writer: writer.hold_back(hold, reason))
+        self._lease.write(lambda writer: writer.holds.revoke_release(hold, reason))
 
     def _empty(self, hold: HoldRow, again: Sequence[HeldPart]) -> None:
         """There was nothing for the journal: what is captured next may follow."""
-        self._lease.write(lambda writer: writer.keep_again(hold, again))
+        self._lease.write(lambda writer: writer.holds.replace(hold, again))
 
 
 class _KeptAgain:

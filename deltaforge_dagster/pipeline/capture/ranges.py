@@ -17,11 +17,10 @@ from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.metrics import Tally
 from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment, Trigger
 from deltaforge_dagster.state.snapshot_records import ChunkRow
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.store import FencedWriter, StateStore
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class Ranges:
     def close_left_open(self) -> None:
         """Close what a run that was killed left open; its segments are durable and whole."""
         with self._lock:
-            for row in self._store.ranges(self._pipeline, state="open"):
+            for row in self._store.ranges.read(self._pipeline, state="open"):
                 self._close_row(row.range, "recovered")
 
     def add(
@@ -144,12 +143,12 @@ class Ranges:
     ) -> int:
         """Add a segment to the open range, opening one if need be; return its number."""
         if self._open is None:
-            number = writer.open_range(row.start_position, self._spec_hash, row.segment)
+            number = writer.ranges.open(row.start_position, self._spec_hash, row.segment)
         else:
             number = self._open.number
-        writer.add_segment(row, number, held=held, released=released, tally=tally)
+        writer.segments.add(row, number, held=held, released=released, tally=tally)
         for chunk, rows in chunks:
-            writer.complete_chunk(chunk, segment=row.segment, rows=rows)
+            writer.snapshots.complete(chunk, segment=row.segment, rows=rows)
         return number
 
     def _close_open(self, reason: str) -> None:
@@ -158,13 +157,13 @@ class Ranges:
         self._open = None
 
     def _close_row(self, number: int, reason: str) -> None:
-        row = self._store.range(self._pipeline, number)
+        row = self._store.ranges.get(self._pipeline, number)
         assert row is not None
-        segments = self._store.segments(
+        segments = self._store.segments.read(
             self._pipeline, first=row.first_segment, last=row.last_segment
         )
         content_hash = range_hash([segment.content_hash for segment in segments])
-        self._lease.write(lambda writer: writer.close_range(number, reason, content_hash))
+        self._lease.write(lambda writer: writer.ranges.close(number, reason, content_hash))
         failpoint("range-closed")
         fields = {"range": number, "events": row.rows, "batches": len(segments), "reason": reason}
         logger.info("closed a range", extra={"fields": fields})

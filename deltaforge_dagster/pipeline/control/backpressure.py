@@ -75,7 +75,7 @@ class BackPressure:
         self._awaits_capture = awaits_capture
         self._warn = warn
         self._seen: int | None = None
-        row = store.pipeline(self._pipeline)
+        row = store.pipelines.get(self._pipeline)
         self.paused = None if row is None else row.capture_pause
         self.pauses = 0
 
@@ -102,7 +102,7 @@ class BackPressure:
         return int(self._limit * _GO_ON)
 
     def _fits(self) -> bool:
-        size = self._store.journal_bytes(self._pipeline)
+        size = self._store.segments.total_bytes(self._pipeline)
         return size < (self._limit if self.paused is None else self._room)
 
     def _drop(self) -> None:
@@ -111,7 +111,7 @@ class BackPressure:
     def _detach_holders(self) -> None:
         """Detach what can be done without, if that makes room, one sink at a time."""
         while True:
-            checkpoints = self._store.checkpoints(self._pipeline)
+            checkpoints = self._store.checkpoints.read(self._pipeline)
             free = detachable_sinks(self._spec, checkpoints)
             needed = [one for one in checkpoints.values() if one.attached and one.sink not in free]
             attached = [one for one in checkpoints.values() if one.attached]
@@ -131,10 +131,10 @@ class BackPressure:
         if not checkpoints:
             return 0
         has = min(one.whole_segment for one in checkpoints)
-        return self._store.journal_bytes(self._pipeline, after=has)
+        return self._store.segments.total_bytes(self._pipeline, after=has)
 
     def _pause(self) -> None:
-        checkpoints = self._store.checkpoints(self._pipeline).values()
+        checkpoints = self._store.checkpoints.read(self._pipeline).values()
         behind = sorted(
             (one for one in checkpoints if one.attached), key=lambda one: one.whole_segment
         )
@@ -143,7 +143,7 @@ class BackPressure:
             command = go_on_command(self._pipeline, behind[0].sink, behind[0].state)
             holder += f", and paused ({command})"
         why = f"the journal is full ({_size(self._limit)}, engine.journal.max_bytes){holder}"
-        self._lease.write(lambda writer: writer.set_capture_pause(why))
+        self._lease.write(lambda writer: writer.pipeline.set_capture_pause(why))
         self.paused = why
         self.pauses += 1
         self._warn(f"capture is paused: {why}")
@@ -151,7 +151,7 @@ class BackPressure:
     def _go_on(self, why: str) -> None:
         if self.paused is None:
             return
-        self._lease.write(lambda writer: writer.set_capture_pause(None))
+        self._lease.write(lambda writer: writer.pipeline.set_capture_pause(None))
         self.paused = None
         self._warn(f"capture goes on: {why}")
 

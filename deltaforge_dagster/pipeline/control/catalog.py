@@ -22,9 +22,9 @@ from deltaforge_dagster.config.file.load import (
 )
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError, SpecError
+from deltaforge_dagster.state.pipelines import StoredSpec
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.stored_specs import StoredSpec
 
 AnyPipeline = LoadedPipeline | BrokenPipeline
 
@@ -44,7 +44,7 @@ def installed(settings: Settings, store: StateStore | None) -> list[AnyPipeline]
     files = load_pipelines(settings.pipelines, strict=settings.strict)
     if store is None:
         return united(files, [])
-    return united(known_names(files, store.pipelines()), kept(store, strict=settings.strict))
+    return united(known_names(files, store.pipelines.read()), kept(store, strict=settings.strict))
 
 
 class PipelineFiles:
@@ -69,11 +69,11 @@ class PipelineFiles:
             SettingsError: There is nothing at `settings.pipelines`.
             StoreUnavailable: The store cannot be asked.
         """
-        files = known_names(self._of_files(), store.pipelines())
+        files = known_names(self._of_files(), store.pipelines.read())
         strict = self._settings.strict
         self._stored = {
             one: self._stored.get(one) or of_document(one, strict=strict)
-            for one in store.stored_specs()
+            for one in store.pipelines.documents()
         }
         return sorted(united(files, self._stored.values()), key=lambda one: one.name)
 
@@ -132,7 +132,7 @@ def of_row(row: PipelineRow, pipelines: Iterable[AnyPipeline]) -> AnyPipeline | 
 
 def kept(store: StateStore, *, strict: bool = False) -> list[AnyPipeline]:
     """Return the pipelines that the store keeps."""
-    return [of_document(one, strict=strict) for one in store.stored_specs()]
+    return [of_document(one, strict=strict) for one in store.pipelines.documents()]
 
 
 def of_document(stored: StoredSpec, *, strict: bool = False) -> AnyPipeline:
@@ -153,7 +153,7 @@ def united(files: Iterable[AnyPipeline], stored: Iterable[AnyPipeline]) -> list[
 def reread(store: StateStore, loaded: LoadedPipeline) -> AnyPipeline | None:
     """Return a pipeline as its file or document is now; None when that is gone."""
     if loaded.path is None:
-        stored = store.stored_spec(loaded.name)
+        stored = store.pipelines.document(loaded.name)
         return None if stored is None else of_document(stored)
     if not loaded.path.exists():
         return None

@@ -36,13 +36,13 @@ def resume_pipeline(store: StateStore, loaded: LoadedPipeline) -> Resumed:
     before = register(store, loaded).want
     block = loaded.spec.spec.source.config.snapshot
     begins = before != "running" and block is not None and block.mode == "always"
-    if begins and store.unfinished_snapshot(name) is None:
-        store.request_snapshot(name, cause="always")
-    store.set_desired_state(name, "running")
+    if begins and store.snapshots.unfinished(name) is None:
+        store.snapshots.request(name, cause="always")
+    store.pipelines.set_desired_state(name, "running")
     return Resumed(before, begins)
 
 
 def request_end(store: StateStore, loaded: LoadedPipeline, state: DesiredState) -> None:
     """Pause or stop a pipeline, even one that has never run."""
     register(store, loaded)
-    store.set_desired_state(loaded.name, state)
+    store.pipelines.set_desired_state(loaded.name, state)

@@ -43,24 +43,24 @@ class Publication:
 
 def pending(store: StateStore, pipeline: str) -> list[Publication]:
     """Return what is due and not yet published, ranges in order, `changes` before the sinks."""
-    due = store.unpublished(pipeline)
+    due = store.ranges.unpublished(pipeline)
     if not due:
         return []
     numbers = [number for number, _ in due]
     ranges = {
-        row.range: row for row in store.ranges(pipeline, first=min(numbers), last=max(numbers))
+        row.range: row for row in store.ranges.read(pipeline, first=min(numbers), last=max(numbers))
     }
-    checkpoints = store.checkpoints(pipeline)
-    histories = store.table_histories(pipeline)
+    checkpoints = store.checkpoints.read(pipeline)
+    histories = store.schemas.histories(pipeline)
     pluralize = {
         number: _counted(store, pipeline, ranges[number]) | _numbers(histories, ranges[number])
         for number in set(numbers)
     }
     versions = RangeVersions(store, pipeline)
-    now, lease = store.now(), store.lease(pipeline)
+    now, lease = store.now(), store.leases.get(pipeline)
     files = {number: _file(store, pipeline, row) for number, row in ranges.items()}
     captured = {number: _captured_at(store, pipeline, row) for number, row in ranges.items()}
-    sensed = {CHANGES: store.sensing_facts(pipeline)}
+    sensed = {CHANGES: store.sensing.facts(pipeline)}
     return [
         Publication(
             number,
@@ -86,17 +86,17 @@ def publication_of(
     Raises:
         NotAllowed: There is no such range.
     """
-    row = store.range(pipeline, number)
+    row = store.ranges.get(pipeline, number)
     if row is None:
         raise NotAllowed(f"{pipeline}: there is no range {number}")
     captured_at = _captured_at(store, pipeline, row)
-    known = _metadata(row, asset, store.checkpoints(pipeline), store.now(), captured_at)
+    known = _metadata(row, asset, store.checkpoints.read(pipeline), store.now(), captured_at)
     sink = None if asset == CHANGES else asset
     version = RangeVersions(store, pipeline).of(row, sink, reprocessed=reprocessed)
     file = _file(store, pipeline, row)
-    known |= _counted(store, pipeline, row) | _numbers(store.table_histories(pipeline), row)
+    known |= _counted(store, pipeline, row) | _numbers(store.schemas.histories(pipeline), row)
     if asset == CHANGES:
-        known |= store.sensing_facts(pipeline)
+        known |= store.sensing.facts(pipeline)
     return Publication(number, asset, known, version, file=file)
 
 
@@ -205,18 +205,20 @@ def _run_id(lease: LeaseRow | None, row: RangeRow, asset: str) -> str | None:
 
 def _captured_at(store: StateStore, pipeline: str, row: RangeRow) -> float:
     """Return when a range's last segment was captured; when the range was closed, if that is gone."""
-    segment = store.segment(pipeline, row.last_segment)
+    segment = store.segments.get(pipeline, row.last_segment)
     return row.closed_at or row.opened_at if segment is None else segment.created_at
 
 
 def _file(store: StateStore, pipeline: str, row: RangeRow) -> str | None:
-    segment = store.segment(pipeline, row.first_segment)
+    segment = store.segments.get(pipeline, row.first_segment)
     return None if segment is None else segment.path
 
 
 def _counted(store: StateStore, pipeline: str, row: RangeRow) -> dict[str, Value]:
     """Return what processors counted over a range; nothing before the last segment is processed."""
-    counts = store.processed_counts(pipeline, first=row.first_segment, last=row.last_segment)
+    counts = store.segments.processed_counts(
+        pipeline, first=row.first_segment, last=row.last_segment
+    )
     return processor_metrics(counts)
 
 

@@ -15,7 +15,7 @@ def reset_pipeline(store: StateStore, journal: Journal, before: PipelineRow) -> 
     Raises:
         NotAllowed: A run holds the lease.
     """
-    after = store.reset_all(before.name)
+    after = store.journals.reset(before.name)
     _sweep(journal, before.name, before.uid)
     return after
 
@@ -26,7 +26,7 @@ def remove(store: StateStore, journal: Journal, name: str) -> None:
     Raises:
         NotAllowed: A run holds the lease.
     """
-    uid = store.remove_pipeline(name)
+    uid = store.pipelines.remove(name)
     if uid is not None:
         _sweep(journal, name, uid)
         journal.sweep_staged(name, (), older_than=-1.0)

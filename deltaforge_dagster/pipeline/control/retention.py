@@ -38,26 +38,26 @@ class Expired:
 
 def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expired:
     """Remove what is old and delivered; returns the ranges whose partitions may go too."""
-    row = store.pipeline(loaded.name)
-    lease = store.lease(loaded.name)
+    row = store.pipelines.get(loaded.name)
+    lease = store.leases.get(loaded.name)
     if row is None or lease is None:
         return Expired(0, [], 0)
     hours = loaded.spec.spec.engine.journal.retention_hours
-    old = store.expirable_segments(loaded.name, before=store.now() - hours * 3600)
+    old = store.segments.expirable(loaded.name, before=store.now() - hours * 3600)
     gone = _forget(store, journal, loaded.name, old)
-    closed = [one.range for one in store.ranges(loaded.name, state="closed")]
-    ranges = store.expire_ranges(loaded.name, closed)
-    store.expire_chunks(loaded.name, before=store.now() - hours * 3600)
-    known = {path for segment in store.segments(loaded.name) for path in segment.paths}
+    closed = [one.range for one in store.ranges.read(loaded.name, state="closed")]
+    ranges = store.ranges.expire(loaded.name, closed)
+    store.snapshots.expire_chunks(loaded.name, before=store.now() - hours * 3600)
+    known = {path for segment in store.segments.read(loaded.name) for path in segment.paths}
     orphans = journal.sweep(
         loaded.name, row.uid, known, epoch=lease.epoch, older_than=ORPHAN_SECONDS
     )
     if age := loaded.spec.spec.journal.dlq.max_age_secs:
-        store.expire_dead_letters(loaded.name, age)
-    kept = {part.path for part in store.held_parts(loaded.name)}
-    kept |= store.dead_letter_files(loaded.name)
+        store.dead_letters.expire(loaded.name, age)
+    kept = {part.path for part in store.holds.parts(loaded.name)}
+    kept |= store.dead_letters.files(loaded.name)
     orphans += journal.sweep_held(loaded.name, kept, epoch=lease.epoch, older_than=ORPHAN_SECONDS)
-    staged = store.staged_paths(loaded.name)
+    staged = store.snapshots.staged_paths(loaded.name)
     orphans += journal.sweep_staged(loaded.name, staged, older_than=ORPHAN_SECONDS)
     orphans += sweep_encoded(
         journal.prepared_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
@@ -70,9 +70,9 @@ def drop_delivered(store: StateStore, journal: Journal, pipeline: str, *, down_t
 
     Their ranges stay, without their files, until `expire` removes them.
     """
-    surplus = store.journal_bytes(pipeline) - down_to
+    surplus = store.segments.total_bytes(pipeline) - down_to
     oldest = []
-    for segment in store.expirable_segments(pipeline, before=math.inf):
+    for segment in store.segments.expirable(pipeline, before=math.inf):
         if surplus <= 0:
             break
         oldest.append(segment)
@@ -85,7 +85,7 @@ def _forget(
 ) -> int:
     if not segments:  # without taking the lock that the run's own writes need
         return 0
-    gone = store.expire_segments(pipeline, [segment.segment for segment in segments])
+    gone = store.segments.expire(pipeline, [segment.segment for segment in segments])
     for segment in gone:
         for path in segment.paths:
             journal.delete(path)

@@ -69,7 +69,7 @@ class RangeVersions:
         self._store = store
         self._pipeline = pipeline
         self._known: dict[str, CodeParts | None] = {}
-        row = store.pipeline(pipeline)
+        row = store.pipelines.get(pipeline)
         self._today = None if row is None else self._parts(row.spec_hash)
 
     def of(self, row: RangeRow, sink: str | None, *, reprocessed: bool = False) -> str | None:
@@ -92,7 +92,9 @@ class RangeVersions:
         return replace(then, chain=chain, sinks=today.sinks).version(sink)
 
     def _chain(self, row: RangeRow) -> str:
-        hashes = self._store.chains(self._pipeline, first=row.first_segment, last=row.last_segment)
+        hashes = self._store.segments.chains(
+            self._pipeline, first=row.first_segment, last=row.last_segment
+        )
         return chain_part(hashes)
 
     def _parts(self, spec_hash: str) -> CodeParts | None:

@@ -63,17 +63,17 @@ def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
     Where a sink begins that was added, and which one is gone, is said in the log.
     """
     configs = [sink.config for sink in loaded.spec.spec.sinks]
-    before = store.checkpoints(loaded.name)
+    before = store.checkpoints.read(loaded.name)
     starts = {one.id: one.start for one in configs if one.start is not None}
-    row = store.register_pipeline(
+    row = store.pipelines.register(
         loaded.name, loaded.hash, [one.id for one in configs], starts, stored=loaded.path is None
     )
     note_spec(store, loaded)
     file = None if loaded.path is None else str(loaded.path.absolute())
     if row.file != file:
-        store.note_file(loaded.name, file)
+        store.pipelines.note_file(loaded.name, file)
         row = replace(row, file=file)
-    after = store.checkpoints(loaded.name)
+    after = store.checkpoints.read(loaded.name)
     for sink in after.keys() - before.keys():
         if after[sink].began is not None:
             logger.warning("%s: sink %s: %s", loaded.name, sink, after[sink].began)
@@ -93,7 +93,7 @@ def ensure_start(
         return pipeline
     first = first_start(store, loaded)
     start = source.ensure_start(first.at)
-    return store.set_start(
+    return store.pipelines.set_start(
         pipeline.name,
         start.to_json(),
         source.definitions(start),
@@ -139,7 +139,7 @@ def find_work(
     """
     pipeline = register(store, loaded)
     now = store.now()
-    lease = store.lease(loaded.name)
+    lease = store.leases.get(loaded.name)
     if lease is not None and lease.run_id is not None and lease.held_at(now):
         return NoWork(f"run {lease.run_id[:8]} is working on it")
     if pipeline.want == "stopped":
@@ -191,23 +191,23 @@ def _ask(
 def next_probe(store: StateStore, pipeline: str, *, captured: bool) -> None:
     """After a run, decide when the source is asked next: at once, or later after an empty run."""
     if captured:
-        store.set_probe(pipeline, after=0.0, wait=0.0)
+        store.pipelines.set_probe(pipeline, after=0.0, wait=0.0)
         return
-    row = store.pipeline(pipeline)
+    row = store.pipelines.get(pipeline)
     assert row is not None
     wait = min(max(5.0, row.probe_wait * 2), MAX_PROBE_WAIT)
-    store.set_probe(pipeline, after=store.now() + wait, wait=wait)
+    store.pipelines.set_probe(pipeline, after=store.now() + wait, wait=wait)
 
 
 def _left_open(store: StateStore, pipeline: str) -> Work | None:
-    for row in store.ranges(pipeline, state="open", limit=1):
+    for row in store.ranges.read(pipeline, state="open", limit=1):
         return Work("range open", f"range {row.range} was left open by a run that died")
     return None
 
 
 def _released(store: StateStore, loaded: LoadedPipeline) -> Work | None:
     asks = loaded.spec.spec.engine.schemas.pauses
-    for hold in store.holds(loaded.name):
+    for hold in store.holds.read(loaded.name):
         # A run approves what waits when nobody is to be asked any more.
         if hold.state == "released" or (hold.state == "held" and hold.kind == SCHEMA and not asks):
             return Work("hold released", f"what is held of {hold.kind} {hold.subject} was released")
@@ -216,12 +216,12 @@ def _released(store: StateStore, loaded: LoadedPipeline) -> Work | None:
 
 def chunks_read(store: StateStore, pipeline: str) -> Work | None:
     """Return why chunks of a snapshot are to be taken over; None where none are, or all of held tables."""
-    snapshot = store.unfinished_snapshot(pipeline)
+    snapshot = store.snapshots.unfinished(pipeline)
     if snapshot is None:
         return None
     # Those of a held table wait until nothing is held of it.
-    held = {hold.subject for hold in store.holds(pipeline) if hold.state != "journaled"}
-    read = store.chunks(pipeline, snapshot.snapshot, state="read")
+    held = {hold.subject for hold in store.holds.read(pipeline) if hold.state != "journaled"}
+    read = store.snapshots.chunks(pipeline, snapshot.snapshot, state="read")
     if all(chunk.table_name in held for chunk in read):
         return None
     return Work("chunks read", f"chunks of snapshot {snapshot.snapshot} are to be taken over")
@@ -236,11 +236,11 @@ def _behind(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None
 
 
 def _redriven(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
-    for checkpoint in store.checkpoints(pipeline.name).values():
-        entries, dead, _ = store.dead_letter_state(pipeline.name, checkpoint.sink)
+    for checkpoint in store.checkpoints.read(pipeline.name).values():
+        entries, dead, _ = store.dead_letters.state(pipeline.name, checkpoint.sink)
         if entries == dead or checkpoint.state != "attached" or checkpoint.next_attempt_at > now:
             continue
-        letters = store.dead_letter_places(pipeline.name, checkpoint.sink)
+        letters = store.dead_letters.places(pipeline.name, checkpoint.sink)
         if due := len(due_entries(letters, (checkpoint.segment, checkpoint.ordinal))):
             detail = f"{due} dead letters of sink {checkpoint.sink} are to be delivered again"
             return Work("dead letters", detail)
@@ -258,5 +258,5 @@ def _paused(store: StateStore, pipeline: PipelineRow) -> str | None:
 
 def _lacking(store: StateStore, pipeline: PipelineRow) -> list[tuple[CheckpointRow, int]]:
     """Return the checkpoints of sinks that are behind, and by how many segments."""
-    rows = store.checkpoints(pipeline.name).values()
+    rows = store.checkpoints.read(pipeline.name).values()
     return [(one, behind) for one in rows if (behind := segments_behind(pipeline, one))]

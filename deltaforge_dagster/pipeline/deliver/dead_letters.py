@@ -144,11 +144,11 @@ class DeadLetters:
         now = time.monotonic()
         if not self._changed and (not self._entries or now - self._looked_at < LOOK_SECONDS):
             return
-        known = self._store.dead_letter_state(self._pipeline, self._sink_id)
+        known = self._store.dead_letters.state(self._pipeline, self._sink_id)
         self._looked_at, self._entries, self._changed = now, known[0], False
         if known == self._known:
             return
-        entries = self._store.dead_letter_places(self._pipeline, self._sink_id) if known[0] else []
+        entries = self._store.dead_letters.places(self._pipeline, self._sink_id) if known[0] else []
         self._held = HeldKeys(entries)
         self._ahead = {}
         reached = (checkpoint.segment, checkpoint.ordinal)
@@ -157,7 +157,7 @@ class DeadLetters:
                 self._ahead.setdefault(entry.segment, set()).add(entry.ordinal)
         at = checkpoint
         self._lease.write(
-            lambda writer: writer.meets_anew(
+            lambda writer: writer.undelivered.forget_behind(
                 self._sink_id, at.segment, at.ordinal, complete=at.complete
             )
         )
@@ -253,7 +253,7 @@ class DeadLetters:
             some = refused[done : done + _AT_ONCE]
             letters = self._letters(row, some)
             stored = self._lease.write(
-                lambda writer, letters=letters: writer.add_dead_letters(  # type: ignore[misc]
+                lambda writer, letters=letters: writer.dead_letters.add(  # type: ignore[misc]
                     self._sink_id,
                     letters,
                     max_entries=self._options.dlq.max_entries,

@@ -40,7 +40,7 @@ from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.sinks.base import Sink, SinkBatch, traffic_of
-from deltaforge_dagster.state.checkpoint_writes import NOTHING
+from deltaforge_dagster.state.checkpoints import NOTHING
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -355,7 +355,7 @@ class Deliverer:
             failures += 1
 
         self._lease.write(
-            lambda writer: writer.advance(
+            lambda writer: writer.checkpoints.advance(
                 self.sink_id,
                 row.segment,
                 ordinal,
@@ -395,7 +395,7 @@ class Deliverer:
     def _count(self) -> None:
         """Write counts that belong to no checkpoint."""
         if tally := self._meter.take():
-            self._lease.write(lambda writer: writer.count(tally))
+            self._lease.write(lambda writer: writer.metrics.count(tally))
 
     def _close_sink(self) -> None:
         self._connected = self._settled = False
@@ -437,6 +437,8 @@ class Deliverer:
             next_attempt_at = self._store.now() + delay
             tally = self._meter.take()
             self._lease.write(
-                lambda writer: writer.sink_failed(self.sink_id, str(error), next_attempt_at, tally)
+                lambda writer: writer.checkpoints.failed(
+                    self.sink_id, str(error), next_attempt_at, tally
+                )
             )
         self._stop.wait(delay)

@@ -64,7 +64,7 @@ class DelivererSet:
         self._lease = lease
         self._warn = warn
         self._until = until
-        row = self._store.lease(self._pipeline)
+        row = self._store.leases.get(self._pipeline)
         session_id = None if row is None else row.session_id
         self.sessions = context.sessions(session_id, self._remember_session)
         self._spec = spec
@@ -116,7 +116,7 @@ class DelivererSet:
                 segments=self._journal,
                 warn=self._warn,
             )
-        checkpoints = self._store.checkpoints(self._pipeline)
+        checkpoints = self._store.checkpoints.read(self._pipeline)
         for sink_id, checkpoint in checkpoints.items():
             if checkpoint.paused and sink_id in self._working:
                 self._retire(sink_id)
@@ -180,7 +180,7 @@ class DelivererSet:
         Raises:
             LeaseLost: The lease is lost; the sink is still attached.
         """
-        self._lease.write(lambda writer: writer.detach_sink(sink_id, why))
+        self._lease.write(lambda writer: writer.checkpoints.detach(sink_id, why))
         if sink_id in self._working:  # a paused sink has none
             self._retire(sink_id).join(0)
 
@@ -295,4 +295,4 @@ class DelivererSet:
         return {name: count for name, count in lacking.items() if count}
 
     def _remember_session(self, session_id: str) -> None:
-        self._lease.write(lambda writer: writer.set_session(session_id))
+        self._lease.write(lambda writer: writer.lease.set_session(session_id))

@@ -36,9 +36,8 @@ from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, Place, due_entries
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.sinks.base import Origin, Sink
-from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import CheckpointRow, DeadLetterRow
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.store import FencedWriter, StateStore
 
 _CHUNK_ROWS = 500
 _CHUNK_BYTES = 8 << 20
@@ -90,7 +89,7 @@ class Redrive:
         if self._due or not self._watched or now - self._looked_at < LOOK_SECONDS:
             return self._due
         self._looked_at = now
-        state = self._store.dead_letter_state(self._pipeline, self._sink_id)
+        state = self._store.dead_letters.state(self._pipeline, self._sink_id)
         entries, dead, _ = state
         self._watched = self._enabled or entries > 0
         reached = (checkpoint.segment, checkpoint.ordinal)
@@ -147,8 +146,8 @@ class Redrive:
         sent = origin.redrive.segment, origin.redrive.ordinal
 
         def begin(writer: FencedWriter) -> None:
-            writer.begin_redrive(attempt, seqs)
-            writer.set_sent(self._sink_id, sent)
+            writer.dead_letters.begin_redrive(attempt, seqs)
+            writer.checkpoints.set_sent(self._sink_id, sent)
 
         self._lease.write(begin)
         return origin
@@ -162,19 +161,19 @@ class Redrive:
         ]
 
         def settle(writer: FencedWriter) -> None:
-            writer.redriven(delivered)
+            writer.dead_letters.redriven(delivered)
             for place, error in refused.items():
                 entry = chunk[place]
                 text = str(error).replace(
                     f"segment {AT_HAND.segment}, ordinal {place}",
                     f"segment {entry.segment}, ordinal {entry.ordinal}",
                 )
-                writer.redrive_failed(entry.seq, error.cause, text)
+                writer.dead_letters.redrive_failed(entry.seq, error.cause, text)
 
         self._lease.write(settle)
 
     def _due_entries(self, reached: Place) -> list[DeadLetterRow]:
-        everything = self._store.dead_letter_places(self._pipeline, self._sink_id)
+        everything = self._store.dead_letters.places(self._pipeline, self._sink_id)
         return due_entries(everything, reached)
 
     def _chunk(
@@ -231,7 +230,7 @@ class Redrive:
 
         def give_up(writer: FencedWriter) -> None:
             for seq in seqs:
-                writer.redrive_failed(seq, "serialization", text)
+                writer.dead_letters.redrive_failed(seq, "serialization", text)
 
         self._lease.write(give_up)
 

@@ -21,7 +21,7 @@ from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.checkpoint_writes import NOTHING
+from deltaforge_dagster.state.checkpoints import NOTHING
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -83,7 +83,7 @@ class Resumption:
         self._goal = None
         position = _position(sink, checkpoint) if sink.exactly_once else None
         if position is not None and (token := position.redriven):
-            self._lease.write(lambda writer: writer.redriven_up_to(token))
+            self._lease.write(lambda writer: writer.dead_letters.redriven_up_to(token))
         kept = checkpoint.lineage is not None and not checkpoint.overrules
         self._vanished = sink.exactly_once and position is None and kept
         if position is not None:
@@ -119,18 +119,18 @@ class Resumption:
                 "the position that the sink kept is gone, so it goes on after the checkpoint; if "
                 "the sink was emptied, deltaforge checkpoint reset delivers again"
             )
-            self._lease.write(lambda writer: writer.set_notice(self._sink_id, notice))
+            self._lease.write(lambda writer: writer.checkpoints.set_notice(self._sink_id, notice))
             self._say(notice)
             self._vanished = False
             checkpoint = replace(checkpoint, notice=notice)
         elif checkpoint.notice is not None and not self._warned:
             delivered = not (sink.exactly_once and checkpoint.overrules)
             if delivered:  # since a run before this one said it
-                self._lease.write(lambda writer: writer.set_notice(self._sink_id, None))
+                self._lease.write(lambda writer: writer.checkpoints.set_notice(self._sink_id, None))
                 checkpoint = replace(checkpoint, notice=None)
         if sink.exactly_once and checkpoint.lineage is None:
             lineage = uuid.uuid4().hex
-            self._lease.write(lambda writer: writer.set_lineage(self._sink_id, lineage))
+            self._lease.write(lambda writer: writer.checkpoints.set_lineage(self._sink_id, lineage))
             segment, ordinal = NOTHING
             checkpoint = replace(
                 checkpoint,
@@ -246,7 +246,7 @@ class Resumption:
             )
         try:
             self._lease.write(
-                lambda writer: writer.resume_at(
+                lambda writer: writer.checkpoints.resume_at(
                     self._sink_id, place.segment, place.ordinal, place.complete, notice=notice
                 )
             )
@@ -254,19 +254,19 @@ class Resumption:
             raise self._with_remedy(PositionLost(str(error))) from error
         if notice is not None:
             self._say(notice)
-        return self._store.checkpoints(self._pipeline)[self._sink_id]
+        return self._store.checkpoints.read(self._pipeline)[self._sink_id]
 
     def _say(self, notice: str) -> None:
         self._warned = True
         self._warn(f"sink {self._sink_id}: {notice}")
 
     def _facts(self, row: PipelineRow) -> resume.Journal:
-        first = self._store.segments(self._pipeline, limit=1)
+        first = self._store.segments.read(self._pipeline, limit=1)
         start = first[0].start_position if first else _reached(row)
         return resume.Journal(row.uid, self._source, row.next_segment, start)
 
     def _row(self) -> PipelineRow:
-        row = self._store.pipeline(self._pipeline)
+        row = self._store.pipelines.get(self._pipeline)
         assert row is not None
         return row
 

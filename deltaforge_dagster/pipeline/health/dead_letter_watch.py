@@ -57,8 +57,8 @@ class DeadLetterWatch:
             return
         self._next_look = time.monotonic() + _EVERY_SECONDS
         if age := self._options.dlq.max_age_secs:
-            self._lease.write(lambda writer: writer.expire_dead_letters(age))
-        depth = self._store.dead_letter_depth(self._pipeline)
+            self._lease.write(lambda writer: writer.dead_letters.expire(age))
+        depth = self._store.dead_letters.depth(self._pipeline)
         full = saturation(depth, self._options.dlq.max_entries)
         if full is not None and full[0] != self._said:
             self._warn(f"{self._pipeline}: {full[1]} ({full[0]})")

@@ -108,14 +108,14 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
     Raises:
         StoreUnavailable: The store cannot be asked.
     """
-    row = store.pipeline(pipeline.name)
+    row = store.pipelines.get(pipeline.name)
     if row is None and isinstance(pipeline, LoadedPipeline):
         never = "nothing has worked on it yet: neither a sensor nor `deltaforge run`"
         return Health("running", (Problem("sensor", "warning", never, "deltaforge dev"),))
     if isinstance(pipeline, LoadedPipeline):
         assert row is not None
         return _health(store, row, pipeline.spec)
-    seen_at = None if row is None else _seen_at(row, store.lease(row.name), store.now())
+    seen_at = None if row is None else _seen_at(row, store.leases.get(row.name), store.now())
     broken = Problem("file", "error", str(pipeline.error), "deltaforge validate")
     return Health("failed", (broken,), seen_at)
 
@@ -172,7 +172,7 @@ def capture_failed(
         next_attempt_at: When it is tried again by itself, by the store's clock; ignored where a person
             must act.
     """
-    row = store.pipeline(name)
+    row = store.pipelines.get(name)
     if row is None:
         return
     known = failure_of(row)
@@ -181,20 +181,20 @@ def capture_failed(
     subject = _subject(error)
     since = known.since if known is not None and known.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
-    store.set_failure(name, Failure(by, error.kind, str(error), since, attempt, subject))
+    store.pipelines.set_failure(name, Failure(by, error.kind, str(error), since, attempt, subject))
 
 
 def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> None:
     """Note that a run reads, or that a tick could use the source."""
-    row = store.pipeline(name)
+    row = store.pipelines.get(name)
     known = None if row is None else failure_of(row)
     if known is not None and (by == "run" or known.by == "tick" or _passes(known)):
-        store.set_failure(name, None)
+        store.pipelines.set_failure(name, None)
 
 
 def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> None:
     """Note that the source answered, and what it lacks; `since` stays while a finding does."""
-    row = store.pipeline(name)
+    row = store.pipelines.get(name)
     if row is None:
         return
     now = store.now()
@@ -212,14 +212,14 @@ def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> Non
         if one.bad
     ]
     if noted != before or row.findings is None or now - (row.source_seen_at or 0) >= NOTED_EVERY:
-        store.note_source_seen(name, noted)
+        store.pipelines.note_source_seen(name, noted)
 
 
 def note_tick(store: StateStore, name: str) -> None:
     """Note that a sensor or schedule ticks."""
-    row = store.pipeline(name)
+    row = store.pipelines.get(name)
     if row is not None and store.now() - (row.ticked_at or 0) >= NOTED_EVERY:
-        store.note_tick(name)
+        store.pipelines.note_tick(name)
 
 
 def _subject(error: DeltaforgeError) -> Literal["source", "journal"]:
@@ -232,7 +232,7 @@ def _passes(failure: Failure) -> bool:
 
 
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
-    now, lease = store.now(), store.lease(row.name)
+    now, lease = store.now(), store.leases.get(row.name)
     capture = list(_capture(row, spec, lease, now)) if row.want == "running" else []
     others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
     failed = any(one.severity == "error" for one in capture)
@@ -293,13 +293,13 @@ def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | No
 def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Iterator[Problem]:
     """Yield what keeps captured changes from their sinks."""
     counts = None if spec is None else counted_sinks(spec)
-    for one in store.checkpoints(row.name).values():
+    for one in store.checkpoints.read(row.name).values():
         yield from _sink(row.name, one, counts=counts is None or one.sink in counts)
-    for hold in store.holds(row.name):
+    for hold in store.holds.read(row.name):
         if hold.state != "journaled":
             text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
             yield Problem("holds", "error", text, f"deltaforge hold list {row.name}", hold.since)
-    depth = store.dead_letter_depth(row.name)
+    depth = store.dead_letters.depth(row.name)
     full = None if spec is None else saturation(depth, spec.spec.journal.dlq.max_entries)
     if depth.entries:
         waiting = depth.entries - depth.dead

@@ -22,9 +22,9 @@ def preflight(source: Source, store: StateStore | None, loaded: LoadedPipeline) 
         store: The state store, None when nothing has run yet.
         loaded: The pipeline.
     """
-    row = store.pipeline(loaded.name) if store is not None else None
+    row = store.pipelines.get(loaded.name) if store is not None else None
     text = row and (row.captured_position or row.start_position)
-    newest = store.ranges(loaded.name, newest_first=True, limit=1) if store is not None else ()
+    newest = store.ranges.read(loaded.name, newest_first=True, limit=1) if store is not None else ()
     try:
         return source.preflight(
             parse_position(text) if text else None,

@@ -34,7 +34,7 @@ def look_at_source(
         Why the source cannot be reached or can no longer be read. None if it can, and if there is nothing to
         check: the pipeline has no start position yet, or must not capture.
     """
-    row = store.pipeline(loaded.name)
+    row = store.pipelines.get(loaded.name)
     if row is None or row.start_position is None or row.want != "running":
         return None
     try:

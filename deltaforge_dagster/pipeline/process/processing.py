@@ -117,8 +117,8 @@ class Processing:
 
     def _leave_what_sinks_have(self) -> None:
         """Leave segments as they are that some sink began before the file named processors."""
-        begun = max(map(_begun, self._store.checkpoints(self._pipeline).values()), default=0)
-        self._lease.write(lambda writer: writer.leave_as_captured(begun))
+        begun = max(map(_begun, self._store.checkpoints.read(self._pipeline).values()), default=0)
+        self._lease.write(lambda writer: writer.segments.leave_as_captured(begun))
 
     def _process_next(self) -> bool:
         """Process the next segments, and say whether there were any."""
@@ -133,21 +133,21 @@ class Processing:
             one.segment: processed(row, one.counts, seconds)
             for row, one in zip(waiting, made, strict=True)
         }
-        self._lease.write(lambda writer: writer.add_processed(made, tallies))
+        self._lease.write(lambda writer: writer.segments.add_processed(made, tallies))
         failpoint("processed-noted")
         self._done = waiting[-1].segment
         self._processed()
         return True
 
     def _waiting(self) -> Sequence[SegmentRow]:
-        rows = self._store.segments(self._pipeline, first=self._done + 1, limit=1000)
+        rows = self._store.segments.read(self._pipeline, first=self._done + 1, limit=1000)
         undecided = [row for row in rows if row.chain_hash is None]
         if rows and not undecided:
             self._done = rows[-1].segment
         return first_together(undecided, _SEGMENTS_PER_JOB, self._limits.max_bytes)
 
     def _made(self, rows: Sequence[SegmentRow]) -> list[Processed]:
-        pipeline = self._store.pipeline(self._pipeline)
+        pipeline = self._store.pipelines.get(self._pipeline)
         assert pipeline is not None
         job = ProcessingJob(
             chain_of(self._spec),  # anew: the source of a function may have changed
@@ -172,14 +172,14 @@ class Processing:
         logger.warning("processing failed", extra={"fields": fields})
         with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
             tally = processing_failed(error, {one.id for one in self._spec.spec.processors})
-            self._lease.write(lambda writer: writer.count(tally))
+            self._lease.write(lambda writer: writer.metrics.count(tally))
             waiting = self._waiting()
             first = waiting[0].segment if waiting else 0
             at = self._store.now() + delay
-            for name, one in self._store.checkpoints(self._pipeline).items():
+            for name, one in self._store.checkpoints.read(self._pipeline).items():
                 if one.state == "attached" and one.whole_segment + 1 >= first:
                     self._lease.write(
-                        lambda writer, sink=name: writer.sink_failed(sink, str(error), at)  # type: ignore[misc]
+                        lambda writer, sink=name: writer.checkpoints.failed(sink, str(error), at)  # type: ignore[misc]
                     )
         self._stop.wait(delay)
 

@@ -139,13 +139,13 @@ def search(
     """
     sinks = _Sinks(store, pipeline)
     after, last = segments
-    while page := store.segments(pipeline, first=after, last=last, limit=_SEGMENTS_AT_ONCE):
+    while page := store.segments.read(pipeline, first=after, last=last, limit=_SEGMENTS_AT_ONCE):
         for segment in page:
             if not tables or any(_named(name, tables) for name in segment.counts):
                 try:
                     yield from _of_segment(journal, segment, wanted, tables, sinks)
                 except JournalDamaged:
-                    if store.segment(pipeline, segment.segment) is not None:
+                    if store.segments.get(pipeline, segment.segment) is not None:
                         raise  # else retention has removed it meanwhile
             progress(segment)
         after = page[-1].segment + 1
@@ -189,11 +189,11 @@ class _Sinks:
     def __init__(self, store: StateStore, pipeline: str) -> None:
         self._store = store
         self._pipeline = pipeline
-        self._checkpoints = store.checkpoints(pipeline)
+        self._checkpoints = store.checkpoints.read(pipeline)
         self._dead = {
             (sink, letter.event_id): letter.seq
             for sink in self._checkpoints
-            for letter in store.dead_letter_places(pipeline, sink)
+            for letter in store.dead_letters.places(pipeline, sink)
         }
         self._processed: tuple[int, dict[str, int]] = (0, {})
         self._undelivered: tuple[int, Mapping[str, Mapping[Fate, list[range]]]] = (0, {})
@@ -233,7 +233,7 @@ class _Sinks:
     def _left(self, segment: int) -> Mapping[str, Mapping[Fate, list[range]]]:
         """Return which changes of a segment left the queue of dead letters without being delivered."""
         if self._undelivered[0] != segment:
-            self._undelivered = (segment, self._store.undelivered(self._pipeline, segment))
+            self._undelivered = (segment, self._store.undelivered.read(self._pipeline, segment))
         return self._undelivered[1]
 
     def _places(self, journal: Journal, segment: SegmentRow) -> Mapping[str, int]:
@@ -285,7 +285,7 @@ def segments_of(store: StateStore, pipeline: str, ranges: Sequence[int]) -> tupl
     Raises:
         NotAllowed: One of them does not exist (any more).
     """
-    first, last = store.range(pipeline, ranges[0]), store.range(pipeline, ranges[-1])
+    first, last = store.ranges.get(pipeline, ranges[0]), store.ranges.get(pipeline, ranges[-1])
     for number, row in ((ranges[0], first), (ranges[-1], last)):
         if row is None:
             raise NotAllowed(f"{pipeline} has no range {number}")

@@ -71,7 +71,7 @@ def preview(
         SparkUnavailable: Spark failed.
     """
     row = closed_range(context.store, pipeline, number)
-    segments = context.store.segments(pipeline, first=row.first_segment, last=row.last_segment)
+    segments = context.store.segments.read(pipeline, first=row.first_segment, last=row.last_segment)
     check_contiguous(row, segments)
     paths = [(one.path, one.delivered.path) for one in segments]
     job = PreviewJob(chain, str(uuid.uuid4()), context.journal.url, paths, sample, values)

@@ -66,7 +66,7 @@ class StoredVersions:
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Return the stamp that the version has; an empty one if it was never captured."""
         del position
-        return self._store.schema_stamp(self._pipeline, self._tenant, table) or SchemaStamp(
+        return self._store.schemas.stamp(self._pipeline, self._tenant, table) or SchemaStamp(
             "", 0, 0
         )
 
@@ -75,7 +75,7 @@ class StoredVersions:
 
     def defined(self, position: Position) -> dict[str, str]:
         """Return how tables looked at `position`."""
-        return self._store.defined(self._pipeline, position)
+        return self._store.definitions.at(self._pipeline, position)
 
     def held(self) -> Mapping[str, str]:
         """Return no table: what was held then may be known now."""
@@ -101,7 +101,7 @@ def recapture(
     segments: list[SegmentRow] = []
     for number in ranges:
         row = closed_range(store, pipeline, number)
-        found = store.segments(pipeline, first=row.first_segment, last=row.last_segment)
+        found = store.segments.read(pipeline, first=row.first_segment, last=row.last_segment)
         check_contiguous(row, found)
         # What comes of a hold or a snapshot has no length in the log, and is not there to compare.
         segments += [one for one in found if one.start_position != one.end_position]

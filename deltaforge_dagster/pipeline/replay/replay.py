@@ -78,7 +78,7 @@ def replay(
             if reprocessing is None:
                 segments = journal.segments(first=first, last=last)
             else:
-                segments = store.segments(pipeline, first=first, last=last)
+                segments = store.segments.read(pipeline, first=first, last=last)
             check_contiguous(row, segments)
             messages = 0
             with contextlib.closing(_groups(segments, reprocessing)) as groups:
@@ -114,7 +114,7 @@ def split_by_delivery(
     """
     # Ranges first: a pipeline that never ran knows none of its sinks yet.
     rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
-    checkpoint = store.checkpoints(pipeline).get(sink_id)
+    checkpoint = store.checkpoints.read(pipeline).get(sink_id)
     if checkpoint is None:
         raise NotAllowed(f"{pipeline}: there is no sink {sink_id!r}")
     delivered = [row for row in rows if row.last_segment <= checkpoint.whole_segment]
@@ -127,7 +127,7 @@ def closed_range(store: StateStore, pipeline: str, number: int) -> RangeRow:
     Raises:
         NotAllowed: There is no such range, or it is open.
     """
-    row = store.range(pipeline, number)
+    row = store.ranges.get(pipeline, number)
     if row is None:
         raise NotAllowed(f"{pipeline}: there is no range {number}")
     if row.state == "open":
@@ -143,7 +143,7 @@ def verify(store: StateStore, journal: Journal, pipeline: str, number: int) -> i
         NotAllowed: There is no such range, or it is open.
     """
     row = closed_range(store, pipeline, number)
-    segments = store.segments(pipeline, first=row.first_segment, last=row.last_segment)
+    segments = store.segments.read(pipeline, first=row.first_segment, last=row.last_segment)
     check_contiguous(row, segments)
     for segment in segments:
         journal.verify(segment)

@@ -70,7 +70,10 @@ class Reprocessing:
         if not self._chain.processors:
             yield [replace(row, chain_hash="") for row in rows]
             return
-        pipeline, lease = self._store.pipeline(self._pipeline), self._store.lease(self._pipeline)
+        pipeline, lease = (
+            self._store.pipelines.get(self._pipeline),
+            self._store.leases.get(self._pipeline),
+        )
         assert pipeline is not None
         job = ProcessingJob(
             self._chain,

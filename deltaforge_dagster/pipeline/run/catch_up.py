@@ -41,7 +41,7 @@ def catch_up(
             in the sink's checkpoint.
     """
     store, pipeline = context.store, loaded.name
-    state = store.checkpoints(pipeline)[sink_id].state
+    state = store.checkpoints.read(pipeline)[sink_id].state
     if state != "attached":
         raise NotAllowed(
             f"{pipeline}: sink {sink_id} is {state}; to let it go on: "
@@ -86,7 +86,7 @@ def _wait(deliverers: DelivererSet, lease: HeldLease) -> None:
 
 
 def _held_sentence(store: StateStore, pipeline: str, sink_id: str) -> str:
-    row = store.lease(pipeline)
+    row = store.leases.get(pipeline)
     holder = "a run" if row is None or row.run_id is None else f"run {row.run_id[:8]}"
     return (
         f"{pipeline}: {holder} is working on it, and delivers what sink {sink_id} lacks by itself, "

@@ -12,9 +12,8 @@ from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import CheckpointRow, HoldRow
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.store import FencedWriter, StateStore
 
 _IDLE_PROGRESS_SECONDS = 10.0
 
@@ -30,7 +29,7 @@ class Confirmer:
         self._loaded = loaded
         self._store = store
         self._lease = lease
-        row = store.pipeline(loaded.name)
+        row = store.pipelines.get(loaded.name)
         confirmed = None if row is None else row.confirmed_position
         self._confirmed: Position | None = None if confirmed is None else parse_position(confirmed)
         self._passed_at = time.monotonic()
@@ -40,15 +39,15 @@ class Confirmer:
         # In this order: what was passed, then how far the sinks are. A segment sealed in between
         # makes its sinks lag, and the idle progress is left for the next turn.
         passed = None if capture is None else capture.passed
-        row = self._store.pipeline(self._loaded.name)
+        row = self._store.pipelines.get(self._loaded.name)
         assert row is not None
-        checkpoints = self._store.checkpoints(self._loaded.name)
-        holds = self._store.holds(self._loaded.name)
+        checkpoints = self._store.checkpoints.read(self._loaded.name)
+        holds = self._store.holds.read(self._loaded.name)
         position = committed_position(self._loaded.spec, row, checkpoints, holds)
         delivered = not any(segments_behind(row, one) for one in checkpoints.values())
         if passed is not None and delivered and self._idle_progress_due():
             reached = passed.to_json()
-            self._lease.write(lambda writer: writer.set_captured(reached))
+            self._lease.write(lambda writer: writer.pipeline.set_captured(reached))
             position = position if holds else passed
         if position is None or (self._confirmed is not None and position <= self._confirmed):
             self._forget(holds, checkpoints, None)
@@ -77,9 +76,9 @@ class Confirmer:
 
         def write(writer: FencedWriter) -> None:
             if position is not None:
-                writer.set_confirmed(position.to_json())
+                writer.pipeline.set_confirmed(position.to_json())
             if passed:
-                writer.forget_holds(delivered)
+                writer.holds.forget(delivered)
 
         self._lease.write(write)
 

@@ -170,7 +170,7 @@ class RunEnd:
         return max(self._began, captured_at, self._deliverers.moved_at)
 
     def _all_delivered_or_failing(self) -> bool:
-        pipeline = self._store.pipeline(self._pipeline)
+        pipeline = self._store.pipelines.get(self._pipeline)
         assert pipeline is not None
         waiting = self._deliverers.behind(pipeline).keys() | self._deliverers.redriving
         return waiting <= self._deliverers.stuck(pipeline)

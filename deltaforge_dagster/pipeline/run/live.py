@@ -305,7 +305,7 @@ class LiveRun:
     def _check_desired_state(self) -> None:
         """After each renewal: request the end if the desired state or the pipeline file has changed."""
         with contextlib.suppress(StoreUnavailable):
-            row = self._store.pipeline(self._loaded.name)
+            row = self._store.pipelines.get(self._loaded.name)
             if row is not None and row.want != self._want:
                 self.request_end(row.want)
             # What was released before this run began to read is in the journal, or held again.
@@ -318,7 +318,7 @@ class LiveRun:
                 self.request_end("pipeline file changed")
 
     def _holds(self) -> list[HoldRow]:
-        return self._store.holds(self._loaded.name)
+        return self._store.holds.read(self._loaded.name)
 
     def _supervise(self, ranges: Ranges, goal: Position | None) -> str:
         """Do the work of the main thread until the run ends; return the reason."""
@@ -381,9 +381,9 @@ class LiveRun:
     def _outcome(self, reason: str, ranges: Ranges) -> RunOutcome:
         capture = self._capture
         error = None if capture is None else capture.error
-        row = self._store.pipeline(self._loaded.name)
+        row = self._store.pipelines.get(self._loaded.name)
         assert row is not None
-        sinks = self._store.checkpoints(self._loaded.name).values()
+        sinks = self._store.checkpoints.read(self._loaded.name).values()
         return RunOutcome(
             reason=reason,
             captured=0 if capture is None else capture.rows,

@@ -22,7 +22,7 @@ def refuse_lost_store(store: StateStore, journal: Journal, pipeline: str) -> Non
         NotAllowed: The journal has segments of it that another state store has written.
         StoreUnavailable: The journal cannot be listed.
     """
-    row = store.pipeline(pipeline)
+    row = store.pipelines.get(pipeline)
     if row is None or row.next_segment > 1 or store.database.where == "memory":
         return
     others = journal.written_by_others(pipeline, row.uid)

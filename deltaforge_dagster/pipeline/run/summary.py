@@ -92,11 +92,11 @@ class RunSummary:
         )
 
     def _lag(self) -> dict[str, float]:
-        row = self._store.pipeline(self._pipeline)
+        row = self._store.pipelines.get(self._pipeline)
         if row is None:
             return {}
         now = self._store.now()
         return {
             sink: sink_lag_seconds(self._store, row, one, now)
-            for sink, one in self._store.checkpoints(self._pipeline).items()
+            for sink, one in self._store.checkpoints.read(self._pipeline).items()
         }

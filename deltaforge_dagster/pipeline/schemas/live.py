@@ -67,7 +67,7 @@ def compare(
         NotAllowed: `only` is no such table.
         DeltaforgeError: The source cannot be asked.
     """
-    known = {history.name: history for history in store.table_histories(pipeline)}
+    known = {history.name: history for history in store.schemas.histories(pipeline)}
     existing = set(source.tables())
     names = sorted(existing | known.keys() if new else known)
     if only is not None and only not in names:

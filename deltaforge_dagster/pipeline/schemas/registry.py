@@ -35,7 +35,7 @@ class FencedRegistry:
         self._pauses = pauses
         self._known: set[int] = set()
         if pauses:
-            for history in store.table_histories(lease.pipeline):
+            for history in store.schemas.histories(lease.pipeline):
                 self._note(history)
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
@@ -48,28 +48,28 @@ class FencedRegistry:
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
         """Note how tables look from `position` on."""
-        self._lease.write(lambda writer: writer.define(definitions, position.to_json()))
+        self._lease.write(lambda writer: writer.definitions.define(definitions, position.to_json()))
 
     def defined(self, position: Position) -> dict[str, str]:
         """Return how tables looked at `position`."""
-        return self._store.defined(self._lease.pipeline, position)
+        return self._store.definitions.at(self._lease.pipeline, position)
 
     def held(self) -> Mapping[str, str]:
         """Return the tables whose events are kept back as they are, and why."""
         return {
             hold.subject: hold.reason
-            for hold in self._store.holds(self._lease.pipeline)
+            for hold in self._store.holds.read(self._lease.pipeline)
             if hold.kind == "table" and hold.state != "journaled"
         }
 
     def _register(self, table: TableSchema, position: Position, *, streamed: bool) -> SchemaStamp:
         stamp = self._lease.write(
-            lambda writer: writer.register_schema(
+            lambda writer: writer.schemas.register(
                 self._tenant, table, position.to_json(), streamed=streamed, pause=self._pauses
             )
         )
         if self._pauses and stamp.sequence not in self._known:
-            self._note(self._store.table_history(self._lease.pipeline, table.full_name))
+            self._note(self._store.schemas.history(self._lease.pipeline, table.full_name))
         return stamp
 
     def _note(self, history: TableHistory) -> None:

@@ -28,7 +28,7 @@ def tables(store: StateStore, pipeline: str) -> list[View]:
     """Return every table that was captured with the version that it has now, by name."""
     return [
         _head(history, history.current) | {"pending": sorted(_pending(history))}
-        for history in sorted(store.table_histories(pipeline), key=lambda one: one.name)
+        for history in sorted(store.schemas.histories(pipeline), key=lambda one: one.name)
     ]
 
 
@@ -54,7 +54,7 @@ def table(
     Raises:
         NotAllowed: There is no such table or version, or the position is none.
     """
-    history = store.table_history(pipeline, name)
+    history = store.schemas.history(pipeline, name)
     found = find(history, version=version, sequence=sequence, position=position)
     made = changes_of(history, found)
     return _head(history, found) | {
@@ -108,7 +108,7 @@ def place(database: str | None, name: str) -> Place:
 
 def captured(store: StateStore, pipeline: str) -> list[Place]:
     """Return every table that was captured."""
-    found = (history.current.table for history in store.table_histories(pipeline))
+    found = (history.current.table for history in store.schemas.histories(pipeline))
     return [(one.db, one.schema, one.table) for one in found]
 
 
@@ -144,7 +144,7 @@ def versions(store: StateStore, pipeline: str, name: str) -> list[View]:
     Raises:
         NotAllowed: There is no such table.
     """
-    history = store.table_history(pipeline, name)
+    history = store.schemas.history(pipeline, name)
     return [
         {
             "version": one.stamp.version,
@@ -168,7 +168,7 @@ def difference(
     Raises:
         NotAllowed: There is no such table or version.
     """
-    history = store.table_history(pipeline, name)
+    history = store.schemas.history(pipeline, name)
     new = find(history, version=after)
     old = history.before(new) or new if before is None else find(history, version=before)
     return old.stamp.version, new.stamp.version, differences(old.table, new.table)
@@ -249,14 +249,14 @@ def waiting_tables(store: StateStore, pipeline: str) -> list[str]:
     """Return the full names of tables whose newest form waits for approval."""
     held = [
         hold.subject
-        for hold in store.holds(pipeline)
+        for hold in store.holds.read(pipeline)
         if hold.kind == SCHEMA and hold.state == "held"
     ]
-    pending = [history.name for history in store.table_histories(pipeline) if history.pending]
+    pending = [history.name for history in store.schemas.histories(pipeline) if history.pending]
     return sorted({*held, *pending})
 
 
 def approve_everything(store: StateStore, pipeline: str) -> None:
     """Approve every form of every table."""
     for table in waiting_tables(store, pipeline):
-        store.approve_table(pipeline, table)
+        store.holds.approve_table(pipeline, table)

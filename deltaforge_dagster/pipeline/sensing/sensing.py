@@ -102,7 +102,7 @@ class Sensing:
         self._ending = threading.Event()
         self._news = threading.Event()
         self._states: dict[str, bytes] = {}
-        row = store.pipeline(self._pipeline)
+        row = store.pipelines.get(self._pipeline)
         assert row is not None
         self._done = row.next_segment - 1  # unless more, or less, is known already
         self._thread = threading.Thread(
@@ -154,12 +154,12 @@ class Sensing:
 
     def _begin(self) -> None:
         """Find out what is known; at the very first time nothing is, and what this run captures counts."""
-        progress = self._store.sensing_progress(self._pipeline)
+        progress = self._store.sensing.progress(self._pipeline)
         if progress is None:
-            self._lease.write(lambda writer: writer.note_sensed(Findings(self._done)))
+            self._lease.write(lambda writer: writer.sensing.note(Findings(self._done)))
         else:
             self._done = progress.segment
-        self._states = self._store.sensed_tables(self._pipeline)
+        self._states = self._store.sensing.tables(self._pipeline)
 
     def _look(self) -> bool:
         """Look at the next segments, and say whether to look for more at once."""
@@ -180,7 +180,7 @@ class Sensing:
             evolutions=[evolution for one in learned for evolution in one.evolutions],
             tally=_tally(learned, seconds),
         )
-        self._lease.write(lambda writer: writer.note_sensed(findings))
+        self._lease.write(lambda writer: writer.sensing.note(findings))
         self._done = last
         self._states |= findings.tables
         self._warned = None
@@ -243,7 +243,7 @@ class Sensing:
                     )
                     for one in history
                 }
-                for history in self._store.table_versions(self._pipeline)
+                for history in self._store.schemas.versions(self._pipeline)
             }
         return {name: self._versions[name] for name in tables if name in self._versions}
 
@@ -254,7 +254,7 @@ class Sensing:
             self._warn(f"sensing: {problem}")
             self._warned = problem
         with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
-            self._lease.write(lambda writer: writer.sensing_failed(problem))
+            self._lease.write(lambda writer: writer.sensing.fail(problem))
         return backoff.next_delay()
 
 

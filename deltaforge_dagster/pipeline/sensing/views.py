@@ -179,7 +179,7 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
         NotAllowed: There is no such schema.
     """
     parts = _found(store, loaded, table).parts
-    entries = [entry for one in parts for entry in store.evolutions(loaded.name, one)]
+    entries = [entry for one in parts for entry in store.sensing.evolutions(loaded.name, one)]
     return [
         orjson.loads(entry.value) | {"table": entry.key, "noted_at": _moment(entry.ts * 1e6)}
         for entry in sorted(entries, key=lambda entry: entry.seq)
@@ -188,7 +188,7 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
 
 def _tables(store: StateStore, loaded: LoadedPipeline) -> dict[str, TableSense]:
     options = options_of(loaded)
-    found = store.sensed_tables(loaded.name)
+    found = store.sensing.tables(loaded.name)
     return {name: restored(options, state) for name, state in sorted(found.items())}
 
 

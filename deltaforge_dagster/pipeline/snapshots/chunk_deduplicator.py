@@ -153,23 +153,23 @@ class ChunkDeduplicator:
         writer.abort()
         for chunk, _ in taken:
             self._lease.write(
-                lambda writing, one=chunk: writing.complete_chunk(one, segment=None, rows=0)  # type: ignore[misc]
+                lambda writing, one=chunk: writing.snapshots.complete(one, segment=None, rows=0)  # type: ignore[misc]
             )
 
     def lose_positions(self) -> None:
         """Plan all waiting chunks again: after a failover their positions mean nothing."""
         self._look()
         for chunk in self._waiting:
-            self._lease.write(lambda writing, one=chunk: writing.plan_chunk_again(one))  # type: ignore[misc]
+            self._lease.write(lambda writing, one=chunk: writing.snapshots.plan_again(one))  # type: ignore[misc]
         self._waiting = []
 
     def _look(self) -> None:
         """Load the chunks that were read, except those of held tables, which wait until the hold ends."""
         found: list[ChunkRow] = []
-        snapshot = self._store.unfinished_snapshot(self._lease.pipeline)
+        snapshot = self._store.snapshots.unfinished(self._lease.pipeline)
         self._relocated_rows.look(snapshot)
         if snapshot is not None:
-            found = self._store.chunks(
+            found = self._store.snapshots.chunks(
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
             )
         held = {**self._registry.held(), **self._approval.kept} if found else {}
@@ -184,8 +184,8 @@ class ChunkDeduplicator:
         """
         chunks = [chunk for chunk in self._waiting if _fits(chunk, reached)]
         first = min((chunk.first_segment or 0 for chunk in chunks), default=0)
-        segments = self._store.segments(self._lease.pipeline, first=first) if chunks else []
-        pipeline = self._store.pipeline(self._lease.pipeline)
+        segments = self._store.segments.read(self._lease.pipeline, first=first) if chunks else []
+        pipeline = self._store.pipelines.get(self._lease.pipeline)
         assert pipeline is not None
         for chunk in chunks:
             since = [row for row in segments if row.segment >= (chunk.first_segment or 0)]
@@ -215,7 +215,7 @@ class ChunkDeduplicator:
         if reason is None:
             return False
         nothing = HeldPart(SCHEMA, chunk.table_name, reason, reached.to_json(), "", "", 0, 0)
-        self._lease.write(lambda writer: writer.begin_hold(nothing))
+        self._lease.write(lambda writer: writer.holds.begin(nothing))
         self._approval.kept[chunk.table_name] = reason
         return True
 
@@ -233,10 +233,10 @@ class ChunkDeduplicator:
         self._waiting.remove(chunk)
         logger.warning("chunk %s is read again: %s", chunk.partition, why)
         if chunk.attempts + 1 < MAX_ATTEMPTS:
-            self._lease.write(lambda writing: writing.plan_chunk_again(chunk))
+            self._lease.write(lambda writing: writing.snapshots.plan_again(chunk))
             return
         problem = f"chunk {chunk.partition} was read {MAX_ATTEMPTS} times without success: {why}"
-        self._store.cancel_snapshot(self._lease.pipeline, chunk.snapshot, problem)
+        self._store.snapshots.cancel(self._lease.pipeline, chunk.snapshot, problem)
 
     def _write(
         self,

@@ -122,13 +122,13 @@ class SnapshotRun:
                 self._read(snapshot, sessions)
         finally:
             source.close()
-        return self._store.snapshots(self._name, newest=1)[0]
+        return self._store.snapshots.read(self._name, newest=1)[0]
 
     def _begun(self) -> SnapshotRow:
         """Return the unfinished snapshot, with its chunks planned and the stream's start fixed."""
         pipeline = register(self._store, self._loaded)
         ensure_start(self._store, self._loaded, pipeline, self._source)
-        snapshot = self._store.unfinished_snapshot(self._name)
+        snapshot = self._store.snapshots.unfinished(self._name)
         if snapshot is None:
             raise NotAllowed(
                 f"pipeline {self._name!r}: there is no unfinished snapshot (deltaforge snapshot start)"
@@ -147,7 +147,7 @@ class SnapshotRun:
                 self._warn(finding.text)
         chunks = snapshots.plan(tables, self._options.chunk_size, snapshot.condition)
         planned = (PlannedChunk(one.table, one.number, one.to_json()) for one in chunks)
-        self._store.plan_snapshot(self._name, snapshot.snapshot, list(planned))
+        self._store.snapshots.plan(self._name, snapshot.snapshot, list(planned))
 
     @property
     def _per_table(self) -> int:
@@ -165,7 +165,7 @@ class SnapshotRun:
             pool = stack.enter_context(ThreadPoolExecutor(self._width, "snapshot"))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             while self._goes_on(snapshot):
-                progress = self._store.snapshot_progress(self._name, snapshot.snapshot)
+                progress = self._store.snapshots.progress(self._name, snapshot.snapshot)
                 self._progress(progress)
                 staged = sum(one.staged_bytes for one in progress.values())
                 if staged < self._room and time.monotonic() - looked_at >= _TASKS_SECONDS:
@@ -193,15 +193,15 @@ class SnapshotRun:
             self._guard(snapshot)
             with contextlib.suppress(Retryable):
                 self._watermarks[1:] = [self._source.snapshots().watermark()]
-        unfinished = self._store.unfinished_snapshot(self._name)
+        unfinished = self._store.snapshots.unfinished(self._name)
         return unfinished is not None and unfinished.snapshot == snapshot.snapshot
 
     def _guard(self, snapshot: SnapshotRow) -> None:
-        row = self._store.pipeline(self._name)
+        row = self._store.pipelines.get(self._name)
         assert row is not None
         for finding in self._source.snapshots().guard(_captured(row)):
             if finding.level == "error":
-                self._store.cancel_snapshot(self._name, snapshot.snapshot, finding.text)
+                self._store.snapshots.cancel(self._name, snapshot.snapshot, finding.text)
                 raise SourceMisconfigured(
                     f"pipeline {self._name!r}: snapshot {snapshot.snapshot} is cancelled: "
                     f"{finding.text}"
@@ -211,7 +211,7 @@ class SnapshotRun:
         """Yield the chunks that are to be read, by table and number."""
         if self._only is None:
             plan_relocated_rows(self._store, self._name, snapshot)
-        for chunk in self._store.chunks(self._name, snapshot.snapshot, state="planned"):
+        for chunk in self._store.snapshots.chunks(self._name, snapshot.snapshot, state="planned"):
             if self._only is None or (chunk.table_name, chunk.number) in self._only:
                 yield chunk
 
@@ -245,7 +245,7 @@ class SnapshotRun:
         Raises:
             DeltaforgeError: Why it ended; the chunks before that one are noted.
         """
-        before = self._store.pipeline(self._name)
+        before = self._store.pipelines.get(self._name)
         assert before is not None
         job = StageJob(
             self._source,
@@ -278,7 +278,7 @@ class SnapshotRun:
         noted = (
             first is not None
             and first >= snapshot.since_segment
-            and self._store.stage_chunk(
+            and self._store.snapshots.stage(
                 self._name,
                 snapshot.snapshot,
                 chunk,
@@ -323,7 +323,7 @@ def first_not_visible(store: StateStore, before: PipelineRow, read_view: str) ->
         return before.next_segment
     last = before.next_segment - 1
     first = before.next_segment
-    while rows := store.segments(before.name, first=last - _PAGE + 1, last=last):
+    while rows := store.segments.read(before.name, first=last - _PAGE + 1, last=last):
         for row in reversed(rows):
             end: Position = parse_position(row.end_position)
             if seen.covers(end):

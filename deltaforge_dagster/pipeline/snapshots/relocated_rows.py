@@ -92,8 +92,8 @@ class RelocatedRows:
             return
         self._snapshot = snapshot.snapshot
         # In this order: rows that are planned in between are in one of the two answers.
-        relocated = self._store.relocated_tables(self._lease.pipeline, self._snapshot)
-        progress = self._store.snapshot_progress(self._lease.pipeline, self._snapshot)
+        relocated = self._store.relocated_rows.ready_tables(self._lease.pipeline, self._snapshot)
+        progress = self._store.snapshots.progress(self._lease.pipeline, self._snapshot)
         self._tables = {
             table: self._tables.get(table)
             for table, one in progress.items()
@@ -132,22 +132,24 @@ class RelocatedRows:
             return
         pipeline = self._lease.pipeline
         # In this order: rows that are planned in between are in one of the two answers.
-        relocated = set(self._store.relocated_rows(pipeline, snapshot, table))
+        relocated = set(self._store.relocated_rows.read(pipeline, snapshot, table))
         open_ = [
             Chunk.from_json(chunk.plan)
             for state in ("planned", "read")
-            for chunk in self._store.chunks(pipeline, snapshot, table=table, state=state, limit=2)
+            for chunk in self._store.snapshots.chunks(
+                pipeline, snapshot, table=table, state=state, limit=2
+            )
         ]
         keys = {new for _, new in found}
         if not any(chunk.keys is None for chunk in open_) and len(open_) < 2:
             wanted = relocated.union(*(chunk.keys or () for chunk in open_))
             keys = set(_followed(found, wanted))
         if keys - relocated:
-            self._lease.write(lambda writing: writing.note_relocated_rows(snapshot, table, keys))
+            self._lease.write(lambda writing: writing.relocated_rows.note(snapshot, table, keys))
 
     def _watched(self, table: str) -> _Watched | None:
         """Return the description of a table; None if all its chunks will be read again."""
-        spliced = self._store.chunks(
+        spliced = self._store.snapshots.chunks(
             self._lease.pipeline, self._snapshot, table=table, state="spliced", limit=1
         )
         return _Watched.of(spliced[0]) if spliced else None
@@ -158,9 +160,9 @@ def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow)
 
     Where that was of no use too often, the snapshot is cancelled.
     """
-    for table in store.relocated_tables(pipeline, snapshot.snapshot):
-        keys = store.relocated_rows(pipeline, snapshot.snapshot, table)
-        last = store.chunks(pipeline, snapshot.snapshot, table=table)[-1]
+    for table in store.relocated_rows.ready_tables(pipeline, snapshot.snapshot):
+        keys = store.relocated_rows.read(pipeline, snapshot.snapshot, table)
+        last = store.snapshots.chunks(pipeline, snapshot.snapshot, table=table)[-1]
         again = Chunk.from_json(last.plan).keys is not None
         rounds = last.attempts + 1 if again else 0
         if rounds >= MAX_ROUNDS:
@@ -168,14 +170,16 @@ def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow)
                 f"rows of {table} get other keys all the time, with updates that leave columns out: "
                 f"{len(keys)} of them were looked for {MAX_ROUNDS} times in vain"
             )
-            store.cancel_snapshot(pipeline, snapshot.snapshot, problem)
+            store.snapshots.cancel(pipeline, snapshot.snapshot, problem)
             return
         number = last.number + 1
         chunk = Chunk(
             table, number, "whole", where=snapshot.condition, rows=len(keys), keys=tuple(keys)
         )
         planned = PlannedChunk(table, number, chunk.to_json())
-        store.plan_relocated_rows(pipeline, snapshot.snapshot, planned, keys=keys, attempts=rounds)
+        store.snapshots.plan_relocated_rows(
+            pipeline, snapshot.snapshot, planned, keys=keys, attempts=rounds
+        )
 
 
 def _followed(moves: Iterable[Move], wanted: set[str]) -> Iterator[str]:

@@ -27,16 +27,16 @@ def requested_snapshot(
         loaded: The pipeline file.
         pipeline: The pipeline, registered with that file.
     """
-    newest = store.snapshots(loaded.name)
+    newest = store.snapshots.read(loaded.name)
     if newest and newest[0].state in ("wanted", "reading"):
         return newest[0]
     if pipeline.start_position is None:
         return None
     block = loaded.spec.spec.source.config.snapshot
     if block is not None and _asks(store, loaded, newest):
-        return store.request_snapshot(loaded.name, cause=block.mode)
+        return store.snapshots.request(loaded.name, cause=block.mode)
     sinks = _sinks_that_ask(store, loaded)
-    return store.request_snapshot(loaded.name, cause="sink", sinks=sinks) if sinks else None
+    return store.snapshots.request(loaded.name, cause="sink", sinks=sinks) if sinks else None
 
 
 def is_snapshot_expected(store: StateStore | None, loaded: LoadedPipeline) -> bool:
@@ -46,7 +46,7 @@ def is_snapshot_expected(store: StateStore | None, loaded: LoadedPipeline) -> bo
         store: Where snapshots are; None when nothing has run yet.
         loaded: The pipeline file.
     """
-    made = [] if store is None else store.snapshots(loaded.name)
+    made = [] if store is None else store.snapshots.read(loaded.name)
     if made and made[0].state in ("wanted", "reading"):
         return True
     return _asks(store, loaded, made) or (
@@ -56,7 +56,7 @@ def is_snapshot_expected(store: StateStore | None, loaded: LoadedPipeline) -> bo
 
 def _sinks_that_ask(store: StateStore, loaded: LoadedPipeline) -> list[str]:
     """Return the sinks that start with a snapshot and have none yet."""
-    known = store.checkpoints(loaded.name)
+    known = store.checkpoints.read(loaded.name)
     asking = [one.config.id for one in loaded.spec.spec.sinks if one.config.start == "snapshot"]
     return [one for one in asking if one in known and known[one].snapshot_due]
 

@@ -47,7 +47,7 @@ def shown(path: Path) -> str:
 
 def test_hooks_have_a_sensor(write: Write, store: StateStore) -> None:
     """If the file has hooks, the created sensors include the one for alerts."""
-    assert store.pipeline("orders") is None
+    assert store.pipelines.get("orders") is None
     hook = {"type": "webhook", "url": "https://ops.example/hooks"}
     quiet = write({})
     assert "deltaforge_alerts" not in planned(quiet)["creates"]["dagster"]["sensors"]
@@ -117,11 +117,11 @@ def test_a_change_waits_for_the_run_at_work(store: StateStore, write: Write) -> 
     """If a live run uses an older file than the sensor has seen, the plan compares with the run's file and says so."""
     before = load_pipeline(write())
     register(store, before)
-    store.set_start("orders", position(0))
-    lease = store.acquire_lease("orders", "run-7", 60)
+    store.pipelines.set_start("orders", position(0))
+    lease = store.leases.acquire("orders", "run-7", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
-        writer.open_range(position(0), before.hash, 1)
+        writer.ranges.open(position(0), before.hash, 1)
     changed = {"spec.engine.range.max_seconds": 7}
     path = write(changed)
     register(store, load_pipeline(path))
@@ -154,7 +154,7 @@ def test_a_snapshot_that_starts_by_itself(store: StateStore, write: Write) -> No
 
 def test_a_store_of_an_older_version(store: StateStore, write: Write) -> None:
     """If the store has no spec to compare with, the plan says so instead of showing no changes."""
-    store.register_pipeline("orders", "hash of then", ["cache", "lines"])
+    store.pipelines.register("orders", "hash of then", ["cache", "lines"])
 
     assert "Not known: orders ran with another, of a version that kept no specs" in shown(write())
 

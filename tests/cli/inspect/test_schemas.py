@@ -28,10 +28,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
     lease = held(opened)
     with opened.fenced(lease) as writer:
         for columns, at in (("a", 1), ("ab", 3), ("a", 5)):
-            writer.register_schema("acme", table(*columns), position(at), pause=True)
-        writer.register_schema("acme", table("x", name="items"), position(4), pause=True)
+            writer.schemas.register("acme", table(*columns), position(at), pause=True)
+        writer.schemas.register("acme", table("x", name="items"), position(4), pause=True)
         part = HeldPart(SCHEMA, TABLE, "version 2 waits", position(2), "path", "sum", 12, 99)
-        writer.keep([part], position(5))
+        writer.holds.keep([part], position(5))
     yield opened
     opened.close()
 
@@ -121,7 +121,7 @@ def test_approve(store: StateStore) -> None:
     result = run("hold", "approve", NAME, TABLE)
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{TABLE}: approved; the next run delivers 12 waiting changes.\n"
-    assert [hold.state for hold in store.holds(NAME)] == ["released"]
+    assert [hold.state for hold in store.holds.read(NAME)] == ["released"]
     assert shown("schemas", "list", NAME)["tables"][1]["pending"] == []
     again = run("hold", "approve", NAME, TABLE)
     assert again.exit_code == 2

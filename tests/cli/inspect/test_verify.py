@@ -56,7 +56,7 @@ def verify(*options: str) -> Result:
 
 def test_a_journal_that_is_what_the_log_says(stage: Stage) -> None:
     """A matching journal has exit code 0, and every selected range and segment is named."""
-    (first, second) = stage.store.segments("p")
+    (first, second) = stage.store.segments.read("p")
 
     files = verify()
     whole = verify("--from-source")
@@ -90,7 +90,7 @@ def test_a_journal_that_is_what_the_log_says(stage: Stage) -> None:
 
 def test_what_differs_from_the_log(stage: Stage) -> None:
     """A difference has exit code 1 and its place; here the first segment covers more of the log than it contains."""
-    first, second = stage.store.segments("p")
+    first, second = stage.store.segments.read("p")
     with stage.store.database.write() as connection:
         connection.execute(
             update(segments)

@@ -51,7 +51,7 @@ def lease(store: StateStore) -> Lease:
 def released(store: StateStore, lease: Lease) -> None:
     """The same store with a released lease."""
     with store.fenced(lease) as writer:
-        writer.release()
+        writer.lease.release()
 
 
 def reset(to: str, sink: str = "cache") -> str:
@@ -73,7 +73,7 @@ def refused(to: str, sink: str = "cache", pipeline: str = NAME) -> str:
 def test_show(store: StateStore, lease: Lease) -> None:
     """`show` prints each sink's checkpoint, with the row if it is inside a segment."""
     with store.fenced(lease) as writer:
-        writer.advance("file", 2, 1, False, None)
+        writer.checkpoints.advance("file", 2, 1, False, None)
 
     result = CliRunner().invoke(app, ["checkpoint", "show", NAME])
 
@@ -107,7 +107,7 @@ def test_show_as_json(store: StateStore) -> None:
         None,
     )
     assert shown["captured_position"] == {"lsn": "0/00000600", "tx_id": 6}
-    row = store.checkpoints(NAME)["cache"]
+    row = store.checkpoints.read(NAME)["cache"]
     assert shown["sinks"]["cache"] == {
         "state": "attached",
         "segment": 4,
@@ -134,22 +134,22 @@ def test_show_as_json(store: StateStore) -> None:
 def test_reset(store: StateStore, to: str, segment: int, expected: str) -> None:
     """Each form of `--to` sets the checkpoint, and the command prints what that means."""
     assert reset(to) == f"cache {expected}\n"
-    checkpoint = store.checkpoints(NAME)["cache"]
+    checkpoint = store.checkpoints.read(NAME)["cache"]
     assert (checkpoint.segment, checkpoint.complete) == (segment, True)
 
 
 @pytest.mark.usefixtures("released")
 def test_reset_of_a_failed_sink(store: StateStore) -> None:
     """A reset clears failures, and can restart a partly delivered segment."""
-    lease = store.acquire_lease(NAME, "run-2", 60)
+    lease = store.leases.acquire(NAME, "run-2", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
-        writer.advance("cache", 5, 1, False, None)
-        writer.sink_failed("cache", "down", 0.0)
-        writer.release()
+        writer.checkpoints.advance("cache", 5, 1, False, None)
+        writer.checkpoints.failed("cache", "down", 0.0)
+        writer.lease.release()
 
     assert reset("range:3") == "cache continues with segment 5: begins that segment again.\n"
-    checkpoint = store.checkpoints(NAME)["cache"]
+    checkpoint = store.checkpoints.read(NAME)["cache"]
     assert (checkpoint.failures, checkpoint.last_error) == (0, None)
 
 
@@ -172,25 +172,25 @@ def test_wrong_words_are_refused() -> None:
 @pytest.mark.usefixtures("released")
 def test_reset_of_everything(store: StateStore, tmp_path: Path) -> None:
     """The pipeline has a new uid, no position and no journal files; segment numbers continue."""
-    before = store.pipeline(NAME)
+    before = store.pipelines.get(NAME)
     assert before is not None
     orphan = tmp_path / "home" / "journal" / NAME / before.uid / f"{1:010d}-000001-{1:032x}.parquet"
     orphan.parent.mkdir(parents=True)
     orphan.write_text("")
-    store.pause_sink(NAME, "file")
+    store.checkpoints.pause(NAME, "file")
 
     result = CliRunner().invoke(app, ["checkpoint", "reset", NAME, "--all", "--json"])
 
     assert result.exit_code == 0, result.output
     shown = json.loads(result.stdout)
-    after = store.pipeline(NAME)
+    after = store.pipelines.get(NAME)
     assert after is not None
     assert shown["uid"] == after.uid != before.uid
     assert (after.start_position, after.captured_position, after.next_segment) == (None, None, 7)
-    assert not store.segments(NAME)
-    assert not store.ranges(NAME)
+    assert not store.segments.read(NAME)
+    assert not store.ranges.read(NAME)
     assert not orphan.exists()
-    rows = store.checkpoints(NAME)
+    rows = store.checkpoints.read(NAME)
     assert {one.segment for one in rows.values()} == {6}
     assert all(one.overrules and one.first_segment == 7 for one in rows.values())
     assert {sink: one.state for sink, one in rows.items()} == {
@@ -211,10 +211,10 @@ def test_a_reset_of_everything_asks_on_a_terminal(
     assert result.exit_code == 1
     assert "the journal of orders (600 B), its ranges and positions" in result.stderr
     assert "2 segments that sink cache does not have yet" in result.stderr
-    assert store.segments(NAME)
+    assert store.segments.read(NAME)
 
     assert CliRunner().invoke(app, [*command, "--yes"]).exit_code == 0
-    assert not store.segments(NAME)
+    assert not store.segments.read(NAME)
 
 
 @pytest.mark.postgres
@@ -240,7 +240,7 @@ def test_a_reset_makes_a_slot_anew_that_nothing_can_be_read_from(
             f"dropped and created again: replication slot '{bench.slot}', which holds log from before"
             in (result.stdout)
         )
-        row = store.pipeline("orders")
+        row = store.pipelines.get("orders")
         assert row is not None
         assert row.start_position is not None
         start = parse_position(row.start_position)
@@ -354,13 +354,13 @@ class TestImport:
     def test_a_first_start_takes_them(self, store: StateStore, tmp_path: Path) -> None:
         """The sink that is further ahead skips what it has; afterwards the imported checkpoints are gone."""
         self.imported(store, "--from", self.sqlite(tmp_path / "d.db", "df_kv"))
-        store.register_pipeline(NAME, "spec", ["cache", "file"])
+        store.pipelines.register(NAME, "spec", ["cache", "file"])
         first = first_start(store, load_pipeline(tmp_path / "pipelines" / "orders.yaml"))
         assert first.at is not None
 
-        store.set_start(NAME, first.at.to_json(), has=first.has, source_id="db")
+        store.pipelines.set_start(NAME, first.at.to_json(), has=first.has, source_id="db")
 
-        rows = store.checkpoints(NAME)
+        rows = store.checkpoints.read(NAME)
         assert (rows["file"].source_position, rows["file"].skip) == (first.at.to_json(), None)
         assert rows["cache"].skip == self.KEYS["db::sink::cache"].replace("0/30", "0/00000030")
         assert not legacy.stored(Kv(store.database, legacy.NAMESPACE), "db")

@@ -36,14 +36,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> Iterato
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "shop.yaml"))
     (tmp_path / "shop.yaml").write_text(PIPELINE.format(mode=mode))
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
-    opened.register_pipeline("shop", "hash", ["redis"])
+    opened.pipelines.register("shop", "hash", ["redis"])
     yield opened
     opened.close()
 
 
 def want(store: StateStore) -> str:
     """Return the desired state of the pipeline."""
-    row = store.pipeline("shop")
+    row = store.pipelines.get("shop")
     assert row is not None
     return row.want
 
@@ -62,12 +62,12 @@ def test_a_pipeline_ends_and_goes_on(
     snapshot = ", with a snapshot" if mode == "always" else ""
     assert lines(begin, "shop") == [[f"shop resumes{snapshot}."]]
     assert want(store) == "running"
-    assert [one.cause for one in store.snapshots("shop")] == ["always"] * (mode == "always")
+    assert [one.cause for one in store.snapshots.read("shop")] == ["always"] * (mode == "always")
 
     assert lines(begin, "shop") == [["shop is already running."]]
     lines("stop", "shop")
     lines(begin, "shop")
-    assert len(store.snapshots("shop")) == (mode == "always")  # it is not finished yet
+    assert len(store.snapshots.read("shop")) == (mode == "always")  # it is not finished yet
 
 
 def test_a_pipeline_that_never_ran(store: StateStore) -> None:

@@ -28,8 +28,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
         dead_letter(3, state="waiting", error_kind="waiting"),
     ]
     with opened.fenced(lease) as writer:
-        writer.add_dead_letters("cache", letters, max_entries=9, overflow="block")
-        writer.add_dead_letters("bus", [dead_letter(1)], max_entries=9, overflow="block")
+        writer.dead_letters.add("cache", letters, max_entries=9, overflow="block")
+        writer.dead_letters.add("bus", [dead_letter(1)], max_entries=9, overflow="block")
     yield opened
     opened.close()
 
@@ -103,13 +103,13 @@ def test_redrive(store: StateStore) -> None:
     """Entries are redriven by number, by sink or all; waiting ones follow without being named."""
     assert "say which entries" in refused("dlq", "redrive", NAME)
     assert "has no dead letter 9" in refused("dlq", "redrive", NAME, "1", "9")
-    assert next(row.state for row in store.dead_letters(NAME)) == "dead"
+    assert next(row.state for row in store.dead_letters.read(NAME)) == "dead"
 
     assert said("dlq", "redrive", NAME, "1").startswith("1 entry will be delivered again")
     found = json.loads(said("dlq", "redrive", NAME, "--sink", "bus", "--json"))
     assert found == {"pipeline": NAME, "redriven": 1}
     assert said("dlq", "redrive", NAME, "--all").startswith("1 entry ")
-    states = [row.state for row in store.dead_letters(NAME)]
+    states = [row.state for row in store.dead_letters.read(NAME)]
     assert states == ["redrive", "redrive", "waiting", "redrive"]
 
 
@@ -122,7 +122,7 @@ def test_ack_and_purge(store: StateStore) -> None:
     assert found == {"pipeline": NAME, "acked": 2}
     assert said("dlq", "purge", NAME, "--sink", "cache") == "0 entries discarded.\n"
     assert json.loads(said("dlq", "purge", NAME, "--json")) == {"pipeline": NAME, "purged": 1}
-    assert store.dead_letters(NAME) == []
+    assert store.dead_letters.read(NAME) == []
 
 
 def test_status(store: StateStore) -> None:
@@ -131,5 +131,5 @@ def test_status(store: StateStore) -> None:
         "status"
     )
     assert f"run: deltaforge dlq list {NAME}" in said("status")
-    store.remove_dead_letters(NAME)
+    store.dead_letters.remove(NAME)
     assert "dead letters" not in said("status")

@@ -25,8 +25,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
     lease = held(opened, "cache")
     part = HeldPart("table", TABLE, "nobody knows it", position(1), "path", "sum", 12, 2048)
     with opened.fenced(lease) as writer:
-        writer.keep([part], position(2))
-        writer.release()
+        writer.holds.keep([part], position(2))
+        writer.lease.release()
     yield opened
     opened.close()
 
@@ -55,7 +55,7 @@ def test_release(store: StateStore, tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{TABLE}: the next run delivers 12 held events.\n"
-    (hold,) = store.holds(NAME)
+    (hold,) = store.holds.read(NAME)
     assert hold.state == "released"
     assert json.loads(str(hold.mend)) == {
         "db": "shop",

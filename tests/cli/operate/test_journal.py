@@ -23,15 +23,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
     capture(opened, lease, 1, 2, 3)
     deliver(opened, lease, "cache", 3)
     deliver(opened, lease, "file", 1)
-    row = opened.pipeline(NAME)
+    row = opened.pipelines.get(NAME)
     assert row is not None
     folder = tmp_path / "home" / "journal" / NAME / row.uid
     folder.mkdir(parents=True)
     for number in (1, 2):
         (folder / f"{number:010d}-000001-{number:032x}.parquet").touch()
     with opened.fenced(lease) as writer:
-        writer.set_confirmed(position(1))
-        writer.release()
+        writer.pipeline.set_confirmed(position(1))
+        writer.lease.release()
     yield opened
     opened.close()
 
@@ -46,21 +46,21 @@ def test_rebuild(store: StateStore, tmp_path: Path) -> None:
         "lsn 0/00000100 tx_id 1 on.\n"
     )
     assert list((tmp_path / "home" / "journal" / NAME).rglob("*.parquet")) == []
-    assert store.segments(NAME) == []
+    assert store.segments.read(NAME) == []
 
 
 def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
     """Sinks that would lose changes are named; nothing changes without `--accept-loss`, which names them again."""
-    lease = store.acquire_lease(NAME, "run-2", 60)
+    lease = store.leases.acquire(NAME, "run-2", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
-        writer.set_confirmed(position(3))
-        writer.release()
+        writer.pipeline.set_confirmed(position(3))
+        writer.lease.release()
 
     refused = CliRunner().invoke(app, ["journal", "rebuild", NAME])
     assert refused.exit_code == 2
     assert "sinks file lack changes" in refused.stderr
-    assert len(store.segments(NAME)) == 3
+    assert len(store.segments.read(NAME)) == 3
     assert len(list((tmp_path / "home" / "journal" / NAME).rglob("*.parquet"))) == 2
 
     done = CliRunner().invoke(app, ["journal", "rebuild", NAME, "--accept-loss"])
@@ -70,10 +70,10 @@ def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
 
 def test_status_shows_what_was_lost(store: StateStore) -> None:
     """`status` marks a sink that lost data, although the sink continues."""
-    lease = store.acquire_lease(NAME, "run-2", 60)
+    lease = store.leases.acquire(NAME, "run-2", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
-        writer.resume_at("cache", 2, 0, False, notice="the sink had lost data")
+        writer.checkpoints.resume_at("cache", 2, 0, False, notice="the sink had lost data")
 
     shown = lines("status")
     assert ["cache", "2 row 0", "2 segments, 5 rows"] in [line[:3] for line in shown]

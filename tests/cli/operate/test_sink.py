@@ -25,8 +25,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
         deliver(opened, lease, "cache", number)
     deliver(opened, lease, "file", 1)
     with opened.fenced(lease) as writer:
-        writer.detach_sink("file", "detached: the journal is full")
-        writer.set_capture_pause("the journal is full")
+        writer.checkpoints.detach("file", "detached: the journal is full")
+        writer.pipeline.set_capture_pause("the journal is full")
     yield opened
     opened.close()
 
@@ -49,7 +49,7 @@ def test_attach(store: StateStore, options: tuple[str, ...], segment: int) -> No
     shown = lines("sink", "attach", NAME, "file", *options)
 
     assert shown == [[f"file is attached and continues with segment {segment}."]]
-    assert store.checkpoints(NAME)["file"].attached
+    assert store.checkpoints.read(NAME)["file"].attached
 
 
 def test_pause_and_resume(store: StateStore) -> None:
@@ -63,12 +63,12 @@ def test_pause_and_resume(store: StateStore) -> None:
     ]
 
     assert lines("sink", "resume", NAME, "cache") == [["cache continues with segment 3."]]
-    assert store.checkpoints(NAME)["cache"].state == "attached"
+    assert store.checkpoints.read(NAME)["cache"].state == "attached"
 
 
 def test_status_shows_where_a_sink_began(store: StateStore) -> None:
     """`status` shows that a sink added later does not have everything."""
-    store.register_pipeline(NAME, "spec-2", ["cache", "file", "late"], {"late": "tail"})
+    store.pipelines.register(NAME, "spec-2", ["cache", "file", "late"], {"late": "tail"})
 
     expected = "sink late: added; begins with segment 3, with what was captured after it was added"
     assert [f"{expected} (start: tail)"] in lines("status")
@@ -76,9 +76,9 @@ def test_status_shows_where_a_sink_began(store: StateStore) -> None:
 
 def test_refusals(store: StateStore) -> None:
     """A sink that is removed, attached or unknown is one error that says what to do."""
-    for number, asset in store.unpublished(NAME):
-        store.mark_published(NAME, number, asset)
-    store.expire_segments(NAME, [1, 2])
+    for number, asset in store.ranges.unpublished(NAME):
+        store.ranges.mark_published(NAME, number, asset)
+    store.segments.expire(NAME, [1, 2])
     for arguments, expected in (
         ((NAME, "file"), "--tail lets it go on"),
         ((NAME, "cache"), "sink 'cache' is attached"),

@@ -69,11 +69,11 @@ def test_how_far_it_is(home: Path) -> None:
     snapshot("start", "shop")
     snapshot("cancel", "shop")
     store = StateStore.open(f"sqlite:///{home}/state.db")
-    number = store.request_snapshot("shop", cause="initial").snapshot
+    number = store.snapshots.request("shop", cause="initial").snapshot
     chunks = [PlannedChunk("public.a", one, "{}") for one in (1, 2, 3)]
-    store.plan_snapshot("shop", number, chunks)
+    store.snapshots.plan("shop", number, chunks)
     staged = StagedChunk("path", "sum", 1234, 10, "s", position(1), "{}", 1, 0.1)
-    store.stage_chunk("shop", number, chunks[0], staged)
+    store.snapshots.stage("shop", number, chunks[0], staged)
     store.close()
 
     shown = snapshot("status", "shop").output
@@ -87,7 +87,7 @@ def test_a_finished_one_is_complete(home: Path) -> None:
     """The text output says `complete`, here and in `status`; the JSON output has the stored state."""
     snapshot("start", "shop")
     store = StateStore.open(f"sqlite:///{home}/state.db")
-    store.plan_snapshot("shop", 1, [])
+    store.snapshots.plan("shop", 1, [])
     store.close()
 
     assert "Snapshot 1 of shop: complete (command" in snapshot("status", "shop").output

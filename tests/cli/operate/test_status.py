@@ -47,8 +47,8 @@ def test_status_of_a_live_pipeline(store: StateStore) -> None:
     capture(store, lease, 3, close=False)
     deliver(store, lease, "cache", 3)
     with store.fenced(lease) as writer:
-        writer.advance("file", 2, 1, False, None)
-        writer.sink_failed("file", "sink file: disk [full]", store.now() + 90_000 + 1_800)
+        writer.checkpoints.advance("file", 2, 1, False, None)
+        writer.checkpoints.failed("file", "sink file: disk [full]", store.now() + 90_000 + 1_800)
 
     shown = lines("status", code=1)
 
@@ -75,7 +75,7 @@ def test_one_of_something(store: StateStore) -> None:
     lease = held(store, "cache")
     capture(store, lease, 1, 2)
     with store.fenced(lease) as writer:
-        writer.advance("cache", 2, 1, False, None)
+        writer.checkpoints.advance("cache", 2, 1, False, None)
 
     assert lines("status")[8][:3] == ["cache", "2 row 1", "1 segment, 1 row"]
 
@@ -109,7 +109,7 @@ def test_status_after_a_crash(store: StateStore) -> None:
     lease = held(store, "cache")
     capture(store, lease, 1)
     expire(store)
-    store.set_desired_state(NAME, "paused")
+    store.pipelines.set_desired_state(NAME, "paused")
 
     shown = lines("status")
 
@@ -121,7 +121,7 @@ def test_status_after_a_crash(store: StateStore) -> None:
 
 def test_status_of_a_new_pipeline(store: StateStore) -> None:
     """A pipeline that has only a start position shows it."""
-    store.register_pipeline("a-new-one", "spec", ["cache"])
+    store.pipelines.register("a-new-one", "spec", ["cache"])
 
     shown = lines("status")
 
@@ -136,9 +136,9 @@ def test_ranges(store: StateStore) -> None:
     capture(store, lease, 3)
     capture(store, lease, 4, close=False)
     deliver(store, lease, "cache", 3)
-    store.register_pipeline(NAME, "spec-2", ["cache", "late"])
+    store.pipelines.register(NAME, "spec-2", ["cache", "late"])
     for number, asset in ((1, "changes"), (1, "cache"), (1, "late"), (2, "changes")):
-        store.mark_published(NAME, number, asset)
+        store.ranges.mark_published(NAME, number, asset)
 
     shown = lines("ranges", NAME)
 
@@ -155,7 +155,7 @@ def test_ranges(store: StateStore) -> None:
 
 def test_no_ranges(store: StateStore) -> None:
     """A pipeline without ranges is reported as such; an unknown pipeline is an error that lists the others."""
-    store.register_pipeline(NAME, "spec", ["cache"])
+    store.pipelines.register(NAME, "spec", ["cache"])
 
     assert lines("ranges", NAME) == [["No range yet."]]
     result = CliRunner().invoke(app, ["ranges", "order"])

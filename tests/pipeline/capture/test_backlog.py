@@ -62,7 +62,7 @@ def content(stage: Stage) -> tuple[int, str]:
     found = ContentHash(CAPTURED)
     batches: list[pa.RecordBatch] = []
     end = stage.start
-    for number, segment in enumerate(stage.store.segments("p"), start=1):
+    for number, segment in enumerate(stage.store.segments.read("p"), start=1):
         assert segment.segment == number
         assert parse_position(segment.start_position) == end
         end = parse_position(segment.end_position)
@@ -75,7 +75,7 @@ def content(stage: Stage) -> tuple[int, str]:
 
 def events(stage: Stage) -> int:
     """Return how many events are kept back."""
-    return sum(hold.events for hold in stage.store.holds("p"))
+    return sum(hold.events for hold in stage.store.holds.read("p"))
 
 
 def files(stage: Stage) -> set[str]:
@@ -110,7 +110,7 @@ class Pair:
         assert content(self.many) == content(self.one)
         assert content(self.many)[0] == rows
         assert events(self.many) == events(self.one)
-        known = {segment.path for segment in self.many.store.segments("p")}
+        known = {segment.path for segment in self.many.store.segments.read("p")}
         eventually(lambda: files(self.many) == known)
 
 
@@ -210,15 +210,15 @@ def test_a_run_that_is_killed_loses_and_repeats_nothing(
     )
 
     assert child.returncode == -signal.SIGKILL
-    before = len(pair.many.store.segments("p"))
+    before = len(pair.many.store.segments.read("p"))
     assert before in {5, 9}
     expire(pair.many.store)  # of the one that was killed
     pair.one.capture(lambda capture: capture.rows >= ROWS, LIMITS)
     pair.capture(lambda _: len(pair.many.rows()) >= ROWS)
-    known = {segment.path for segment in pair.many.store.segments("p")}
+    known = {segment.path for segment in pair.many.store.segments.read("p")}
     assert content(pair.many) == content(pair.one)
     assert content(pair.many)[0] == ROWS
-    row = pair.many.store.pipeline("p")
+    row = pair.many.store.pipelines.get("p")
     assert row is not None
     orphans = files(pair.many) - known
     swept = pair.many.journal.sweep("p", row.uid, known, epoch=99, older_than=0.0)

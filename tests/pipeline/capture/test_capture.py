@@ -30,8 +30,8 @@ class Stage:
     def __init__(self, store: StateStore, folder: Path) -> None:
         self.store = store
         self.journal = Journal(f"file://{folder}")
-        self.row = store.register_pipeline("p", "hash", ["s"])
-        store.set_start("p", LsnPosition(0).to_json())
+        self.row = store.pipelines.register("p", "hash", ["s"])
+        store.pipelines.set_start("p", LsnPosition(0).to_json())
         lease = HeldLease.take(
             store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
         )
@@ -50,7 +50,7 @@ class Stage:
 
     def capture(self, source: PlayedSource) -> Capture:
         """Start capturing from where the store says."""
-        row = self.store.pipeline("p")
+        row = self.store.pipelines.get("p")
         assert row is not None
         position = row.captured_position or row.start_position
         assert position is not None
@@ -73,7 +73,7 @@ class Stage:
     def journaled(self) -> list[int]:
         """Return every captured id, in journal order."""
         found: list[int] = []
-        for row in self.store.segments("p"):
+        for row in self.store.segments.read("p"):
             self.journal.verify(row)
             for batch in self.journal.open(row.path).iter_batches():
                 found += [int(one) for one in pa.Table.from_batches([batch])["pos"].to_numpy()]
@@ -96,11 +96,11 @@ def test_changes_become_segments_and_ranges(stage: Stage) -> None:
     stage.ranges.close("test")
 
     assert stage.journaled() == [1, 2, 3, 4, 5]
-    segments = stage.store.segments("p")
+    segments = stage.store.segments.read("p")
     assert [row.segment for row in segments] == list(range(1, len(segments) + 1))
     assert stage.captured == [row.segment for row in segments]
-    assert stage.opened == [row.range for row in stage.store.ranges("p")]
-    assert all(row.state == "closed" for row in stage.store.ranges("p"))
+    assert stage.opened == [row.range for row in stage.store.ranges.read("p")]
+    assert all(row.state == "closed" for row in stage.store.ranges.read("p"))
 
 
 def test_a_range_closes_at_its_limit_and_the_next_follows(stage: Stage) -> None:
@@ -114,7 +114,7 @@ def test_a_range_closes_at_its_limit_and_the_next_follows(stage: Stage) -> None:
     eventually(lambda: capture.rows == 1)
     capture.stop()
 
-    first, second = stage.store.ranges("p")
+    first, second = stage.store.ranges.read("p")
     assert (first.state, first.close_reason, first.rows) == ("closed", "max_events", 4)
     assert (second.state, second.first_segment) == ("open", first.last_segment + 1)
 
@@ -156,7 +156,7 @@ def test_a_journal_that_cannot_be_written_is_no_failure_of_the_source(
 
     assert stage.journaled() == [1, 2]
     assert not any("the source cannot be read" in one for one in caplog.messages)
-    assert "source_errors_total" not in {one.name for one in stage.store.metrics()}
+    assert "source_errors_total" not in {one.name for one in stage.store.metrics.read()}
 
 
 def test_an_unknown_event_ends_capture_after_what_came_before(stage: Stage) -> None:
@@ -180,7 +180,7 @@ def test_stopping_keeps_whole_transactions_and_drops_the_open_one(stage: Stage) 
     capture.stop()
 
     assert stage.journaled() == [1]
-    row = stage.store.pipeline("p")
+    row = stage.store.pipelines.get("p")
     assert row is not None
     assert row.captured_position == LsnPosition(1, 1).to_json()
 
@@ -193,5 +193,5 @@ def test_a_run_that_lost_its_lease_records_nothing(stage: Stage, tmp_path: Path)
     eventually(lambda: not capture.alive)
 
     assert source.readers == []
-    assert stage.store.segments("p") == []
+    assert stage.store.segments.read("p") == []
     assert not capture.failed

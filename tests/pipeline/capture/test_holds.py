@@ -33,7 +33,7 @@ def stage(mysql_dsn: str, tmp_path: Path) -> Iterator[Stage]:
 
 def held(stage: Stage) -> int:
     """Return how many events are held."""
-    return sum(hold.events for hold in stage.store.holds("p"))
+    return sum(hold.events for hold in stage.store.holds.read("p"))
 
 
 def test_held_events_come_as_if_they_had_never_been_held(stage: Stage) -> None:
@@ -50,7 +50,7 @@ def test_held_events_come_as_if_they_had_never_been_held(stage: Stage) -> None:
 
     assert stage.events("orders") == []
     assert [json.loads(row["after"])["id"] for row in stage.events("items")] == [1, 2, 3]
-    (hold,) = stage.store.holds("p")
+    (hold,) = stage.store.holds.read("p")
     assert (hold.kind, hold.subject) == ("table", f"{bench.database}.orders")
     assert "changed it since" in hold.reason
     since: Position = parse_position(hold.since_position)
@@ -63,15 +63,15 @@ def test_held_events_come_as_if_they_had_never_been_held(stage: Stage) -> None:
 
     fix = {"db": bench.database, "table": "orders"}
     with pytest.raises(NotAllowed, match="holds no table"):
-        stage.store.release_hold("p", "table", "no.such", "{}")
-    stage.store.release_hold("p", "table", hold.subject, json.dumps(fix))
+        stage.store.holds.release("p", "table", "no.such", "{}")
+    stage.store.holds.release("p", "table", hold.subject, json.dumps(fix))
     stage.capture(lambda capture: capture.reading)
-    (hold,) = stage.store.holds("p")
+    (hold,) = stage.store.holds.read("p")
     assert hold.state == "held"
     assert "--create-table" in hold.reason
 
     made = "CREATE TABLE orders (id int PRIMARY KEY, v longtext)"
-    stage.store.release_hold("p", "table", hold.subject, json.dumps(fix | {"create_table": made}))
+    stage.store.holds.release("p", "table", hold.subject, json.dumps(fix | {"create_table": made}))
     bench.execute("INSERT INTO orders VALUES (8, 10, 'last')")
     stage.capture(lambda _: len(stage.events("orders")) >= 9)
 
@@ -80,10 +80,10 @@ def test_held_events_come_as_if_they_had_never_been_held(stage: Stage) -> None:
     ends = [row.pop("tx_end") for row in found]
     assert [row.pop("tx_end") for row in expected] == ends
     assert found == expected
-    (hold,) = stage.store.holds("p")
+    (hold,) = stage.store.holds.read("p")
     assert hold.state == "journaled"
-    assert stage.store.held_parts("p") == []
-    positions = [segment.end_position for segment in stage.store.segments("p")]
+    assert stage.store.holds.parts("p") == []
+    positions = [segment.end_position for segment in stage.store.segments.read("p")]
     ordered: list[Position] = [parse_position(one) for one in positions]
     assert all(one <= other for one, other in pairwise(ordered))
 
@@ -95,7 +95,7 @@ def test_a_journal_with_holds_is_not_rebuilt(stage: Stage) -> None:
     stage.capture(lambda _: held(stage) >= 1)
 
     with pytest.raises(NotAllowed, match=r"holds table .*orders"):
-        stage.store.rebuild_journal("p", accept_loss=False)
-    rebuilt = stage.store.rebuild_journal("p", accept_loss=True)
+        stage.store.journals.rebuild("p", accept_loss=False)
+    rebuilt = stage.store.journals.rebuild("p", accept_loss=True)
     assert rebuilt.held == [f"table {stage.bench.database}.orders"]
-    assert stage.store.holds("p") == []
+    assert stage.store.holds.read("p") == []

@@ -44,7 +44,7 @@ class Limited:
         if what is None:
             (self._faults / sink).unlink(missing_ok=True)
         elif what == "pause":
-            self.store.pause_sink("feed", sink)
+            self.store.checkpoints.pause("feed", sink)
         else:
             (self._faults / sink).write_text(what)
 
@@ -69,17 +69,17 @@ class Limited:
     @property
     def segments(self) -> int:
         """How many segments were captured."""
-        row = self.store.pipeline("feed")
+        row = self.store.pipelines.get("feed")
         assert row is not None
         return row.next_segment - 1
 
     def fits(self) -> bool:
         """Whether the journal is below its limit."""
-        return self.store.journal_bytes("feed") < LIMIT
+        return self.store.segments.total_bytes("feed") < LIMIT
 
     def paused(self) -> str | None:
         """Why capture is paused."""
-        row = self.store.pipeline("feed")
+        row = self.store.pipelines.get("feed")
         assert row is not None
         return row.capture_pause
 
@@ -140,15 +140,15 @@ def test_delivered_segments_go_before_their_time(limited: Callable[..., Limited]
         fed.insert(1)
         eventually(lambda: len(fed.in_redis()) == fed.inserted == len(fed.in_lines()))
 
-    eventually(lambda: fed.store.journal_bytes("feed") < LIMIT, what="the journal's limit")
+    eventually(lambda: fed.store.segments.total_bytes("feed") < LIMIT, what="the journal's limit")
     outcome = run.end()
     assert (outcome.reason, outcome.paused, outcome.detached) == ("asked", None, ())
     assert fed.in_redis() == fed.in_lines() == fed.expected
-    kept = fed.store.segments("feed")
+    kept = fed.store.segments.read("feed")
     assert 0 < len(kept) < FULL
     files = Path(fed.feed.opened.journal.spark_path(kept[0].path)).parent.glob("*.parquet")
     assert len(list(files)) == len(kept)
-    assert {row.close_reason for row in fed.store.ranges("feed")} >= {"journal full"}
+    assert {row.close_reason for row in fed.store.ranges.read("feed")} >= {"journal full"}
 
 
 @pytest.mark.parametrize(
@@ -163,19 +163,19 @@ def test_an_optional_sink_is_detached(limited: Callable[..., Limited], fault: st
     fed.insert(FULL)
     eventually(lambda: len(fed.in_redis()) == fed.inserted, what="all in Redis")
 
-    row = fed.store.checkpoints("feed")["lines"]
+    row = fed.store.checkpoints.read("feed")["lines"]
     assert (row.state, row.segment) == ("detached", 0)
     assert "detached: the journal is full (400 KiB" in str(row.last_error)
-    eventually(lambda: fed.store.journal_bytes("feed") < LIMIT, what="the journal's limit")
+    eventually(lambda: fed.store.segments.total_bytes("feed") < LIMIT, what="the journal's limit")
     assert fed.in_redis() == fed.expected
     assert fed.in_lines() == []
 
     # Attached again at the tail it gets what comes next, in the same run, and nothing else.
     fed.fault("lines", None)
     with pytest.raises(NotAllowed, match="no longer in the journal; --tail"):
-        fed.store.attach_sink("feed", "lines", tail=False)
+        fed.store.checkpoints.attach("feed", "lines", tail=False)
     skipped = fed.inserted
-    fed.store.attach_sink("feed", "lines", tail=True)
+    fed.store.checkpoints.attach("feed", "lines", tail=True)
     fed.insert(1)
     eventually(lambda: len(fed.in_lines()) == ROWS, what="the tail in the file")
     outcome = run.end()
@@ -199,14 +199,14 @@ def test_a_required_sink_pauses_capture(limited: Callable[..., Limited]) -> None
     first = run.end()
     assert (first.reason, first.pauses, first.paused) == ("asked", 1, fed.paused())
     assert first.captured < fed.inserted
-    assert fed.store.checkpoints("feed")["lines"].state == "attached"
+    assert fed.store.checkpoints.read("feed")["lines"].state == "attached"
 
     # Another run finds the journal as full and captures nothing; the slot keeps the changes.
     captured = fed.segments
     fed.insert(1)
     again = fed.feed.catch_up()
     assert (again.reason, again.captured, fed.segments) == ("journal full", 0, captured)
-    assert fed.store.journal_bytes("feed") < 2 * LIMIT
+    assert fed.store.segments.total_bytes("feed") < 2 * LIMIT
 
     fed.fault("lines", None)
     last = fed.feed.catch_up()
@@ -224,9 +224,9 @@ def test_a_paused_required_sink_pauses_capture(limited: Callable[..., Limited]) 
 
     command = "deltaforge sink resume feed lines"
     assert f"sink lines is the hindmost, and paused ({command})" in str(fed.paused())
-    assert fed.store.checkpoints("feed")["lines"].state == "paused"
+    assert fed.store.checkpoints.read("feed")["lines"].state == "paused"
 
-    fed.store.resume_sink("feed", "lines")
+    fed.store.checkpoints.resume("feed", "lines")
     eventually(lambda: len(fed.in_lines()) == fed.inserted, what="everything in the file")
     run.end()
     assert fed.in_redis() == fed.in_lines() == fed.expected

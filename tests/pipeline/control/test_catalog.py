@@ -48,7 +48,7 @@ def document(name: str, **more: Any) -> dict[str, Any]:
 
 def keep(store: StateStore, name: str, value: dict[str, Any]) -> None:
     """Keep a document in the store."""
-    assert store.add_stored_spec(name, orjson.dumps(value).decode())
+    assert store.pipelines.add_document(name, orjson.dumps(value).decode())
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_pipeline_is_read_again(sqlite_store: StateStore, settings: Settings) 
         assert again.hash == one.hash
 
     changed = orjson.dumps(document("kept", tenant="other")).decode()
-    assert sqlite_store.replace_stored_spec("kept", 1, changed)
+    assert sqlite_store.pipelines.replace_document("kept", 1, changed)
     path = settings.pipelines / "filed.yaml"
     path.write_text(FILE.replace("acme", "other"))
     for one in (filed, stored):
@@ -118,7 +118,7 @@ def test_a_pipeline_is_read_again(sqlite_store: StateStore, settings: Settings) 
     path.write_text(FILE.replace("filed", "renamed"))
     assert reread(sqlite_store, filed) is None
     path.unlink()
-    sqlite_store.remove_stored_spec("kept")
+    sqlite_store.pipelines.remove_document("kept")
     assert reread(sqlite_store, filed) is None
     assert reread(sqlite_store, stored) is None
 
@@ -129,7 +129,7 @@ def test_a_removed_pipeline_does_not_come_back(sqlite_store: StateStore) -> None
     (loaded,) = kept(sqlite_store)
     assert isinstance(loaded, LoadedPipeline)
     register(sqlite_store, loaded)
-    sqlite_store.remove_pipeline("kept")
+    sqlite_store.pipelines.remove("kept")
     with pytest.raises(NotAllowed, match="'kept' was removed"):
         register(sqlite_store, loaded)
-    assert sqlite_store.pipelines() == []
+    assert sqlite_store.pipelines.read() == []

@@ -25,12 +25,12 @@ def test_what_processors_counted_adds_up_over_a_range(sqlite_store: StateStore) 
     capture(sqlite_store, lease, 1, 2)
     first = processed(1, events_in=3, events_out=2, calls=1, busy_us=4_000, outbox_transformed=2)
     with sqlite_store.fenced(lease) as writer:
-        writer.add_processed([first])
+        writer.segments.add_processed([first])
     assert numbers(sqlite_store, CHANGES) == {}
 
     second = {"outbox_transformed": 1, "outbox_dropped:non_insert": 2}
     with sqlite_store.fenced(lease) as writer:
-        writer.add_processed(
+        writer.segments.add_processed(
             [processed(2, events_in=3, events_out=1, calls=3, busy_us=2_000, **second)]
         )
     deliver(sqlite_store, lease, "cache", 2)
@@ -53,7 +53,7 @@ def test_pipelines_without_processors_say_nothing_of_them(sqlite_store: StateSto
     assert numbers(sqlite_store, "cache") == {}
 
     with sqlite_store.fenced(lease) as writer:
-        writer.leave_as_captured(1)
+        writer.segments.leave_as_captured(1)
 
     assert numbers(sqlite_store, "cache") == {}
 

@@ -27,15 +27,15 @@ FILTER = {"type": "filter", "ops": ["create"]}
 def standing(sqlite_store: StateStore, write: Write) -> Standing:
     """The good file's pipeline with three segments; `cache` has two of them, `lines` has one."""
     register(sqlite_store, load_pipeline(write()))
-    sqlite_store.set_start(NAME, position(0))
-    lease = sqlite_store.acquire_lease(NAME, "run-1", 60)
+    sqlite_store.pipelines.set_start(NAME, position(0))
+    lease = sqlite_store.leases.acquire(NAME, "run-1", 60)
     assert lease is not None
     capture(sqlite_store, lease, 1, 2, 3)
     deliver(sqlite_store, lease, "cache", 2)
     deliver(sqlite_store, lease, "lines", 1)
-    row = sqlite_store.pipeline(NAME)
+    row = sqlite_store.pipelines.get(NAME)
     assert row is not None
-    return Standing(row, sqlite_store.checkpoints(NAME))
+    return Standing(row, sqlite_store.checkpoints.read(NAME))
 
 
 def found(

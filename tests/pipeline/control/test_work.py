@@ -63,15 +63,15 @@ def segment(number: int) -> NewSegment:
 def capture_one(store: StateStore, lease: Lease, *, close: bool) -> None:
     """Journal one segment in one range."""
     with store.fenced(lease) as writer:
-        number = writer.open_range(LsnPosition(0).to_json(), "hash", 1)
-        writer.add_segment(segment(1), number)
+        number = writer.ranges.open(LsnPosition(0).to_json(), "hash", 1)
+        writer.segments.add(segment(1), number)
         if close:
-            writer.close_range(number, "test", "h")
+            writer.ranges.close(number, "test", "h")
 
 
 def held(store: StateStore) -> Lease:
     """Take the lease."""
-    lease = store.acquire_lease("p", "run-1", 30)
+    lease = store.leases.acquire("p", "run-1", 30)
     assert lease is not None
     return lease
 
@@ -80,7 +80,7 @@ def test_the_first_look_fixes_the_start(sqlite_store: StateStore, loaded: Loaded
     """A new pipeline's start position is fixed at once; nothing has happened yet."""
     found = find_work(sqlite_store, loaded, lambda: PlayedSource([]))
 
-    row = sqlite_store.pipeline("p")
+    row = sqlite_store.pipelines.get("p")
     assert isinstance(found, NoWork)
     assert row is not None
     assert row.start_position == LsnPosition(0).to_json()
@@ -124,7 +124,7 @@ def test_a_range_left_open_is_work_without_asking_the_source(
     lease = held(sqlite_store)
     capture_one(sqlite_store, lease, close=False)
     with sqlite_store.fenced(lease) as writer:
-        writer.release()
+        writer.lease.release()
 
     found = find_work(sqlite_store, loaded, lambda: pytest.fail("the source was asked"))
 
@@ -141,15 +141,17 @@ def test_a_sink_behind_is_work_once_its_back_off_has_passed(
     capture_one(sqlite_store, lease, close=True)
     now = sqlite_store.now()
     with sqlite_store.fenced(lease) as writer:
-        writer.advance("one", 1, 0, complete=True, source_position=LsnPosition(1).to_json())
-        writer.sink_failed("two", "down", now + 60)
-        writer.release()
+        writer.checkpoints.advance(
+            "one", 1, 0, complete=True, source_position=LsnPosition(1).to_json()
+        )
+        writer.checkpoints.failed("two", "down", now + 60)
+        writer.lease.release()
     assert isinstance(find_work(sqlite_store, loaded, lambda: PlayedSource([])), NoWork)
 
     lease = held(sqlite_store)
     with sqlite_store.fenced(lease) as writer:
-        writer.sink_failed("two", "down", now - 1)
-        writer.release()
+        writer.checkpoints.failed("two", "down", now - 1)
+        writer.lease.release()
     found = find_work(sqlite_store, loaded, lambda: PlayedSource([]))
 
     assert isinstance(found, Work)
@@ -161,17 +163,17 @@ def test_a_paused_pipeline_captures_nothing_but_still_delivers(
 ) -> None:
     """Paused: changes start no run, a sink that is behind does; stopped: neither does."""
     find_work(sqlite_store, loaded, lambda: PlayedSource([]))
-    sqlite_store.set_desired_state("p", "paused")
+    sqlite_store.pipelines.set_desired_state("p", "paused")
     busy = PlayedSource([transaction(5)])
     assert isinstance(find_work(sqlite_store, loaded, lambda: busy), NoWork)
 
     lease = held(sqlite_store)
     capture_one(sqlite_store, lease, close=True)
     with sqlite_store.fenced(lease) as writer:
-        writer.release()
+        writer.lease.release()
     assert isinstance(find_work(sqlite_store, loaded, lambda: busy), Work)
 
-    sqlite_store.set_desired_state("p", "stopped")
+    sqlite_store.pipelines.set_desired_state("p", "stopped")
     assert isinstance(find_work(sqlite_store, loaded, lambda: busy), NoWork)
 
 
@@ -185,18 +187,18 @@ def test_a_full_journal_captures_nothing_until_a_sink_may_drain_it(
     capture_one(sqlite_store, lease, close=True)
     end = LsnPosition(1).to_json()
     with sqlite_store.fenced(lease) as writer:
-        writer.set_capture_pause("the journal is full")
-        writer.advance("one", 1, 0, complete=True, source_position=end)
-        writer.sink_failed("two", "down", sqlite_store.now() + 60)
-        writer.release()
+        writer.pipeline.set_capture_pause("the journal is full")
+        writer.checkpoints.advance("one", 1, 0, complete=True, source_position=end)
+        writer.checkpoints.failed("two", "down", sqlite_store.now() + 60)
+        writer.lease.release()
     assert find_work(sqlite_store, loaded, lambda: busy) == NoWork(
         "capture is paused: the journal is full"
     )
 
     lease = held(sqlite_store)
     with sqlite_store.fenced(lease) as writer:
-        writer.detach_sink("two", "detached")
-        writer.release()
+        writer.checkpoints.detach("two", "detached")
+        writer.lease.release()
     found = find_work(sqlite_store, loaded, lambda: busy)
 
     assert isinstance(found, Work)
@@ -211,7 +213,7 @@ def test_empty_runs_make_the_next_look_wait_longer(
     waits = []
     for _ in range(6):
         next_probe(sqlite_store, "p", captured=False)
-        row = sqlite_store.pipeline("p")
+        row = sqlite_store.pipelines.get("p")
         assert row is not None
         waits.append(row.probe_wait)
     found = find_work(sqlite_store, loaded, lambda: pytest.fail("the source was asked"))
@@ -229,15 +231,15 @@ def test_a_released_hold_is_work(store: StateStore, loaded: LoadedPipeline) -> N
     lease = held(store)
     kept = HeldPart("table", "public.t", "why", LsnPosition(0).to_json(), "path", "sum", 1, 1)
     with store.fenced(lease) as writer:
-        writer.keep([kept], LsnPosition(0).to_json())
-        writer.release()
+        writer.holds.keep([kept], LsnPosition(0).to_json())
+        writer.lease.release()
     assert isinstance(find_work(store, loaded, lambda: source), NoWork)
 
-    store.release_hold("p", "table", "public.t", "{}")
+    store.holds.release("p", "table", "public.t", "{}")
     found = find_work(store, loaded, lambda: source)
     assert isinstance(found, Work)
     assert found.reason == "hold released"
-    store.set_desired_state("p", "paused")
+    store.pipelines.set_desired_state("p", "paused")
     assert isinstance(find_work(store, loaded, lambda: source), NoWork)
 
 
@@ -245,20 +247,20 @@ def test_chunks_that_were_read_are_work(sqlite_store: StateStore, loaded: Loaded
     """They wait for a run that takes them over; those of a held table for the end of the hold."""
     source = PlayedSource([])
     find_work(sqlite_store, loaded, lambda: source)
-    number = sqlite_store.request_snapshot("p", cause="command").snapshot
+    number = sqlite_store.snapshots.request("p", cause="command").snapshot
     chunk = PlannedChunk("public.t", 1, "{}")
-    sqlite_store.plan_snapshot("p", number, [chunk])
+    sqlite_store.snapshots.plan("p", number, [chunk])
     assert isinstance(find_work(sqlite_store, loaded, lambda: source), NoWork)
     end = LsnPosition(0).to_json()
     staged = StagedChunk("path", "sum", 1, 1, "sight", end, "{}", 1, 0.1)
-    sqlite_store.stage_chunk("p", number, chunk, staged)
+    sqlite_store.snapshots.stage("p", number, chunk, staged)
     found = find_work(sqlite_store, loaded, lambda: source)
     assert isinstance(found, Work)
     assert found.reason == "chunks read"
 
     with sqlite_store.fenced(held(sqlite_store)) as writer:
-        writer.keep([HeldPart("table", "public.t", "why", end, "path", "sum", 1, 1)], end)
-        writer.release()
+        writer.holds.keep([HeldPart("table", "public.t", "why", end, "path", "sum", 1, 1)], end)
+        writer.lease.release()
     assert isinstance(find_work(sqlite_store, loaded, lambda: source), NoWork)
 
 
@@ -266,29 +268,29 @@ def test_dead_letters_that_are_due(sqlite_store: StateStore, loaded: LoadedPipel
     """Asked for, or behind nothing any more: once the checkpoint has passed them, and not before."""
     store = sqlite_store
     find_work(store, loaded, lambda: PlayedSource([]))
-    lease = store.acquire_lease("p", "r", 60)
+    lease = store.leases.acquire("p", "r", 60)
     assert lease is not None
     capture_one(store, lease, close=True)
     with store.fenced(lease) as writer:
-        writer.advance("two", 1, 0, True, LsnPosition(1).to_json())
+        writer.checkpoints.advance("two", 1, 0, True, LsnPosition(1).to_json())
         letter = dead_letter(0, holds=True)
-        writer.add_dead_letters("one", [letter], max_entries=9, overflow="block")
-        writer.add_dead_letters("two", [letter], max_entries=9, overflow="block")
-        writer.release()
-    store.redrive_dead_letters("p")
+        writer.dead_letters.add("one", [letter], max_entries=9, overflow="block")
+        writer.dead_letters.add("two", [letter], max_entries=9, overflow="block")
+        writer.lease.release()
+    store.dead_letters.redrive("p")
 
     def found() -> str:
         work = find_work(store, loaded, lambda: PlayedSource([]))
         return work.reason if isinstance(work, Work) else "none"
 
     assert found() == "sink behind"
-    lease = store.acquire_lease("p", "r", 60)
+    lease = store.leases.acquire("p", "r", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
-        writer.advance("one", 1, 0, True, LsnPosition(1).to_json())
-        writer.release()
+        writer.checkpoints.advance("one", 1, 0, True, LsnPosition(1).to_json())
+        writer.lease.release()
     assert found() == "dead letters"
-    store.remove_dead_letters("p", sink="one")
+    store.dead_letters.remove("p", sink="one")
     assert found() == "dead letters"
-    store.remove_dead_letters("p")
+    store.dead_letters.remove("p")
     assert found() != "dead letters"

@@ -90,12 +90,12 @@ def insert(world: World, *rows: tuple[int, str]) -> None:
 
 def letters(world: World) -> list[DeadLetterRow]:
     """Return the queue."""
-    return world.feed.store.dead_letters(world.name)
+    return world.feed.store.dead_letters.read(world.name)
 
 
 def fates(world: World) -> dict[str, list[int]]:
     """Return what the first segment has of changes that the sink never got."""
-    found = world.feed.store.undelivered(world.name, 1).get("sink", {})
+    found = world.feed.store.undelivered.read(world.name, 1).get("sink", {})
     return {fate: [one for run in runs for one in run] for fate, runs in found.items()}
 
 
@@ -126,7 +126,7 @@ def test_a_change_that_is_too_large(make_world: MakeWorld, exactly_once: bool) -
 
     before = world.sink.position()
     limit(world, raised=True)
-    assert world.feed.store.redrive_dead_letters(world.name) == 2
+    assert world.feed.store.dead_letters.redrive(world.name) == 2
     outcome = world.feed.catch_up()
 
     assert outcome.sink_errors == {}
@@ -169,7 +169,7 @@ def test_a_key_waits(make_world: MakeWorld, exactly_once: bool) -> None:
     assert world.sink.arrived() == [1, 2, 1, 3]
 
     limit(world, raised=True)
-    world.feed.store.redrive_dead_letters(world.name)
+    world.feed.store.dead_letters.redrive(world.name)
     run("UPDATE customers SET name = 'g' WHERE id = 5")
     assert world.feed.catch_up().sink_errors == {}
 
@@ -200,14 +200,14 @@ def test_what_does_not_say_where_it_goes(make_world: MakeWorld, exactly_once: bo
     assert "${after.name} in '${after.name}' has no value" in found[7].error_message
     assert [shown(row)["after"]["id"] for row in found] == numbers(1, 2500)
 
-    world.feed.store.redrive_dead_letters(world.name, seqs=[row.seq for row in found[:700]])
+    world.feed.store.dead_letters.redrive(world.name, seqs=[row.seq for row in found[:700]])
     world.feed.catch_up()
     assert [row.attempts for row in letters(world)] == [2] * 700 + [1] * 1800
     assert world.sink.arrived() == [3000]
 
     world.text = world.text.replace(topic + '"${after.name}"', topic + world.name)
     world.feed.path.write_text(world.text)
-    world.feed.store.redrive_dead_letters(world.name)
+    world.feed.store.dead_letters.redrive(world.name)
     insert(world, (3001, "x"))
     assert world.feed.catch_up().sink_errors == {}
     assert letters(world) == []
@@ -229,7 +229,7 @@ def test_a_full_queue_blocks(make_world: MakeWorld) -> None:
     assert "the dead letters of" in outcome.sink_errors["sink"]
     assert "are full (2 entries)" in outcome.sink_errors["sink"]
     first, _ = letters(world)
-    world.feed.store.remove_dead_letters(world.name, seqs=[first.seq])
+    world.feed.store.dead_letters.remove(world.name, seqs=[first.seq])
     assert world.feed.catch_up().sink_errors == {}
     assert world.sink.arrived() == [1, 3, 5, 7]
     assert [shown(row)["after"]["id"] for row in letters(world)] == [4, 6]
@@ -260,7 +260,7 @@ def test_a_full_queue_that_costs_dead_letters(make_world: MakeWorld, policy: str
 
     assert (first.sink_errors, second.sink_errors) == ({}, {})
     arrived, left = world.sink.arrived(), [shown(row)["after"]["id"] for row in letters(world)]
-    lost = world.feed.store.dead_letter_depth(world.name)
+    lost = world.feed.store.dead_letters.depth(world.name)
     if policy == "reject":
         assert (sorted(arrived), left) == ([3, 4, 5], [1, 2])
         assert (lost.rejected, lost.evicted) == (1, 0)
@@ -302,7 +302,7 @@ def test_a_sink_that_is_set_back(make_world: MakeWorld) -> None:
     assert world.sink.arrived() == [1, 3, 1, 3]
     assert letters(world) == before
 
-    world.feed.store.redrive_dead_letters(world.name)
+    world.feed.store.dead_letters.redrive(world.name)
     world.feed.catch_up()
     assert world.sink.arrived() == [1, 3, 1, 3, 2, 2]
 
@@ -319,7 +319,7 @@ def test_what_was_kept_is_lost(make_world: MakeWorld) -> None:
     file.chmod(0o600)
     file.write_bytes(file.read_bytes()[:-1] + b"x")
 
-    world.feed.store.redrive_dead_letters(world.name)
+    world.feed.store.dead_letters.redrive(world.name)
     insert(world, (3, "b"))
     assert world.feed.catch_up().sink_errors == {}
     assert world.sink.arrived() == [2, 3]

@@ -65,7 +65,9 @@ def in_redis(feed: Feed) -> list[int]:
 
 def published(feed: Feed, asset: str) -> list[int]:
     """Return the ranges published for an asset."""
-    return sorted(number for number, one in feed.store.published("feed", 1, 99) if one == asset)
+    return sorted(
+        number for number, one in feed.store.ranges.published("feed", 1, 99) if one == asset
+    )
 
 
 Job = tuple[list[int], range | None]
@@ -133,7 +135,7 @@ def test_catch_up_takes_few_jobs(make_feed: MakeFeed, files: Files, jobs: list[J
     run = feed.begin()
     for number in range(1, 21):
         insert(feed.shop, number, number)
-        eventually(lambda: len(feed.store.segments("feed")) == number)  # noqa: B023
+        eventually(lambda: len(feed.store.segments.read("feed")) == number)  # noqa: B023
     eventually(lambda: len(in_redis(feed)) == len(files.ids("b")) == 20, what="the siblings")
     run.end()
     jobs.clear()
@@ -168,11 +170,11 @@ def test_a_large_segment_goes_on_in_the_middle(
     run = feed.begin()
     insert(feed.shop, 1, 10_000)
 
-    eventually(lambda: feed.store.checkpoints("feed")["a"].ordinal > 0, what="the first part")
+    eventually(lambda: feed.store.checkpoints.read("feed")["a"].ordinal > 0, what="the first part")
     run.end()
 
-    reached = feed.store.checkpoints("feed")["a"]
-    (segment,) = feed.store.segments("feed")
+    reached = feed.store.checkpoints.read("feed")["a"]
+    (segment,) = feed.store.segments.read("feed")
     parts = sorted({part.start for _, part in jobs if part is not None})
     assert len(parts) > 1
     assert (reached.segment, reached.complete, segment.rows) == (1, False, 10_000)

@@ -16,9 +16,8 @@ from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import CheckpointRow, NewSegment
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.store import FencedWriter, StateStore
 from tests.pipeline.changes import frame
 
 NAME = "orders"
@@ -74,7 +73,7 @@ class Scene:
 
     def capture(self, first: int, last: int) -> None:
         """Add the segment of some events, in row groups of a few rows."""
-        row = self.store.pipeline(NAME)
+        row = self.store.pipelines.get(NAME)
         assert row is not None
         number = row.next_segment
         writer = self.journal.writer(NAME, row.uid, number, self.lease.epoch)
@@ -90,9 +89,9 @@ class Scene:
         )
 
         def add(writer: FencedWriter) -> None:
-            opened = writer.open_range(lsn(first - 1), "spec", number)
-            writer.add_segment(segment, opened)
-            writer.close_range(opened, "test", "hash")
+            opened = writer.ranges.open(lsn(first - 1), "spec", number)
+            writer.segments.add(segment, opened)
+            writer.ranges.close(opened, "test", "hash")
 
         self.lease.write(add)
 
@@ -120,12 +119,12 @@ class Scene:
     @property
     def checkpoint(self) -> CheckpointRow:
         """The sink's checkpoint in the store."""
-        return self.store.checkpoints(NAME)["redis"]
+        return self.store.checkpoints.read(NAME)["redis"]
 
     def acknowledge(self, segment: int, ordinal: int, *, complete: bool) -> None:
         """Advance the checkpoint, exactly once."""
         self.lease.write(
-            lambda writer: writer.advance(
+            lambda writer: writer.checkpoints.advance(
                 "redis", segment, ordinal, complete, None, exactly_once=True
             )
         )
@@ -133,8 +132,8 @@ class Scene:
     def position(self, event: int, segment: tuple[int, int, int]) -> SinkPosition:
         """Return what a sink holds after an event of segment (number, first, last)."""
         number, first, last = segment
-        row = self.store.pipeline(NAME)
-        stored = self.store.segment(NAME, number)
+        row = self.store.pipelines.get(NAME)
+        stored = self.store.segments.get(NAME, number)
         assert row is not None
         return SinkPosition(
             uid=row.uid,
@@ -155,8 +154,8 @@ def scene(
 ) -> Iterator[Scene]:
     """A pipeline that begins before event 1; row groups hold some three rows."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 500)
-    sqlite_store.register_pipeline(NAME, "spec", ["redis"])
-    sqlite_store.set_start(NAME, lsn(0))
+    sqlite_store.pipelines.register(NAME, "spec", ["redis"])
+    sqlite_store.pipelines.set_start(NAME, lsn(0))
     lease = HeldLease.take(
         sqlite_store, NAME, "run", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
@@ -273,8 +272,8 @@ def test_a_reset_ends_the_search(scene: Scene) -> None:
     """After a reset neither another store's position nor garbage matters any more."""
     scene.capture(1, 9)
     scene.lease.release()
-    scene.store.reset_checkpoint(NAME, "redis", 0)
-    again = scene.store.acquire_lease(NAME, "run", 60)
+    scene.store.checkpoints.reset(NAME, "redis", 0)
+    again = scene.store.leases.acquire(NAME, "run", 60)
     assert again is not None
     scene.lease = HeldLease(
         scene.store, again, scene.lease._deadline, seconds=60, renew_seconds=20,
@@ -305,7 +304,7 @@ def test_a_position_that_is_gone(scene: Scene) -> None:
 def test_a_lost_file_in_the_search(scene: Scene) -> None:
     """Looking for an event in a file that is gone is the journal's damage."""
     scene.capture(1, 9)
-    (segment,) = scene.store.segments(NAME)
+    (segment,) = scene.store.segments.read(NAME)
     scene.journal.delete(segment.path)
 
     with pytest.raises(JournalDamaged):
@@ -316,10 +315,10 @@ def test_a_lost_file_in_the_search(scene: Scene) -> None:
 def test_after_a_rebuild(scene: Scene, exactly_once: bool) -> None:
     """Whole segments that the sink has are skipped; one that it has in part is sent again."""
     scene.capture(1, 9)
-    scene.lease.write(lambda writer: writer.set_confirmed(lsn(0)))
-    scene.lease.write(lambda writer: writer.advance("redis", 1, 8, True, lsn(9)))
+    scene.lease.write(lambda writer: writer.pipeline.set_confirmed(lsn(0)))
+    scene.lease.write(lambda writer: writer.checkpoints.advance("redis", 1, 8, True, lsn(9)))
     scene.lease.release()
-    scene.store.rebuild_journal(NAME, accept_loss=False)
+    scene.store.journals.rebuild(NAME, accept_loss=False)
     lease = HeldLease.take(
         scene.store, NAME, "run-2", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )

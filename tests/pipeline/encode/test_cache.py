@@ -76,14 +76,14 @@ class CountingEncoder:
 @pytest.fixture
 def journaled(sqlite_store: StateStore) -> StateStore:
     """A store whose journal has ten segments."""
-    sqlite_store.register_pipeline("p", "hash", ["s"])
-    sqlite_store.set_start("p", LsnPosition(0).to_json())
-    lease = sqlite_store.acquire_lease("p", "run", 60)
+    sqlite_store.pipelines.register("p", "hash", ["s"])
+    sqlite_store.pipelines.set_start("p", LsnPosition(0).to_json())
+    lease = sqlite_store.leases.acquire("p", "run", 60)
     assert lease is not None
     with sqlite_store.fenced(lease) as writer:
-        number = writer.open_range(LsnPosition(0).to_json(), "hash", 1)
+        number = writer.ranges.open(LsnPosition(0).to_json(), "hash", 1)
         for one in range(1, 11):
-            writer.add_segment(_segment(one), number)
+            writer.segments.add(_segment(one), number)
     return sqlite_store
 
 
@@ -132,7 +132,7 @@ def test_what_is_captured_while_a_sink_sends_is_prepared_at_once(
     with encode_cache.covering("a", 10, 0):
         encode_cache.segment_added()
         with journaled.fenced(Lease("p", "run", 1, 0)) as writer:
-            writer.add_segment(_segment(11), 1)
+            writer.segments.add(_segment(11), 1)
         assert encoder.covered() == [(10, 10)]
         encode_cache.segment_added()
         eventually(lambda: encoder.covered() == [(10, 10), (11, 11)])
@@ -215,8 +215,8 @@ def test_a_large_segment_is_taken_in_parts(
 ) -> None:
     """Each part is a job of its own, the next one begun ahead; the segments after it share one."""
     with journaled.fenced(Lease("p", "run", 1, 0)) as writer:
-        writer.add_segment(_segment(11, rows=25), 1)
-        writer.add_segment(_segment(12), 1)
+        writer.segments.add(_segment(11, rows=25), 1)
+        writer.segments.add(_segment(12), 1)
 
     with encode_cache.covering("a", 10, 0) as before:
         assert before.last_segment == 10

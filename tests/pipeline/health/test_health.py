@@ -46,7 +46,7 @@ REFUSED = SourceUnavailable("refused")
 def loaded(tmp_path: Path, sqlite_store: StateStore) -> LoadedPipeline:
     """A pipeline that the store knows."""
     (tmp_path / "filed.yaml").write_text(FILE)
-    sqlite_store.register_pipeline(NAME, "hash", ["redis"])
+    sqlite_store.pipelines.register(NAME, "hash", ["redis"])
     return load_pipeline(tmp_path / "filed.yaml")
 
 
@@ -81,9 +81,9 @@ def test_what_people_want_is_the_status(sqlite_store: StateStore, loaded: Loaded
     capture_failed(sqlite_store, NAME, "tick", GONE, None)
     found = health(sqlite_store, loaded)
     assert (found.status, found.error, found.well) == ("failed", "the slot is gone", False)
-    sqlite_store.set_desired_state(NAME, "paused")
+    sqlite_store.pipelines.set_desired_state(NAME, "paused")
     assert health(sqlite_store, loaded) == Health("paused")
-    sqlite_store.set_desired_state(NAME, "stopped")
+    sqlite_store.pipelines.set_desired_state(NAME, "stopped")
     assert health(sqlite_store, loaded) == Health("stopped")
     broken = BrokenPipeline(None, NAME, SpecError("odd"))
     found = health(sqlite_store, broken)
@@ -166,7 +166,7 @@ def test_a_failure_that_comes_again_is_as_old_as_the_first(
         CaptureWatch(sqlite_store, loaded.name).look(
             capture(UnsupportedEvent(f"odd event {number}"), failed=True, has_read=True)
         )
-        row = sqlite_store.pipeline(NAME)
+        row = sqlite_store.pipelines.get(NAME)
         assert row is not None
         failure = failure_of(row)
         assert failure is not None
@@ -202,12 +202,12 @@ def test_looks_that_find_the_same_are_seldom_written(
     del loaded
     note_findings(sqlite_store, NAME, [])
     note_tick(sqlite_store, NAME)
-    before = sqlite_store.pipeline(NAME)
+    before = sqlite_store.pipelines.get(NAME)
     note_findings(sqlite_store, NAME, [])
     note_tick(sqlite_store, NAME)
-    assert sqlite_store.pipeline(NAME) == before
+    assert sqlite_store.pipelines.get(NAME) == before
     note_findings(sqlite_store, NAME, [Finding("slot", "warning", "short")])
-    row = sqlite_store.pipeline(NAME)
+    row = sqlite_store.pipelines.get(NAME)
     assert row is not None
     assert [one.text for one in findings_of(row)] == ["short"]
 
@@ -227,7 +227,7 @@ def test_silence_of_a_sensor_is_an_error(
     found = health(sqlite_store, loaded)
     assert (found.status, found.seen_at) == ("failed", now)
     assert found.problems[0].subject == "sensor"
-    lease = sqlite_store.acquire_lease(NAME, "run", 900.0)
+    lease = sqlite_store.leases.acquire(NAME, "run", 900.0)
     assert lease is not None
     assert health(sqlite_store, loaded).status == "running"
 
@@ -242,14 +242,14 @@ def test_a_pipeline_that_nobody_has_begun(tmp_path: Path, sqlite_store: StateSto
 
 def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
     """An error where the commit policy waits for the sink, also where the file is not at hand."""
-    lease = sqlite_store.acquire_lease(NAME, "run", 900.0)
+    lease = sqlite_store.leases.acquire(NAME, "run", 900.0)
     assert lease is not None
     with sqlite_store.fenced(lease) as writer:
-        writer.sink_failed("redis", "connection refused", 7.0)
+        writer.checkpoints.failed("redis", "connection refused", 7.0)
     found = health(sqlite_store, loaded)
     assert (found.status, found.well) == ("running", False)
     assert texts(found) == [("error", "sink redis", "connection refused")]
     assert found.problems[0].next_attempt_at is not None
-    row = sqlite_store.pipeline(NAME)
+    row = sqlite_store.pipelines.get(NAME)
     assert row is not None
     assert texts(health_without_file(sqlite_store, row)) == texts(found)

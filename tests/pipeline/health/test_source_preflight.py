@@ -64,10 +64,10 @@ def test_a_snapshot_that_is_unfinished(sqlite_store: StateStore, tmp_path: Path)
     held(sqlite_store, "cache")
     asking, quiet = pipeline(tmp_path, ", snapshot: {mode: initial}"), pipeline(tmp_path)
     assert to_come(sqlite_store, asking)
-    assert sqlite_store.snapshots(NAME) == []
+    assert sqlite_store.snapshots.read(NAME) == []
 
-    wanted = sqlite_store.request_snapshot(NAME, cause="initial").snapshot
+    wanted = sqlite_store.snapshots.request(NAME, cause="initial").snapshot
     assert to_come(sqlite_store, quiet)
-    sqlite_store.cancel_snapshot(NAME, wanted, "no need")
+    sqlite_store.snapshots.cancel(NAME, wanted, "no need")
     assert not to_come(sqlite_store, asking)
     assert not to_come(sqlite_store, quiet)

@@ -345,7 +345,7 @@ def test_a_pipeline(make_feed: MakeFeed, source: Path) -> None:
     assert [one["after"] for one in events(feed)] == [
         {"id": 1, "name": "A"}, {"id": 4, "name": "D"}, {"id": 5, "name": "E"}
     ]  # fmt: skip
-    first, second = (one.chain_hash for one in feed.store.segments("feed")[-2:])
+    first, second = (one.chain_hash for one in feed.store.segments.read("feed")[-2:])
     assert first != second
     feed.path.write_text(feed.path.read_text().replace("upper(", "uppper("))
     feed.shop.execute("INSERT INTO customers VALUES (6, 'f')")

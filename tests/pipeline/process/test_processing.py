@@ -84,7 +84,7 @@ def test_every_sink_gets_what_the_chain_made_once(make_feed: MakeFeed, shop: Sho
     assert [(one["after"]["id"], one["after"]["name"]) for one in first] == [(1, "a!"), (3, "c!")]
     assert not outcome.behind
     assert outcome.captured == 3
-    (row,) = feed.store.segments("feed")[-1:]
+    (row,) = feed.store.segments.read("feed")[-1:]
     assert (row.rows, row.processed_rows) == (3, 2)
     counts = row.processed_counts["mask"] if row.processed_counts else {}
     assert (counts["events_in"], counts["events_out"], counts["calls"]) == (3, 2, 1)
@@ -145,7 +145,7 @@ def test_a_segment_of_which_nothing_is_left(make_feed: MakeFeed, shop: Shop) -> 
 
     assert [one["after"]["id"] for one in events(feed)] == [2]
     assert events(feed) == events(feed, "second.customers")
-    assert feed.store.checkpoints("feed")["second"].complete
+    assert feed.store.checkpoints.read("feed")["second"].complete
 
 
 def test_many_rows_through_files(make_feed: MakeFeed, shop: Shop) -> None:
@@ -158,7 +158,7 @@ def test_many_rows_through_files(make_feed: MakeFeed, shop: Shop) -> None:
     assert [one["after"]["id"] for one in events(feed)] == list(range(1, 30001))
     assert {one["after"]["name"] for one in events(feed)} == {"x!"}
     assert sum(one.get("tx_end", False) for one in events(feed)) == 1
-    (number,) = [one.range for one in feed.store.ranges("feed") if one.rows == 30000]
+    (number,) = [one.range for one in feed.store.ranges.read("feed") if one.rows == 30000]
     assert verify(feed.store, feed.opened.journal, "feed", number) == 30000
 
 
@@ -174,7 +174,7 @@ def test_a_broken_processor_stops_deliveries_not_capture(make_feed: MakeFeed, sh
 
     assert outcome.captured == 1
     assert "processor mask: JS processor threw: TypeError" in outcome.sink_errors["redis"]
-    assert "mask" in (feed.store.checkpoints("feed")["redis"].last_error or "")
+    assert "mask" in (feed.store.checkpoints.read("feed")["redis"].last_error or "")
     feed.path.write_text(feed.path.read_text().replace("events[0].x.y", "calls += 1"))
     assert not feed.catch_up().behind
     assert [one["after"]["id"] for one in events(feed)] == [1, 2]
@@ -190,7 +190,7 @@ def test_what_was_delivered_stays_what_it_was(make_feed: MakeFeed, shop: Shop) -
     feed.catch_up()
 
     assert [one["after"]["name"] for one in events(feed)] == ["a!", "b?"]
-    assert [row.processed_rows for row in feed.store.segments("feed")] == [1, 1]
+    assert [row.processed_rows for row in feed.store.segments.read("feed")] == [1, 1]
 
 
 def test_processors_that_come_later(make_feed: MakeFeed, shop: Shop) -> None:
@@ -203,7 +203,7 @@ def test_processors_that_come_later(make_feed: MakeFeed, shop: Shop) -> None:
     feed.catch_up()
 
     assert [one["after"]["name"] for one in events(feed)] == ["a", "b!"]
-    assert [bool(row.chain_hash) for row in feed.store.segments("feed")] == [False, True]
+    assert [bool(row.chain_hash) for row in feed.store.segments.read("feed")] == [False, True]
 
 
 def test_a_live_run_goes_on(make_feed: MakeFeed, shop: Shop) -> None:

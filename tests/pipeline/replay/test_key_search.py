@@ -49,9 +49,9 @@ class World:
         )
         self.paths.append(written.path)
         with self.store.fenced(self.lease) as writer:
-            opened = writer.open_range(position(number - 1), "spec-1", number)
-            writer.add_segment(row, opened)
-            writer.close_range(opened, "max_events", f"hash-{number}")
+            opened = writer.ranges.open(position(number - 1), "spec-1", number)
+            writer.segments.add(row, opened)
+            writer.ranges.close(opened, "max_events", f"hash-{number}")
 
     def process(self, number: int, changes: Sequence[Change]) -> None:
         """Say what a chain of processors made of a segment."""
@@ -67,7 +67,7 @@ class World:
             {},
         )
         with self.store.fenced(self.lease) as writer:
-            writer.add_processed([done])
+            writer.segments.add_processed([done])
 
     def find(self, key: str, *tables: str, ranges: tuple[int, int] | None = None) -> list[Found]:
         """Return a key's changes."""
@@ -98,7 +98,7 @@ def test_every_change_and_what_each_sink_has(world: World) -> None:
     world.capture(2, [of_key(70, '{"id":70}'), of_key(8, '{"id":7}', op="d", table="items")])
     deliver(world.store, world.lease, "cache", 2)
     with world.store.fenced(world.lease) as writer:
-        writer.advance("search", 1, 1, False, None)
+        writer.checkpoints.advance("search", 1, 1, False, None)
 
     first, second = world.find("7")
 
@@ -138,7 +138,7 @@ def test_what_processors_made_of_it(world: World) -> None:
     world.capture(1, [of_key(1, '{"id":1}'), of_key(2, '{"id":2}'), of_key(3, '{"id":3}')])
     world.process(1, [of_key(3, '{"id":3}'), of_key(2, '{"renamed":2}')])
     with world.store.fenced(world.lease) as writer:
-        writer.advance("cache", 1, 0, False, None)
+        writer.checkpoints.advance("cache", 1, 0, False, None)
     deliver(world.store, world.lease, "search", 1)
 
     assert world.find("1")[0].sinks == {"cache": "dropped", "search": "dropped"}
@@ -151,9 +151,9 @@ def test_dead_letters_and_sinks_that_came_or_went(world: World) -> None:
     world.capture(1, [of_key(1, '{"id":1}')])
     letter = dead_letter(1, event_id=str(of_key(1, "{}")["event_id"]), ordinal=0)
     with world.store.fenced(world.lease) as writer:
-        writer.add_dead_letters("cache", [letter], max_entries=10, overflow="block")
-        writer.detach_sink("search", "the journal is full")
-    world.store.register_pipeline(NAME, "spec-2", ["cache", "search", "late"], {"late": "tail"})
+        writer.dead_letters.add("cache", [letter], max_entries=10, overflow="block")
+        writer.checkpoints.detach("search", "the journal is full")
+    world.store.pipelines.register(NAME, "spec-2", ["cache", "search", "late"], {"late": "tail"})
 
     (found,) = world.find("1")
 
@@ -173,8 +173,8 @@ def test_dead_letters_that_are_no_longer_there(world: World) -> None:
         for one, change in enumerate([2, 1, 3])
     ]
     with world.store.fenced(world.lease) as writer:
-        writer.add_dead_letters("cache", letters, max_entries=2, overflow="reject")
-    world.store.remove_dead_letters(NAME, seqs=[1])
+        writer.dead_letters.add("cache", letters, max_entries=2, overflow="reject")
+    world.store.dead_letters.remove(NAME, seqs=[1])
 
     assert [world.find(f"{one}")[0].sinks["cache"] for one in range(4)] == [
         "dropped",
@@ -185,7 +185,7 @@ def test_dead_letters_that_are_no_longer_there(world: World) -> None:
 
     deliver(world.store, world.lease, "cache", 1)
     with world.store.fenced(world.lease) as writer:
-        writer.redriven([2])
+        writer.dead_letters.redriven([2])
 
     assert [world.find(f"{one}")[0].sinks["cache"] for one in range(4)] == [
         "dropped",
@@ -194,7 +194,7 @@ def test_dead_letters_that_are_no_longer_there(world: World) -> None:
         "dead letter, rejected",
     ]
     with world.store.fenced(world.lease) as writer:
-        writer.resume_at("cache", 1, 0, False, notice=None)
+        writer.checkpoints.resume_at("cache", 1, 0, False, notice=None)
     assert world.find("2")[0].sinks["cache"] == "dead letter, acknowledged"
     assert world.find("3")[0].sinks["cache"] == "waiting"
 

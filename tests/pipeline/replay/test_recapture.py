@@ -59,14 +59,16 @@ def test_closed_ranges_are_the_same_in_the_log(stage: Stage) -> None:
     bench.run("ALTER TABLE orders RENAME COLUMN x TO y")
     stage.capture(lambda _: len(stage.rows()) >= 10)
 
-    numbers = [row.range for row in stage.store.ranges("p")]
+    numbers = [row.range for row in stage.store.ranges.read("p")]
     assert len(numbers) == 3
     compared = again(stage, *numbers)
-    assert [one.segment for one in compared] == [one.segment for one in stage.store.segments("p")]
+    assert [one.segment for one in compared] == [
+        one.segment for one in stage.store.segments.read("p")
+    ]
     assert all(one.equal for one in compared), compared
     assert sum(one.again for one in compared) == 10
 
-    tampered = [one for one in stage.store.segments("p") if one.rows >= 3][-1]
+    tampered = [one for one in stage.store.segments.read("p") if one.rows >= 3][-1]
     rows = pa.Table.from_batches(list(stage.journal.batches(tampered))).select(CAPTURED.names)
     texts = rows["after"].to_pylist()
     texts[-2] = "{}"
@@ -93,7 +95,7 @@ def test_a_source_that_forgets_says_so(stage: Stage) -> None:
     """PostgreSQL gives its log once; a range that is not there is named."""
     stage.bench.execute(insert("orders", 1))
     stage.capture(lambda _: len(stage.rows()) >= 1)
-    (row,) = stage.store.ranges("p")
+    (row,) = stage.store.ranges.read("p")
 
     with pytest.raises(NotAllowed, match="cannot be captured again"):
         list(

@@ -89,8 +89,12 @@ def test_what_changed_processors_would_make(fed: Feed, tmp_path: Path) -> None:
     Nothing is delivered or written but the observation. Then the same processors in the pipeline's file: a
     replay with them delivers what the preview showed, marked; what is recorded stays.
     """
-    store, number = fed.store, fed.store.ranges("feed")[-1].range
-    before = (fed.delivered("customers"), store.segments("feed"), store.checkpoints("feed"))
+    store, number = fed.store, fed.store.ranges.read("feed")[-1].range
+    before = (
+        fed.delivered("customers"),
+        store.segments.read("feed"),
+        store.checkpoints.read("feed"),
+    )
     assert names(before[0]) == [(1, "a!"), (3, "c!")]
     tried = tmp_path / "tried.yml"
     tried.write_text(TRIED)
@@ -135,8 +139,8 @@ def test_what_changed_processors_would_make(fed: Feed, tmp_path: Path) -> None:
     assert delivered[:2] == before[0]
     assert names(delivered[2:]) == [(1, "a?"), (3, "c?")]
     assert all(one["df-replay"] for one in delivered[2:])
-    assert before[1:] == (store.segments("feed"), store.checkpoints("feed"))
-    known = {path for row in store.segments("feed") for path in row.paths}
+    assert before[1:] == (store.segments.read("feed"), store.checkpoints.read("feed"))
+    known = {path for row in store.segments.read("feed") for path in row.paths}
     assert {file.name for file in (tmp_path / "home/journal").rglob("*.parquet")} == {
         Path(path).name for path in known
     }
@@ -162,7 +166,7 @@ def test_the_same_from_dagsters_ui(fed: Feed) -> None:
 
     The range's published metadata say what processors did when it was delivered.
     """
-    number = fed.store.ranges("feed")[-1].range
+    number = fed.store.ranges.read("feed")[-1].range
     fed.path.write_text(fed.path.read_text().replace("}!`", "}?`"))
 
     shown = materialized(number, "changes", "redis", tag="preview")
@@ -185,7 +189,7 @@ def test_the_same_from_dagsters_ui(fed: Feed) -> None:
 
 def test_what_cannot_be_previewed(fed: Feed, tmp_path: Path) -> None:
     """A file with mistakes, a broken script, a range that is not there: one sentence each."""
-    number = str(fed.store.ranges("feed")[-1].range)
+    number = str(fed.store.ranges.read("feed")[-1].range)
     wrong = tmp_path / "wrong.yml"
     wrong.write_text("processors:\n- {type: filter, opps: [create]}\n")
     broken = tmp_path / "broken.yml"
@@ -213,7 +217,7 @@ def test_a_range_that_sinks_lack(fed: Feed, tmp_path: Path) -> None:
     fed.path.write_text(fed.path.read_text().replace("calls += 1;", "events[0].x.y;"))
     fed.shop.execute("INSERT INTO customers VALUES (4, 'd')")
     assert "mask" in fed.catch_up().sink_errors["redis"]
-    asked = ("feed", "--range", str(fed.store.ranges("feed")[-1].range))
+    asked = ("feed", "--range", str(fed.store.ranges.read("feed")[-1].range))
 
     shown = command("preview", *asked, "--processors", str(fixed), "--json")
     refused = command("replay", *asked, "--sink", "redis", "--reprocess")

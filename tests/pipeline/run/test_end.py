@@ -59,7 +59,7 @@ def test_what_is_spliced_between_two_questions_is_delivered(
 ) -> None:
     """A run until caught up does not end with a chunk that no sink has: what waits is asked for first."""
     (tmp_path / "p.yaml").write_text(PIPELINE)
-    sqlite_store.register_pipeline("p", "hash", ["s"])
+    sqlite_store.pipelines.register("p", "hash", ["s"])
     capture = Capturing()
     end = RunEnd(
         load_pipeline(tmp_path / "p.yaml"),
@@ -82,7 +82,7 @@ def test_what_is_captured_while_the_source_is_asked_is_delivered(
 ) -> None:
     """A slow source answers for its head only when capture has reached it: sinks have not, and the run goes on."""
     (tmp_path / "p.yaml").write_text(PIPELINE)
-    sqlite_store.register_pipeline("p", "hash", ["s"])
+    sqlite_store.pipelines.register("p", "hash", ["s"])
     capture = Capturing()
     capture.chunks_waiting = False
     reading = SimpleNamespace(
@@ -129,7 +129,7 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
 ) -> None:
     """It is tried again; after as long as a run waits without work, capture has failed."""
     (tmp_path / "p.yaml").write_text(PIPELINE)
-    sqlite_store.register_pipeline("p", "hash", ["s"])
+    sqlite_store.pipelines.register("p", "hash", ["s"])
     capture = Capturing()
     capture.chunks_waiting = False
     broken = SimpleNamespace(

@@ -48,7 +48,7 @@ def insert(shop: Shop, first: int, last: int) -> None:
 
 def expires_at(feed: Feed) -> float:
     """Return until when the run has its lease."""
-    lease = feed.store.lease(feed.name)
+    lease = feed.store.leases.get(feed.name)
     assert lease is not None
     return lease.expires_at
 
@@ -66,9 +66,9 @@ def test_until_caught_up(make_feed: MakeFeed) -> None:
     )
     assert outcome.segments >= 1
     assert len(feed.delivered("customers")) == 201
-    (row,) = feed.store.ranges("feed")
+    (row,) = feed.store.ranges.read("feed")
     assert (row.state, row.rows, row.close_reason) == ("closed", 201, "run ended")
-    lease = feed.store.lease("feed")
+    lease = feed.store.leases.get("feed")
     assert lease is not None
     assert lease.run_id is None, "the next run need not wait"
 
@@ -101,12 +101,12 @@ def test_an_idle_run_ends_and_makes_no_range(make_feed: MakeFeed) -> None:
     waits = []
     for _ in range(2):
         outcome = feed.begin().outcome()
-        row = feed.store.pipeline("feed")
+        row = feed.store.pipelines.get("feed")
         assert row is not None
         waits.append(row.probe_wait)
 
     assert outcome == RunOutcome("idle", delivered={"redis": 0})
-    assert feed.store.ranges("feed") == []
+    assert feed.store.ranges.read("feed") == []
     assert waits[1] == 2 * waits[0] > 0
 
 
@@ -118,14 +118,14 @@ def test_a_run_ends_when_something_else_is_wanted(make_feed: MakeFeed, want: str
     insert(feed.shop, 1, 1)
     eventually(lambda: len(feed.delivered("customers")) == 1, what="the delivery")
 
-    feed.store.set_desired_state("feed", want)  # type: ignore[arg-type]
+    feed.store.pipelines.set_desired_state("feed", want)  # type: ignore[arg-type]
     outcome = run.outcome()
 
     assert (outcome.reason, outcome.captured, outcome.ranges) == (want, 1, 1)
-    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
+    assert [row.state for row in feed.store.ranges.read("feed")] == ["closed"]
     insert(feed.shop, 2, 2)
     assert feed.catch_up().captured == 0
-    feed.store.set_desired_state("feed", "running")
+    feed.store.pipelines.set_desired_state("feed", "running")
     assert feed.catch_up().captured == 1
 
 
@@ -176,11 +176,11 @@ def test_a_run_with_a_failing_sink_ends_by_idling(
         sink_errors={"lines": error},
         behind={"lines": outcome.segments},
     )
-    checkpoint = feed.store.checkpoints("feed")["lines"]
+    checkpoint = feed.store.checkpoints.read("feed")["lines"]
     assert (checkpoint.segment, checkpoint.last_error) == (0, error)
     assert checkpoint.failures > 0
     assert checkpoint.next_attempt_at > before
-    assert feed.store.unpublished("feed") == []
+    assert feed.store.ranges.unpublished("feed") == []
 
     (faults / "lines").unlink()
     assert feed.catch_up().delivered == {"redis": 0, "lines": 10}
@@ -196,13 +196,13 @@ def test_a_run_ends_although_a_sink_hangs(
     (tmp_path / "redis").write_text("hang")
     run = feed.begin()
     insert(feed.shop, 1, 1)
-    eventually(lambda: feed.store.segments("feed"), what="the segment")
+    eventually(lambda: feed.store.segments.read("feed"), what="the segment")
 
-    feed.store.set_desired_state("feed", "stopped")
+    feed.store.pipelines.set_desired_state("feed", "stopped")
     outcome = run.outcome()
 
     assert (outcome.reason, outcome.captured, outcome.behind) == ("stopped", 1, {"redis": 1})
-    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
+    assert [row.state for row in feed.store.ranges.read("feed")] == ["closed"]
 
 
 def test_an_event_that_cannot_be_decoded_stops_capture_only(make_feed: MakeFeed) -> None:
@@ -232,4 +232,4 @@ def test_an_event_that_cannot_be_decoded_stops_capture_only(make_feed: MakeFeed)
     assert "\n" not in first.capture_error
     assert len(feed.delivered("customers")) == 3
     assert first.delivered == {"redis": 3}
-    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
+    assert [row.state for row in feed.store.ranges.read("feed")] == ["closed"]

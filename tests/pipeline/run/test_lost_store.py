@@ -72,7 +72,7 @@ def test_only_segments_of_another_store_are_refused(
         target.touch()
 
     for store in (sqlite_store, memory):
-        own = store.register_pipeline("p", "hash", ["s"]).uid
+        own = store.pipelines.register("p", "hash", ["s"]).uid
         leave(f"p/{own}")
     leave(f"q/{OTHER}")
     leave("p/prepared", "messages.arrow")

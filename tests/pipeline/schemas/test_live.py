@@ -42,9 +42,9 @@ def store(sqlite_store: StateStore) -> StateStore:
     lease = held(sqlite_store)
     with sqlite_store.fenced(lease) as writer:
         for columns, at in (("ab", 1), ("a", 2)):
-            writer.register_schema("acme", table(*columns), position(at))
-        writer.register_schema("acme", table("x", name="items"), position(3))
-        writer.register_schema("acme", table("x", name="old"), position(4))
+            writer.schemas.register("acme", table(*columns), position(at))
+        writer.schemas.register("acme", table("x", name="items"), position(3))
+        writer.schemas.register("acme", table("x", name="old"), position(4))
     return sqlite_store
 
 
@@ -60,7 +60,7 @@ CATALOG = Catalog(
 
 def test_each_table_is_compared(store: StateStore) -> None:
     """Same, altered (and how), new, dropped, or an error of its own; nothing is registered."""
-    before = store.table_histories(NAME)
+    before = store.schemas.histories(NAME)
     found = {one.name: one for one in compare(store, NAME, CATALOG)}
 
     assert {name: one.status for name, one in found.items()} == {
@@ -71,14 +71,14 @@ def test_each_table_is_compared(store: StateStore) -> None:
         "public.old": "dropped",
     }
     assert found["public.orders"].differences == ("column_added c",)
-    assert store.table_histories(NAME) == before
+    assert store.schemas.histories(NAME) == before
 
 
 def test_the_version_of_now_counts(sqlite_store: StateStore) -> None:
     """A table that returned to an earlier form is compared with that one, not with its newest."""
     with sqlite_store.fenced(held(sqlite_store)) as writer:
         for columns, at in (("a", 1), ("ab", 2), ("a", 3)):
-            writer.register_schema("acme", table(*columns), position(at))
+            writer.schemas.register("acme", table(*columns), position(at))
     for columns, status in (("a", "same"), ("ab", "altered")):
         catalog = Catalog({"public.orders": table(*columns)})
         assert [one.status for one in compare(sqlite_store, NAME, catalog)] == [status]

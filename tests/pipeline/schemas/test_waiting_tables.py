@@ -61,7 +61,7 @@ def test_a_live_run_holds_and_delivers(feed: Feed) -> None:
     run = feed.begin()
     shop.execute("ALTER TABLE customers ADD COLUMN mail text")
     shop.execute("INSERT INTO customers (id, name) VALUES (2, 'b')")
-    eventually(lambda: [one.events for one in store.holds("feed")] == [1])
+    eventually(lambda: [one.events for one in store.holds.read("feed")] == [1])
     result = CliRunner().invoke(app, ["hold", "approve", "feed", "public.customers"])
     assert result.exit_code == 0, result.output
     assert run.outcome().reason == "hold released"
@@ -78,7 +78,7 @@ def test_a_live_run_holds_and_delivers(feed: Feed) -> None:
     shop.execute("INSERT INTO customers (id, name) VALUES (5, 'e')")
     feed.catch_up()
     assert names(feed, "customers") == ["a", "b", "c", "d", "e"]
-    assert store.holds("feed") == []
+    assert store.holds.read("feed") == []
 
 
 def test_chunks_of_a_waiting_form_wait(postgres_dsn: str, tmp_path: Path) -> None:
@@ -96,13 +96,13 @@ def test_chunks_of_a_waiting_form_wait(postgres_dsn: str, tmp_path: Path) -> Non
         snapshots.want("public.hot")
         snapshots.read()
         shop.execute("INSERT INTO other VALUES (1, 'moves the log')")
-        stage.capture(lambda _: [one.kind for one in store.holds("p")] == ["schema"])
+        stage.capture(lambda _: [one.kind for one in store.holds.read("p")] == ["schema"])
         shop.execute("UPDATE hot SET v = 2 WHERE a = 1")
-        stage.capture(lambda _: sum(one.events for one in store.holds("p")) == 1)
+        stage.capture(lambda _: sum(one.events for one in store.holds.read("p")) == 1)
         assert not snapshots.spliced()
         assert len(stage.events("hot")) == 1
 
-        assert store.approve_table("p", "public.hot") == 1
+        assert store.holds.approve_table("p", "public.hot") == 1
         stage.capture(lambda _: snapshots.spliced())
 
         copy = snapshots.copy("hot")

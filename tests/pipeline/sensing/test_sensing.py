@@ -61,7 +61,7 @@ def insert(shop: Shop, first: int, count: int) -> None:
 
 def sensed(feed: Feed) -> int:
     """Return up to which segment is known, -1 while it is not all that is captured."""
-    row, progress = feed.store.pipeline("feed"), feed.store.sensing_progress("feed")
+    row, progress = feed.store.pipelines.get("feed"), feed.store.sensing.progress("feed")
     assert row is not None
     reached = 0 if progress is None else progress.segment
     return reached if reached == row.next_segment - 1 else -1
@@ -75,7 +75,7 @@ def ended(run: Background) -> RunOutcome:
 
 def looked_at(feed: Feed) -> float:
     """Return how many rows were looked at, as they are counted for metrics."""
-    return sum(one.value for one in feed.store.metrics() if one.name == SCHEMA_EVENTS.name)
+    return sum(one.value for one in feed.store.metrics.read() if one.name == SCHEMA_EVENTS.name)
 
 
 def test_documents_and_drift(feed: Feed, shop: Shop) -> None:
@@ -101,7 +101,7 @@ def test_documents_and_drift(feed: Feed, shop: Shop) -> None:
     (drift,) = views.drifts(feed.store, feed.loaded)
     assert (drift["table"], drift["has_drift"]) == ("public.customers", False)
     assert drift["events_analyzed"] == looked_at(feed) == 50
-    assert feed.store.sensing_facts("feed")["drift/public.customers"] == 0
+    assert feed.store.sensing.facts("feed")["drift/public.customers"] == 0
 
 
 def test_a_failure_stops_nothing(feed: Feed, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_failure_stops_nothing(feed: Feed, shop: Shop, monkeypatch: pytest.Mon
     run = feed.begin()
     insert(shop, 1, 10)
     eventually(lambda: len(feed.delivered("customers")) == 10, seconds=400)
-    progress = feed.store.sensing_progress
+    progress = feed.store.sensing.progress
     eventually(lambda: getattr(progress("feed"), "problem", None) == "no idea", seconds=400)
     assert sensed(feed) == -1
     monkeypatch.setattr(LEARNED_BY, learned_by)

@@ -47,17 +47,19 @@ def read_last_chunk_first(world: World, table: str) -> None:
     """Have the last chunk of a new snapshot in the journal while the others are not read."""
     world.snapshots.want(table)
     world.snapshots.read(only={(table, 1)})
-    last = world.snapshots.store.chunks("p", 1)[-1]
+    last = world.snapshots.store.snapshots.chunks("p", 1)[-1]
     world.snapshots.read(only={(table, last.number)})
-    world.stage.capture(lambda _: world.snapshots.store.chunks("p", 1)[-1].state == "spliced")
-    world.snapshots.store.reopen_chunks("p", 1, [(table, 1)])
+    world.stage.capture(
+        lambda _: world.snapshots.store.snapshots.chunks("p", 1)[-1].state == "spliced"
+    )
+    world.snapshots.store.snapshots.reopen("p", 1, [(table, 1)])
 
 
 def read_on(world: World) -> SnapshotRow:
     """Read what is missing, and have it in the journal."""
     world.snapshots.read()
     world.captured_up_to_now()
-    world.stage.capture(lambda _: not world.snapshots.store.chunks("p", 1, state="read"))
+    world.stage.capture(lambda _: not world.snapshots.store.snapshots.chunks("p", 1, state="read"))
     return world.snapshots.newest()
 
 
@@ -85,7 +87,7 @@ class Desk:
     """A snapshot of two chunks of a table, and the relocated rows of a run that takes them over."""
 
     def __init__(self, store: StateStore, folder: Path, kind: ChunkKind) -> None:
-        store.register_pipeline("p", "hash", ["s"])
+        store.pipelines.register("p", "hash", ["s"])
         lease = HeldLease.take(
             store, "p", "run", seconds=60, renew_seconds=20, on_renewal=lambda: None
         )
@@ -94,19 +96,19 @@ class Desk:
         self._journal = Journal(f"file://{folder}")
         self._relocated_rows = RelocatedRows(store, self._journal, lease)
         self._segment = 0
-        store.request_snapshot("p", cause="command")
+        store.snapshots.request("p", cause="command")
         chunks = [Chunk(TABLE, number, kind) for number in (1, 2)]
         planned = [PlannedChunk(TABLE, one.number, one.to_json()) for one in chunks]
-        assert store.plan_snapshot("p", 1, planned)
+        assert store.snapshots.plan("p", 1, planned)
 
     def take_over(self, number: int) -> None:
         """Have a chunk in the journal, none of whose rows is left."""
-        (chunk,) = [one for one in self.store.chunks("p", 1) if one.number == number]
+        (chunk,) = [one for one in self.store.snapshots.chunks("p", 1) if one.number == number]
         read = StagedChunk(None, "", 0, 0, "{}", "{}", DESCRIBED.to_json(), 1, 0.1)
-        assert self.store.stage_chunk("p", 1, chunk, read)
-        (chunk,) = self.store.chunks("p", 1, state="read")
-        self.lease.write(lambda writer: writer.complete_chunk(chunk, segment=None, rows=0))
-        self._relocated_rows.look(self.store.unfinished_snapshot("p"))
+        assert self.store.snapshots.stage("p", 1, chunk, read)
+        (chunk,) = self.store.snapshots.chunks("p", 1, state="read")
+        self.lease.write(lambda writer: writer.snapshots.complete(chunk, segment=None, rows=0))
+        self._relocated_rows.look(self.store.snapshots.unfinished("p"))
 
     def capture(self, *moves: tuple[int, int], whole: bool = False) -> list[str]:
         """Capture updates of rows, from key to key; return which rows were relocated."""
@@ -121,7 +123,7 @@ class Desk:
         writer = self._journal.writer("p", "uid", self._segment, self.lease.epoch)
         writer.write(batch(rows))
         self._relocated_rows.watch(writer.close())
-        return self.store.relocated_rows("p", 1, TABLE)
+        return self.store.relocated_rows.read("p", 1, TABLE)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +151,17 @@ def test_only_rows_that_are_looked_for_are_followed(
     desk.capture((1, 9))
     desk.take_over(2)
     assert desk.capture((3, 4)) == ['{"id":9}']
-    snapshot = store.unfinished_snapshot("p")
+    snapshot = store.snapshots.unfinished("p")
     assert snapshot is not None
     for number in range(MAX_ROUNDS):
         plan_relocated_rows(store, "p", snapshot)
-        (planned,) = store.chunks("p", 1, state="planned")
+        (planned,) = store.snapshots.chunks("p", 1, state="planned")
         assert Chunk.from_json(planned.plan).keys == (f'{{"id":{9 + number}}}',)
         assert desk.capture((5, 6), (9 + number, 10 + number)) == [f'{{"id":{10 + number}}}']
         desk.take_over(planned.number)
 
     plan_relocated_rows(store, "p", snapshot)
 
-    cancelled = store.snapshots("p")[0]
+    cancelled = store.snapshots.read("p")[0]
     assert cancelled.state == "cancelled"
     assert "get other keys all the time" in str(cancelled.problem)
