@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from importlib.metadata import entry_points
 
 from deltaforge_dagster.config.engine.engine import RunLimits
 from deltaforge_dagster.config.model import PipelineSpec
@@ -11,7 +11,6 @@ from deltaforge_dagster.config.sinks import sinks
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import NotAllowed, SpecError
 from deltaforge_dagster.sinks.base import Sink
-from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
 from deltaforge_dagster.sinks.file.sink import FileSink
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.sinks.nats.endpoint import Login
@@ -25,6 +24,9 @@ _WEEK = 7 * 24 * 3600
 def build_sink(spec: PipelineSpec, sink_id: str) -> Sink:
     """Return the sink with this id, not yet open.
 
+    An entry point of the group `deltaforge.sink_wrappers` is named after an environment variable. Where that is
+    set, the entry point's function wraps the sink, given the sink, its id and the variable's value.
+
     Raises:
         NotAllowed: The pipeline has no such sink.
     """
@@ -32,8 +34,10 @@ def build_sink(spec: PipelineSpec, sink_id: str) -> Sink:
     if sink_id not in declared:
         raise NotAllowed(f"{spec.metadata.name}: there is no sink {sink_id!r}")
     sink = make_sink(declared[sink_id], spec.metadata.name, spec.spec.engine.run)
-    faults = os.environ.get(VARIABLE)
-    return FaultySink(sink, sink_id, Path(faults)) if faults else sink
+    for wrapper in entry_points(group="deltaforge.sink_wrappers"):
+        if value := os.environ.get(wrapper.name):
+            sink = wrapper.load()(sink, sink_id, value)
+    return sink
 
 
 def problems(spec: PipelineSpec) -> list[str]:
