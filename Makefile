@@ -138,7 +138,7 @@ reference: venv  ## Write the pipeline file's schema and reference anew from the
 lock: venv  ## Write requirements.lock and the image's part of it anew from pyproject.toml
 	$(RUN)/python -m venv build/lock
 	build/lock/bin/pip install --quiet uv
-	build/lock/bin/$(LOCK) --extra servers --extra s3 --group dev --output-file requirements.lock $(ARGS)
+	build/lock/bin/$(LOCK) --extra lab --extra s3 --group dev --output-file requirements.lock $(ARGS)
 	build/lock/bin/$(LOCK) --extra s3 --group build --constraint requirements.lock --no-annotate \
 		--output-file docker/requirements.lock
 
