@@ -68,6 +68,7 @@ venv: $(STAMP)  ## Make the environment .venv from requirements.lock
 
 $(STAMP): requirements.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Installing the packages of requirements.lock into $(VENV): a gigabyte, about a minute"
 	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	@awk '/^uv==/ {found = 1} found {print} found && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.txt
 	@$(PIP) --no-deps --require-hashes -r $(VENV)/uv.txt
@@ -138,7 +139,7 @@ reference: venv  ## Write the pipeline file's schema and reference anew from the
 lock: venv  ## Write requirements.lock and the image's part of it anew from pyproject.toml
 	$(RUN)/python -m venv build/lock
 	build/lock/bin/pip install --quiet uv
-	build/lock/bin/$(LOCK) --extra servers --extra s3 --group dev --output-file requirements.lock $(ARGS)
+	build/lock/bin/$(LOCK) --extra lab --extra s3 --group dev --output-file requirements.lock $(ARGS)
 	build/lock/bin/$(LOCK) --extra s3 --group build --constraint requirements.lock --no-annotate \
 		--output-file docker/requirements.lock
 

@@ -110,7 +110,7 @@ def own_logs() -> Iterator[None]:
 
 
 def _loggers() -> list[logging.Logger]:
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(PACKAGE)]
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("deltaforge_")]
     return [logging.getLogger(name) for name in names]
 
 

@@ -1,7 +1,7 @@
 """NATS for tests: one server per session, on which every test makes streams of its own.
 
 `DELTAFORGE_TEST_NATS_URL` names a running server to use instead, with JetStream. Otherwise an
-installed nats-server is started, or the one of the extra `servers`.
+installed nats-server is started, or the one of the extra `lab`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,20 @@ class Admin(NatsClient):
 
     def publish_as(self, subject: str, value: str, message_id: str) -> None:
         """Store a message under an id."""
-        header = f"NATS/1.0\r\nNats-Msg-Id: {message_id}\r\n\r\n"
-        sizes = f"{len(header)} {len(header) + len(value)}"
-        self._send(f"HPUB {subject} {self._inbox}.r {sizes}\r\n{header}{value}\r\n".encode())
-        assert b'"seq"' in self._message()[1]
+        answer = self.request(subject, value.encode(), {"Nats-Msg-Id": message_id})
+        assert "seq" in answer, answer
 
-    def values(self, name: str, subject: str | None = None) -> list[str]:
+    def listen(self, subject: str) -> Callable[[int], list[bytes]]:
+        """Subscribe without a stream; the returned function waits for so many messages."""
+        heard = self._done(self._nats.subscribe(subject))
+        self._done(self._nats.flush())
+
+        async def take(count: int) -> list[bytes]:
+            return [(await heard.next_msg(timeout=60)).data for _ in range(count)]
+
+        return lambda count: self._done(take(count))
+
+    def values(self, name: str, subject: str = ">") -> list[str]:
         """Return the values in a stream, in order."""
         return [one.value.decode() for one in self.read(name, subject)]
 

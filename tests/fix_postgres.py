@@ -6,7 +6,7 @@ oldest and the newest as well, and on all of them behind the mark `soak`:
 
 `DELTAFORGE_TEST_POSTGRES_DSN` names a running server to use instead (a superuser's DSN; it needs
 `wal_level=logical`). Otherwise an installed PostgreSQL is started, or the one of the extra
-`servers`.
+`lab`.
 """
 
 from __future__ import annotations

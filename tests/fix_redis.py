@@ -1,7 +1,7 @@
 """Redis for tests: one server per session, emptied before each test that asks for it.
 
 `DELTAFORGE_TEST_REDIS_URI` names a running server to use instead; its database is flushed.
-Otherwise an installed redis-server is started, or the one of the extra `servers`.
+Otherwise an installed redis-server is started, or the one of the extra `lab`.
 """
 
 from __future__ import annotations

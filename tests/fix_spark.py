@@ -2,7 +2,7 @@
 
 `DELTAFORGE_TEST_SPARK_REMOTE` names a running server to use instead (`sc://...`, on a filesystem
 that it shares with the tests). Otherwise our own server is started, with an installed Java or the
-one of the extra `servers`.
+one of the extra `lab`.
 """
 
 from __future__ import annotations

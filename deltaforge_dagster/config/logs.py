@@ -2,8 +2,8 @@
 
 A line has the fields that are bound to its thread (`bound`: pipeline, tenant, run, sink, segment) and those
 that the caller passes as `extra={"fields": {...}}`. The filter has the syntax of `RUST_LOG`: a default
-level, and levels for single targets, `info,pipeline=debug`; a target is a logger's name, with or without the
-package's name.
+level, and levels for single targets, `info,pipeline=debug`; a target is a logger's name, with or without
+`deltaforge_dagster`.
 
 =========================  ==========================================================================
 variable                   meaning
@@ -32,7 +32,8 @@ import orjson
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import SettingsError
 
-_PACKAGE = "deltaforge_dagster"
+_PACKAGES = ("deltaforge_dagster", "deltaforge_lab")
+"""The packages whose loggers write here: the product's, and that of the demo and the benchmarks."""
 _LEVELS = {
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,
@@ -76,12 +77,12 @@ def setup_logs(environment: Mapping[str, str] = os.environ) -> None:
     )
     if form not in {"json", "text"}:
         raise SettingsError("DELTAFORGE_LOG_FORMAT must be json or text")
-    ours = logging.getLogger(_PACKAGE)
-    for handler in [one for one in ours.handlers if isinstance(one, _Handler)]:
-        ours.removeHandler(handler)
     handler = _Handler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    ours.addHandler(handler)
+    for ours in map(logging.getLogger, _PACKAGES):
+        for before in [one for one in ours.handlers if isinstance(one, _Handler)]:
+            ours.removeHandler(before)
+        ours.addHandler(handler)
     for name, number in levels.items():
         logging.getLogger(name).setLevel(number)
 
@@ -162,7 +163,7 @@ def _filter(environment: Mapping[str, str]) -> tuple[str, str]:
 
 def _parse(variable: str, text: str) -> dict[str, int]:
     """Return the levels by logger name."""
-    levels = {_PACKAGE: logging.INFO}
+    levels = dict.fromkeys(_PACKAGES, logging.INFO)
     for part in text.split(","):
         target, _, name = part.strip().rpartition("=")
         number = _LEVELS.get(name.strip().lower())
@@ -171,12 +172,13 @@ def _parse(variable: str, text: str) -> dict[str, int]:
                 f"{variable} must be a level ({', '.join(_LEVELS)}), or targets with levels such as "
                 "info,pipeline=debug"
             )
-        levels[_logger(target.strip())] = number
+        levels.update(dict.fromkeys(_loggers(target.strip()), number))
     return levels
 
 
-def _logger(target: str) -> str:
+def _loggers(target: str) -> tuple[str, ...]:
+    """Return the names of the loggers that a target means."""
     name = target.replace("::", ".")
-    if name in {"", "deltaforge", _PACKAGE}:
-        return _PACKAGE
-    return name if name.startswith(f"{_PACKAGE}.") else f"{_PACKAGE}.{name}"
+    if name in {"", "deltaforge"}:
+        return _PACKAGES
+    return (name if name.partition(".")[0] in _PACKAGES else f"{_PACKAGES[0]}.{name}",)

@@ -11,6 +11,8 @@ The rules for writing one:
   complexity rules of the linter are off in files of kernels.
 - Numba checks no bounds. A kernel compares every length it reads with the end of what it may read,
   and every write with the room that is left, before it touches a byte.
+- A literal is a type of its own: a kernel that is called with 0 first and with the place after that later
+  is compiled twice. So a place that is passed on begins as `int(np.int64(0))`.
 - With `NUMBA_BOUNDSCHECK=1` every access is checked, which tests do (give it a cache directory of its
   own: Numba does not tell that code from other code).
 - It also runs as ordinary Python (`NUMBA_DISABLE_JIT=1`), where a byte read from an array is a

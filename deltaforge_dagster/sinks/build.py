@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
+from importlib.metadata import entry_points
 
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.base import Sink
-from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types
 
 
 def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext) -> Sink:
     """Return the sink with this id, not yet open.
+
+    An entry point of the group `deltaforge.sink_wrappers` is named after an environment variable. Where that is
+    set, the entry point's function wraps the sink, given the sink, its id and the variable's value.
 
     Args:
         declared: The sinks of a pipeline file.
@@ -30,5 +32,7 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
         raise NotAllowed(f"{context.pipeline}: there is no sink {sink_id!r}")
     block = sinks[sink_id]
     sink = sink_types()[block.type].build(block.config, context)
-    faults = os.environ.get(VARIABLE)
-    return FaultySink(sink, sink_id, Path(faults)) if faults else sink
+    for wrapper in entry_points(group="deltaforge.sink_wrappers"):
+        if value := os.environ.get(wrapper.name):
+            sink = wrapper.load()(sink, sink_id, value)
+    return sink

@@ -22,13 +22,13 @@ from rich.table import Table
 
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.run.live import RunOutcome
+from deltaforge_lab.arrivals import percentile
 from deltaforge_lab.bench.drain import PAIRS, progress
 from deltaforge_lab.bench.installation import Installation, Say, installed
 from deltaforge_lab.bench.shapes import ORDERS6
 from deltaforge_lab.bench.sinks import STARTS as SINKS
 from deltaforge_lab.bench.sources import STARTS as SOURCES
 from deltaforge_lab.bench.sources import BenchSource
-from deltaforge_lab.demo.proof import percentile
 
 RATES = {50: 1, 1_000: 10}
 """Rows per second, and for each rate the rows per transaction."""

@@ -15,7 +15,7 @@ import redis
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_lab.demo.proof import Arrival, read_redis
+from deltaforge_lab.arrivals import Arrival, read_redis
 from deltaforge_lab.servers.base import Server
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer

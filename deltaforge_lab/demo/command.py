@@ -31,19 +31,17 @@ from rich.live import Live
 from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_lab.arrivals import Arrival, percentile, read_redis
 from deltaforge_lab.demo.display import progress, summary
 from deltaforge_lab.demo.environment import STREAMS, DemoEnvironment, DemoSource
 from deltaforge_lab.demo.patience import Patience
 from deltaforge_lab.demo.proof import (
-    Arrival,
     ArrivalCounter,
     Proof,
     Verdict,
     arrival_rate,
     latencies,
-    percentile,
     read_lines,
-    read_redis,
 )
 from deltaforge_lab.demo.workload import Workload
 

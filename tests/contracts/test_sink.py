@@ -15,7 +15,6 @@ import redis
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.faulty import FaultySink
 from deltaforge_dagster.sinks.file.sink import FileSink
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.sinks.nats.sink import NatsSink
@@ -29,6 +28,7 @@ from deltaforge_dagster.testing.sinks import (
     messages,
     numbered,
 )
+from deltaforge_lab.faulty_sink import FaultySink
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_kafka import read_topic

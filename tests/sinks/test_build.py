@@ -1,4 +1,4 @@
-"""What sinks are called on servers."""
+"""Which sinks a pipeline file makes, and what they are called on servers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_dagster.sinks.registry import SinkContext
+from deltaforge_lab.faulty_sink import FaultySink
 
 NAMES = ("a", "a-b", "a_b", "a.b", "b", "b-c", "c", "b.c", "a-b-c")
 
@@ -50,3 +52,22 @@ def test_no_two_sinks_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     kept = [one.get("transactional_id") or one["position_key"] for one in made]  # type: ignore[attr-defined, index]
     assert len(kept) == len(set(kept)) == 2 * len(NAMES) ** 2
+
+
+def test_build_chooses_by_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each type has its sink; all are wrapped when the environment says so, and only then."""
+    made = spec(tmp_path, "shop", "out").spec.sinks
+    context = SinkContext("shop")
+    monkeypatch.delenv("DELTAFORGE_SINK_FAULTS", raising=False)
+
+    plain = [type(build_sink(made, name, context)) for name in ("out", "out-r")]
+    monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(tmp_path))
+    wrapped = [type(build_sink(made, name, context)) for name in ("out", "out-r")]
+
+    assert ([KafkaSink, RedisSink], [FaultySink] * 2) == (plain, wrapped)
+
+
+def test_build_of_an_unknown_sink(tmp_path: Path) -> None:
+    """A sink that the pipeline does not have is named."""
+    with pytest.raises(NotAllowed, match="'lost'"):
+        build_sink(spec(tmp_path, "shop", "out").spec.sinks, "lost", SinkContext("shop"))

@@ -347,7 +347,7 @@ def hide_values(
     `out`, which has the room for what columns add. `tables_of` names each row's table, -1 for none
     with rules. `message` begins with the salt, and has room for the largest image.
     """
-    at, place = 0, 0
+    at = place = int(np.int64(0))
     for row in range(ends.size):
         end, table = ends[row], tables_of[row]
         if table < 0 or valid[row] == 0:

@@ -1,33 +1,17 @@
-"""Tests of the demo's messages while its servers start."""
+"""What the demo compiles while its servers start."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import importlib
 
 import pytest
 
-from deltaforge_dagster.kernels import runtime as kernel
-from deltaforge_lab.demo.environment import DemoEnvironment
-
-pytestmark = pytest.mark.redis
+from deltaforge_lab.demo.environment import _KERNELS
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_the_first_start_says_that_it_takes_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
-) -> None:
-    """The first start announces that kernels have to be compiled; later starts do not."""
-    cache = tmp_path / "kernels"
-    if kept:
-        cache.mkdir()
-    monkeypatch.setattr(kernel, "CACHE", cache)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    said: list[str] = []
+@pytest.mark.parametrize("source", _KERNELS)
+def test_kernels_that_are_named_can_be_compiled(source: str) -> None:
+    """The demo names modules; each of them is there and compiles its kernels."""
+    modules = [name for names in _KERNELS[source].values() for name in names]  # type: ignore[index]
 
-    with DemoEnvironment(tmp_path, said.append, "turso"):
-        pass
-
-    first = "the first start compiles the decoding kernels: that takes some minutes"
-    assert said.index("starting Redis") == (0 if kept else 1)
-    assert (said[0] == first) is not kept
+    assert all(callable(importlib.import_module(name).warm) for name in modules)

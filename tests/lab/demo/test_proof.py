@@ -11,16 +11,14 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaforge_lab.arrivals import Arrival, percentile, read_redis
 from deltaforge_lab.demo.proof import (
-    Arrival,
     ArrivalCounter,
     Proof,
     Verdict,
     arrival_rate,
     latencies,
-    percentile,
     read_lines,
-    read_redis,
 )
 from deltaforge_lab.demo.workload import TABLES, Op, Record
 from deltaforge_lab.servers.redis import RedisServer
@@ -143,7 +141,7 @@ def test_redis_is_read_stream_by_stream_in_order(
     redis_server: RedisServer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof finds lost, repeated and reordered entries of real streams."""
-    monkeypatch.setattr("deltaforge_lab.demo.proof._PAGE", 3)  # several pages
+    monkeypatch.setattr("deltaforge_lab.arrivals._PAGE", 3)  # several pages
     held = [EVENTS[2], EVENTS[0], EVENTS[3], EVENTS[3], *EVENTS[5:], EVENTS[1]]
     for one in held:
         redis_client.xadd(f"demo.{one['source']['table']}", {"df-event": json.dumps(one)})

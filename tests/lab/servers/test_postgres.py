@@ -116,7 +116,7 @@ def test_a_missing_server_is_one_line_that_says_how_to_get_it() -> None:
         PostgresServer.start(origins=[])
 
     assert str(caught.value).count("\n") == 0
-    assert "pip install 'deltaforge-dagster[servers]'" in str(caught.value)
+    assert "pip install 'deltaforge-dagster[lab]'" in str(caught.value)
     assert "apt-get install postgresql" in str(caught.value)
 
 

@@ -87,7 +87,7 @@ def test_a_missing_server_is_one_line_that_says_how_to_get_it() -> None:
         RedisServer.start(origins=[])
 
     assert "\n" not in str(caught.value)
-    assert "pip install 'deltaforge-dagster[servers]'" in str(caught.value)
+    assert "pip install 'deltaforge-dagster[lab]'" in str(caught.value)
     assert "apt-get install redis-server" in str(caught.value)
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from deltaforge_dagster.errors import LeaseLost
 from deltaforge_dagster.sinks.base import Traffic, traffic_of
-from deltaforge_dagster.sinks.faulty import FaultySink
 from deltaforge_dagster.sinks.file.sink import FileSink
 from deltaforge_dagster.sinks.kafka.client import Client
 from deltaforge_dagster.sinks.kafka.settings import Settings
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow, refuse_from
+from deltaforge_lab.faulty_sink import FaultySink
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.sinks.kafka.test_sink import numbered

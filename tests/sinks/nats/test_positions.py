@@ -31,7 +31,7 @@ def make_sink(nats_server: NatsServer, nats_stream: str) -> Iterator[MakeSink]:
     yield from opened(nats_server, nats_stream, exactly_once=True)
 
 
-def values(admin: Admin, stream: str, subject: str | None = None) -> list[int]:
+def values(admin: Admin, stream: str, subject: str = ">") -> list[int]:
     """Return the numbers in a stream."""
     return [int(one) for one in admin.values(stream, subject)]
 
@@ -181,11 +181,8 @@ def test_a_purge_is_no_loss(make_sink: MakeSink, nats_admin: Admin, nats_stream:
 
 def test_no_position_at_all(make_sink: MakeSink, nats_admin: Admin, nats_stream: str) -> None:
     """A header that is none is said, with its place."""
-    header = "NATS/1.0\r\nNats-Msg-Id: x|sink\r\ndf-position: {}\r\n\r\n"
-    nats_admin._send(
-        f"HPUB {nats_stream}.a {nats_admin._inbox}.r {len(header)} {len(header)}\r\n{header}\r\n".encode()
-    )
-    nats_admin._message()
+    headers = {"Nats-Msg-Id": "x|sink", "df-position": "{}"}
+    nats_admin.request(f"{nats_stream}.a", b"", headers)
 
     with pytest.raises(SinkRejected, match=r"message 1 on .*not a position"):
         make_sink().position()

@@ -317,11 +317,10 @@ def test_core_nats_reaches_whoever_listens(nats_server: NatsServer) -> None:
     """Without a stream subscribers get every message in order, and nothing is stored."""
     sink = NatsSink("sink", nats_server.url, "live")
     with Admin(nats_server.url) as admin:
-        admin._send(b"SUB live.core 7\r\nPING\r\n")
-        assert admin._file.readline() == b"PONG\r\n"
+        heard = admin.listen("live.core")
         sink.open()
         sink.send(numbered("live.core", 5000), allow)
-        got = [int(admin._message()[1]) for _ in range(5000)]
+        got = [int(one) for one in heard(5000)]
     sink.close()
 
     assert got == list(range(5000))

@@ -310,7 +310,7 @@ def write_changes(
     stopped before `last`; nothing of that row counts. `spans` is scratch of shape
     (2, `MAX_COLUMNS`, 2), `stack` that of `json_binary`.
     """
-    before_at, after_at, key_at = 0, 0, 0
+    before_at = after_at = key_at = int(np.int64(0))
     new_spans, old_spans = spans[0], spans[1]
     for row in range(first, last):
         op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]

@@ -302,7 +302,7 @@ def write_changes(
     row `first + i` ends, and `valid[text, i]` is 0 for null. `report` tells why it stopped before
     `last`; nothing of that row counts. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2).
     """
-    before_at, after_at, key_at = 0, 0, 0
+    before_at = after_at = key_at = int(np.int64(0))
     new_spans, old_spans = spans[0], spans[1]
     report[NEXT_FILL] = 0
     for row in range(first, last):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -11,15 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.errors import NotAllowed, SettingsError, SinkUnavailable
-from deltaforge_dagster.sinks.build import build_sink
-from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
+from deltaforge_dagster.errors import SettingsError, SinkUnavailable
 from deltaforge_dagster.sinks.file.sink import FileSink
-from deltaforge_dagster.sinks.redis.sink import RedisSink
-from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_dagster.testing.sinks import allow, messages
+from deltaforge_lab.faulty_sink import FaultySink
 from tests.sinks.messages import closed_during
 
 
@@ -162,7 +157,7 @@ def test_strikes_another_process(control: Path, path: Path) -> None:
 from pathlib import Path
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SinkUnavailable
-from deltaforge_dagster.sinks.faulty import FaultySink
+from deltaforge_lab.faulty_sink import FaultySink
 from deltaforge_dagster.sinks.file.sink import FileSink
 sink = FaultySink(FileSink("lines", compile_template({str(path)!r})), "lines", Path({str(control.parent)!r}))
 try:
@@ -178,44 +173,3 @@ except SinkUnavailable:
     outputs = [process.communicate(timeout=240)[0] for process in processes]
 
     assert sorted(outputs) == ["", "struck\n"]
-
-
-SPEC = {
-    "metadata": {"name": "shop", "tenant": "acme"},
-    "spec": {
-        "source": {
-            "type": "postgres",
-            "config": {
-                "id": "db",
-                "dsn": "postgresql://u:p@localhost/shop",
-                "slot": "s",
-                "publication": "p",
-                "tables": ["public.orders"],
-            },
-        },
-        "sinks": [
-            {"type": "file", "config": {"id": "lines", "path": "/tmp/${source.table}.jsonl"}},
-            {"type": "redis", "config": {"id": "cache", "uri": "redis://h", "stream": "s"}},
-        ],
-    },
-}
-
-
-def test_build_chooses_by_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each type has its sink; all are wrapped when the environment says so, and only then."""
-    sinks = PipelineSpec.model_validate_json(json.dumps(SPEC)).spec.sinks
-    context = SinkContext("shop")
-
-    plain = [type(build_sink(sinks, name, context)) for name in ("lines", "cache")]
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    wrapped = [type(build_sink(sinks, name, context)) for name in ("lines", "cache")]
-
-    assert ([FileSink, RedisSink], [FaultySink] * 2) == (plain, wrapped)
-
-
-def test_build_of_an_unknown_sink() -> None:
-    """A sink that the pipeline does not have is named."""
-    sinks = PipelineSpec.model_validate_json(json.dumps(SPEC)).spec.sinks
-
-    with pytest.raises(NotAllowed, match="'lost'"):
-        build_sink(sinks, "lost", SinkContext("shop"))

@@ -1,7 +1,8 @@
 """A wrapper that makes any sink fail on command, for tests and failure drills.
 
 The environment variable `DELTAFORGE_SINK_FAULTS` names a directory. While this directory contains a
-file named after a sink's id, that sink misbehaves in every process. The file's content says how:
+file named after a sink's id, that sink misbehaves in every process. The product finds `wrap` by the entry point
+of the variable's name in the group `deltaforge.sink_wrappers`. The file's content says how the sink misbehaves:
 
 ==================  ====================================================================
 `fail_before`       nothing is delivered, the sink cannot be reached (`open`, `send`)
@@ -33,8 +34,6 @@ from deltaforge_dagster.sinks.base import (
     whole_ordinals,
 )
 
-VARIABLE = "DELTAFORGE_SINK_FAULTS"
-
 _FAULT = re.compile(
     r"(?P<name>fail_before|fail_during|fail_after|hang|slow (?P<seconds>[0-9]+(\.[0-9]+)?))"
     r"(?P<once> once)?"
@@ -47,6 +46,11 @@ class _Fault:
     name: str
     seconds: float
     once: bool
+
+
+def wrap(sink: Sink, sink_id: str, directory: str) -> Sink:
+    """Return the sink, wrapped so that files in `directory` make it fail."""
+    return FaultySink(sink, sink_id, Path(directory))
 
 
 class FaultySink:
