@@ -1,4 +1,4 @@
-"""Sources: one package per database, all behind `base`.
+"""Sources: one package per database, all behind `base`; `registry` finds the kinds, ours and those of other packages.
 
 What sources share, in the order in which a change meets it:
 

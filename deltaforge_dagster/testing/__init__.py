@@ -1,5 +1,7 @@
-"""For authors of sinks: the tests that every sink passes (`sinks`). They need pytest."""
+"""For authors of sinks and sources: the tests that every sink (`sinks`) and every source (`sources`) passes. They need pytest."""
 
 import pytest
 
-pytest.register_assert_rewrite("deltaforge_dagster.testing.sinks")
+pytest.register_assert_rewrite(
+    "deltaforge_dagster.testing.sinks", "deltaforge_dagster.testing.sources"
+)

@@ -25,8 +25,9 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, Source
 from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead, SnapshotSource
 from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
+from deltaforge_dagster.testing.sources import LIMITS, Versions
 from deltaforge_lab.servers.mysql import connect
-from tests.contracts.test_source import LIMITS, Versions, bench  # noqa: F401 - a fixture
+from tests.contracts.test_source import bench  # noqa: F401 - a fixture
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.turso.bench import FileBench

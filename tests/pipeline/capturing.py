@@ -24,7 +24,12 @@ from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
-from tests.contracts.test_source import LIMITS, Taken, Versions, add
+from deltaforge_dagster.testing.sources import (
+    LIMITS,
+    Taken,
+    Versions,
+    add,
+)
 from tests.pipeline.changes import eventually
 
 COMPILING_SECONDS = 150.0

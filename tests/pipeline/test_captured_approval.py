@@ -13,7 +13,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.schemas import live as live_schemas
 from deltaforge_dagster.pipeline.schemas import views as schema_views
 from deltaforge_dagster.state.store import StateStore
-from tests.contracts.test_source import insert
+from deltaforge_dagster.testing.sources import insert
 from tests.pipeline.capturing import Stage
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.postgres.bench import PostgresBench

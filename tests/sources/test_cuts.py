@@ -20,8 +20,8 @@ import pytest
 from deltaforge_dagster.errors import Retryable
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits, Source
+from deltaforge_dagster.testing.sources import Versions
 from deltaforge_lab.servers.mysql import connect as connect_mysql
-from tests.contracts.test_source import Versions
 from tests.faulty_proxy import FaultyProxy
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.postgres.bench import PostgresBench

@@ -72,11 +72,8 @@ def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Pro
         return
     for index, one in enumerate(processors):
         if isinstance(one, dict) and one.get("type") == "outbox":
-            outboxes = sorted(
-                f"`{kind.outbox}` of {kind.title}"
-                for kind in source_types().values()
-                if kind.outbox is not None
-            )
+            kinds = sorted(source_types().values(), key=lambda kind: kind.title)
+            outboxes = [f"`{kind.outbox}` of {kind.title}" for kind in kinds if kind.outbox]
             text = (
                 "nothing is captured from an outbox (set spec.source.config.outbox: "
                 f"{', '.join(outboxes)})"

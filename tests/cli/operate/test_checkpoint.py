@@ -22,9 +22,9 @@ from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.testing.sources import is_quiet
 from tests.sensors.test_tick_postgres import FILE as TICKED
 from tests.sources.postgres.bench import PostgresBench
-from tests.sources.quiet import is_quiet
 from tests.state.make import NAME, capture, deliver, held
 
 

@@ -20,7 +20,7 @@ from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
-from tests.contracts.test_source import insert
+from deltaforge_dagster.testing.sources import insert
 from tests.fix_spark import SparkAddress
 from tests.pipeline.backlog_run import LIMITS, SMALL, Sessions
 from tests.pipeline.capturing import Stage

@@ -13,7 +13,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
-from tests.contracts.test_source import insert
+from deltaforge_dagster.testing.sources import insert
 from tests.pipeline.capturing import Stage
 from tests.sources.mysql.bench import MysqlBench
 

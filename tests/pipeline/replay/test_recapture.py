@@ -14,7 +14,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.replay.recapture import Compared, recapture
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import segments
-from tests.contracts.test_source import insert
+from deltaforge_dagster.testing.sources import insert
 from tests.pipeline.capturing import Stage
 from tests.pipeline.changes import PlayedSource
 from tests.sources.mysql.bench import MysqlBench

@@ -17,7 +17,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, Waiting, unpacked
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from tests.contracts.test_source import Versions
+from deltaforge_dagster.testing.sources import Versions
 from tests.pipeline.changes import frame, transaction, unfinished
 from tests.state.make import table as form
 

@@ -8,7 +8,12 @@ import pytest
 
 from deltaforge_dagster.errors import PositionLost
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from tests.contracts.test_source import insert, inserts, take, whole
+from deltaforge_dagster.testing.sources import (
+    insert,
+    inserts,
+    take,
+    whole,
+)
 from tests.fix_mysql import MysqlVersion
 from tests.sources.mysql.bench import MysqlBench
 

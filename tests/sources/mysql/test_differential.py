@@ -27,8 +27,8 @@ from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, Write
 from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from deltaforge_dagster.testing.sources import take, whole
 from tests.chance import examples
-from tests.contracts.test_source import take, whole
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.sql_columns import SqlColumn, columns
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
+from deltaforge_dagster.testing.sources import take, whole
 from deltaforge_lab.servers.mysql import MysqlServer
-from tests.contracts.test_source import take, whole
 from tests.sources.fuzzing import fuzz
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.fuzz import events_of, save

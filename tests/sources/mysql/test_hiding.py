@@ -24,8 +24,8 @@ from deltaforge_dagster.sources.mysql.synthetic.events import (
     orders_row,
     packed,
 )
+from deltaforge_dagster.testing.sources import Versions, insert
 from tests.chance import examples
-from tests.contracts.test_source import Versions, insert
 from tests.sources.hidden import SALT, hashed, hidden_row, rules
 from tests.sources.mysql.bench import PIPELINE, MysqlBench
 from tests.sources.mysql.decode.test_decoder import decode, rows_of

@@ -21,7 +21,13 @@ from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 from deltaforge_dagster.tables import ColumnDetails
-from tests.contracts.test_source import Taken, insert, inserts, take, whole
+from deltaforge_dagster.testing.sources import (
+    Taken,
+    insert,
+    inserts,
+    take,
+    whole,
+)
 from tests.fix_mysql import MysqlVersion
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.schema.test_catalog import details_of_many

@@ -11,7 +11,15 @@ import pytest
 
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.mysql.source import MysqlSource
-from tests.contracts.test_source import Taken, Versions, add, insert, read_into, take, whole
+from deltaforge_dagster.testing.sources import (
+    Taken,
+    Versions,
+    add,
+    insert,
+    read_into,
+    take,
+    whole,
+)
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql

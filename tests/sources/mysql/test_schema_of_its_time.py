@@ -13,8 +13,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.testing.sources import (
+    LIMITS,
+    Taken,
+    Versions,
+    add,
+)
 from tests.chance import examples
-from tests.contracts.test_source import LIMITS, Taken, Versions, add
 from tests.fix_mysql import StartMysql
 from tests.sources.mysql.bench import MysqlBench
 

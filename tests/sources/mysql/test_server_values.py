@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from deltaforge_dagster.testing.sources import take, whole
 from deltaforge_lab.servers.mysql import MysqlServer
-from tests.contracts.test_source import take, whole
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = [pytest.mark.mysql]

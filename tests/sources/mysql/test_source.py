@@ -28,20 +28,20 @@ from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream import dump, peek
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_lab.servers.mysql import MysqlServer, execute
-from tests.contracts.test_source import (
+from deltaforge_dagster.testing.sources import (
     Taken,
     Versions,
     add,
     insert,
     inserts,
+    is_quiet,
     read_into,
     take,
     whole,
 )
+from deltaforge_lab.servers.mysql import MysqlServer, execute
 from tests.fix_mysql import FAST, MysqlVersion, StartMysql
 from tests.sources.mysql.bench import MysqlBench
-from tests.sources.quiet import is_quiet
 
 pytestmark = pytest.mark.mysql
 

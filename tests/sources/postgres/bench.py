@@ -14,11 +14,12 @@ from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOption
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource
+from deltaforge_dagster.testing.sources import Bench
 
 PIPELINE = "orders"
 
 
-class PostgresBench:
+class PostgresBench(Bench):
     """The tables `orders` and `items`, which are captured, and `other`, which is not.
 
     Args:

@@ -14,9 +14,16 @@ import pytest
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
-from tests.contracts.test_source import Taken, Versions, insert, inserts, take, whole
+from deltaforge_dagster.testing.sources import (
+    Taken,
+    Versions,
+    insert,
+    inserts,
+    is_quiet,
+    take,
+    whole,
+)
 from tests.sources.postgres.bench import PostgresBench
-from tests.sources.quiet import is_quiet
 
 pytestmark = pytest.mark.postgres
 

@@ -11,8 +11,8 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 from deltaforge_dagster.sources.postgres.synthetic import messages as samples
+from deltaforge_dagster.testing.sources import Versions, insert
 from tests.chance import examples
-from tests.contracts.test_source import Versions, insert
 from tests.sources.hidden import SALT, hidden_row, rules
 from tests.sources.postgres.bench import PIPELINE, PostgresBench
 from tests.sources.postgres.decode.test_decoder import RELATION, decode, rows_of, transaction

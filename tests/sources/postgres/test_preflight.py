@@ -14,7 +14,7 @@ from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.source import PostgresSource
-from tests.contracts.test_source import Versions
+from deltaforge_dagster.testing.sources import Versions
 from tests.fix_postgres import StartPostgres
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.postgres.connection.test_server import (  # noqa: F401

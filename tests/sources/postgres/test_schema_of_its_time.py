@@ -15,8 +15,13 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.testing.sources import (
+    LIMITS,
+    Taken,
+    Versions,
+    add,
+)
 from deltaforge_lab.servers.postgres import PostgresServer
-from tests.contracts.test_source import LIMITS, Taken, Versions, add
 from tests.fix_postgres import POSTGRES_VERSIONS
 from tests.sources.postgres.bench import PostgresBench
 

@@ -27,16 +27,17 @@ from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 from deltaforge_dagster.sources.postgres.stream import slots
 from deltaforge_dagster.tables import ColumnDetails
-from deltaforge_lab.servers.postgres import PostgresServer
-from tests.contracts.test_source import (
+from deltaforge_dagster.testing.sources import (
     Taken,
     Versions,
     add,
     insert,
     inserts,
+    is_quiet,
     take,
     whole,
 )
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.deployment import eventually
 from tests.fix_postgres import StartPostgres
 from tests.sources.postgres.bench import PIPELINE, PostgresBench
@@ -46,7 +47,6 @@ from tests.sources.postgres.connection.test_server import (  # noqa: F401
     role,
     silencing_proxy,
 )
-from tests.sources.quiet import is_quiet
 
 pytestmark = pytest.mark.postgres
 

@@ -19,8 +19,14 @@ from deltaforge_dagster.processes.process import Account, temporary_directory
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.connection.server import Server
 from deltaforge_dagster.sources.postgres.snapshot import copied
+from deltaforge_dagster.testing.sources import (
+    Versions,
+    insert,
+    inserts,
+    take,
+    whole,
+)
 from deltaforge_lab.servers.postgres import PostgresServer
-from tests.contracts.test_source import Versions, insert, inserts, take, whole
 from tests.fix_postgres import FAST
 from tests.sources.postgres.bench import PostgresBench
 

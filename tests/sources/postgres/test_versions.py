@@ -12,11 +12,16 @@ from psycopg import sql
 
 from deltaforge_dagster.config.engine.engine import PostgresOptions
 from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.testing.sources import (
+    Taken,
+    insert,
+    is_quiet,
+    take,
+    whole,
+)
 from deltaforge_lab.servers.postgres import PostgresServer
-from tests.contracts.test_source import Taken, insert, take, whole
 from tests.fix_postgres import POSTGRES_VERSIONS, StartPostgres
 from tests.sources.postgres.bench import PostgresBench
-from tests.sources.quiet import is_quiet
 
 pytestmark = pytest.mark.postgres
 

@@ -15,11 +15,12 @@ import turso
 from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.source import TursoSource
+from deltaforge_dagster.testing.sources import Bench
 
 _REPEAT = re.compile(r"repeat\('x', (\d+)\)")
 
 
-class FileBench:
+class FileBench(Bench):
     """The tables `orders` and `items`, which are captured, and `other`, which is not.
 
     Args:
@@ -100,6 +101,7 @@ class NativeBench(FileBench):
 
     holds_log = False
     has_transactions = True
+    maintained = False  # a file that one process at a time may open
     mode = "native"
 
     def __init__(self, path: Path, capture: str = "full") -> None:
@@ -161,6 +163,7 @@ class TriggerBench(SqliteBench):
     """A file of SQLite, all of whose tables have triggers."""
 
     holds_log = True
+    lost_log_is_finding = True
     mode = "triggers"
 
     def __init__(self, path: Path) -> None:

@@ -7,7 +7,12 @@ import json
 from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
 from deltaforge_dagster.sources.turso.source import TursoSource
-from tests.contracts.test_source import LIMITS, Taken, Versions, add
+from deltaforge_dagster.testing.sources import (
+    LIMITS,
+    Taken,
+    Versions,
+    add,
+)
 
 
 def check_a_pipelines_life(url: str, token: str | None) -> None:

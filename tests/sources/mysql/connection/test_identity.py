@@ -8,8 +8,8 @@ import pytest
 
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.pipeline.failover import differences
+from deltaforge_dagster.testing.sources import LIMITS, Versions
 from deltaforge_lab.servers.mysql import MysqlServer
-from tests.contracts.test_source import LIMITS, Versions
 from tests.fix_mysql import MYSQL_VERSIONS
 from tests.sources.mysql.bench import MysqlBench
 

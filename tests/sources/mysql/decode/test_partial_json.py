@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from tests.contracts.test_source import take, whole
+from deltaforge_dagster.testing.sources import take, whole
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = [pytest.mark.mysql]

@@ -12,7 +12,12 @@ from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unkn
 from deltaforge_dagster.sources.mysql.schema.catalog import Catalog
 from deltaforge_dagster.sources.mysql.schema.column_types import labels
 from deltaforge_dagster.tables import ColumnDetails
-from tests.contracts.test_source import Versions, insert, take, whole
+from deltaforge_dagster.testing.sources import (
+    Versions,
+    insert,
+    take,
+    whole,
+)
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql

@@ -18,7 +18,7 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import LogSection, ReadLimits
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_sections import BinlogSection, Tables
-from tests.contracts.test_source import Versions, insert
+from deltaforge_dagster.testing.sources import Versions, insert
 from tests.fix_mysql import MysqlVersion, StartMysql
 from tests.sources.mysql.bench import MysqlBench
 

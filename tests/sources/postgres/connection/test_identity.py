@@ -10,8 +10,14 @@ import pytest
 
 from deltaforge_dagster.errors import PositionLost
 from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.testing.sources import (
+    LIMITS,
+    Versions,
+    insert,
+    take,
+    whole,
+)
 from deltaforge_lab.servers.postgres import PostgresServer
-from tests.contracts.test_source import LIMITS, Versions, insert, take, whole
 from tests.fix_postgres import StartPostgres
 from tests.sources.postgres.bench import PostgresBench
 

@@ -16,7 +16,12 @@ from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.postgres.decode.held import KeptChange, parse_kept
 from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from deltaforge_dagster.sources.rows.columns import ColumnRules
-from tests.contracts.test_source import Taken, Versions, insert, take
+from deltaforge_dagster.testing.sources import (
+    Taken,
+    Versions,
+    insert,
+    take,
+)
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.postgres.decode.test_decoder import decode, make_decoder, rows_of, transaction
 from tests.sources.postgres.reference import Catalog

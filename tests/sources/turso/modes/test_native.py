@@ -23,7 +23,15 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import HeldEvent
 from deltaforge_dagster.sources.turso.connection.files import TursoFile
 from deltaforge_dagster.sources.turso.position import TursoPosition
-from tests.contracts.test_source import LIMITS, Taken, Versions, add, insert, take, whole
+from deltaforge_dagster.testing.sources import (
+    LIMITS,
+    Taken,
+    Versions,
+    add,
+    insert,
+    take,
+    whole,
+)
 from tests.sources.turso.bench import NativeBench
 
 

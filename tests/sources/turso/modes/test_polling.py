@@ -13,7 +13,14 @@ from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.tables import ColumnDetails
-from tests.contracts.test_source import LIMITS, Versions, insert, inserts, take, whole
+from deltaforge_dagster.testing.sources import (
+    LIMITS,
+    Versions,
+    insert,
+    inserts,
+    take,
+    whole,
+)
 from tests.sources.turso.bench import NativeBench, PollingBench, TriggerBench
 
 

@@ -29,7 +29,15 @@ from deltaforge_dagster.sources.turso.decode.values import json_value, row_image
 from deltaforge_dagster.sources.turso.modes import triggers
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.schema.definitions import definition
-from tests.contracts.test_source import LIMITS, Taken, Versions, add, insert, take, whole
+from deltaforge_dagster.testing.sources import (
+    LIMITS,
+    Taken,
+    Versions,
+    add,
+    insert,
+    take,
+    whole,
+)
 from tests.sources.turso.bench import SqliteBench, TriggerBench
 
 _NAME = '"o\'d""d"'

@@ -1,0 +1,530 @@
+"""What every source promises a run, as tests to subclass.
+
+::
+
+    class TestJsonLines(SourceContract):
+        @pytest.fixture
+        def bench(self, tmp_path: Path) -> JsonLinesBench:
+            return JsonLinesBench(tmp_path / "shop.jsonl")
+
+A source joins by a `Bench`: a database with the tables `orders` and `items` (`id` integer key, `v` text), which the source
+captures, and `other`, which it does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pytest
+
+from deltaforge_dagster.errors import PositionLost, SourceUnavailable
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source
+from deltaforge_dagster.sources.registry import parse_position
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+
+LIMITS = ReadLimits(max_wait=0.05)
+SECONDS = 60.0
+
+
+class HasSource(Protocol):
+    """A bench of any database."""
+
+    def source(self) -> Source:
+        """Return one more source over its tables."""
+
+
+class Bench(ABC):
+    """A database and the sources that read it.
+
+    Attributes:
+        holds_log: The server keeps its log until the source has confirmed it; otherwise by age.
+        has_transactions: The log says where transactions end; otherwise each change is one.
+        appends_only: Rows are only ever added. All statements are made by `insert` and `insert_large`;
+            otherwise they are SQL.
+        maintained: `Source.maintain` looks at tables and log.
+        lost_log_is_finding: It returns a finding for lost log, in place of raising `PositionLost`.
+    """
+
+    holds_log: bool
+    has_transactions: bool
+    appends_only = False
+    maintained = True
+    lost_log_is_finding = False
+
+    @abstractmethod
+    def source(self) -> Source:
+        """Return a new source; the bench closes it in the end."""
+
+    @abstractmethod
+    def execute(self, *statements: str) -> None:
+        """Run the statements in one transaction."""
+
+    def insert(self, table: str, *ids: int) -> str:
+        """Return a statement that inserts rows with these ids, and `v` the id as text."""
+        return insert(table, *ids)
+
+    def insert_large(self, table: str, id_: int, size: int) -> str:
+        """Return a statement that inserts one row, with so many characters in `v`."""
+        return f"INSERT INTO {table} VALUES ({id_}, repeat('x', {size}))"  # noqa: S608 - of a test
+
+    @abstractmethod
+    def cut(self) -> None:
+        """End the source's connections on the server's side."""
+
+    def forget(self) -> None:
+        """Make the server lose the log that a source has not confirmed."""
+        raise NotImplementedError
+
+    def confirmed(self) -> Position | None:
+        """Return how far the server has been told to forget, if it can be told."""
+        return None
+
+
+class Versions:
+    """A registry in memory."""
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[TableSchema, Position]] = []
+        self.definitions: list[tuple[Position, dict[str, str | None]]] = []
+        self.holds: dict[str, str] = {}
+
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Number the versions in the order they come."""
+        self.registered.append((table, position))
+        return SchemaStamp(f"f{len(self.registered)}", 1, len(self.registered))
+
+    def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
+        """Note what tables look like."""
+        self.definitions.append((position, dict(definitions)))
+
+    def defined(self, position: Position) -> dict[str, str]:
+        """Return what tables looked like at a position."""
+        found: dict[str, str | None] = {}
+        for noted, definitions in self.definitions:
+            if noted <= position:
+                found |= definitions
+        return {table: text for table, text in found.items() if text is not None}
+
+    def held(self) -> dict[str, str]:
+        """Return the tables that are held."""
+        return self.holds
+
+
+@dataclass
+class Taken:
+    """What was read: rows, and the last place where a segment may end.
+
+    Statements that define tables are no rows here: MySQL has them, and most tests make tables.
+    """
+
+    rows: list[dict[str, object]]
+    end: Position
+    batches: list[ChangeBatch]
+
+    @property
+    def changes(self) -> list[tuple[object, object, object]]:
+        """(table, op, id and v of the newest image) of each row."""
+        return [
+            (row["table"], row["op"], json.loads(str(row["after"] or row["before"])))
+            for row in self.rows
+        ]
+
+
+def take(
+    bench: HasSource,
+    start: Position,
+    until: Callable[[Taken], bool],
+    *,
+    limits: ReadLimits = LIMITS,
+    source: Source | None = None,
+    seconds: float = SECONDS,
+) -> Taken:
+    """Read from `start` until there is enough, and close the source."""
+    source = source or bench.source()
+    taken = Taken([], start, [])
+    deadline = time.monotonic() + seconds
+    try:
+        for batch in source.read(start, limits, Versions()):
+            add(taken, batch)
+            if until(taken):
+                return taken
+            assert time.monotonic() < deadline, f"only {len(taken.rows)} rows came"
+    finally:
+        source.close()
+    raise AssertionError("the stream ended by itself")
+
+
+def add(taken: Taken, batch: ChangeBatch) -> None:
+    """Add a batch to what was taken."""
+    taken.batches.append(batch)
+    if batch.rows is not None:
+        assert batch.rows.schema.equals(CAPTURED)
+        taken.rows += [row for row in batch.rows.to_pylist() if row["op"] != "ddl"]
+    if batch.end is not None:
+        taken.end = batch.end
+
+
+def read_into(taken: Taken, reading: Iterator[ChangeBatch]) -> None:
+    """Add every batch there is."""
+    for batch in reading:
+        add(taken, batch)
+
+
+def whole(count: int) -> Callable[[Taken], bool]:
+    """Enough: so many rows, and no transaction open."""
+    return lambda taken: len(taken.rows) >= count and taken.batches[-1].end is not None
+
+
+def inserts(table: str, *ids: int) -> list[tuple[object, object, object]]:
+    """The changes that inserting these ids makes."""
+    return [(table, "c", {"id": id_, "v": str(id_)}) for id_ in ids]
+
+
+def insert(table: str, *ids: int) -> str:
+    """The statement that inserts these ids."""
+    return f"INSERT INTO {table} VALUES " + ", ".join(f"({id_}, '{id_}')" for id_ in ids)  # noqa: S608 - of a test
+
+
+def is_quiet(bench: HasSource, after: Position) -> bool:
+    """Say whether nothing of the captured tables changed after a position.
+
+    An answer that comes too late, and a reader that has not quite ended, count as changes: asked
+    again for a minute.
+    """
+    deadline = time.monotonic() + SECONDS
+    while bench.source().has_changes(after):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _reading_on(reading: Iterator[ChangeBatch], until: Callable[[], bool]) -> None:
+    """Keep reading until something is so."""
+    deadline = time.monotonic() + SECONDS
+    while not until():
+        next(reading)
+        assert time.monotonic() < deadline
+
+
+def _only_if(condition: bool, reason: str) -> None:
+    """Skip the test otherwise."""
+    if not condition:
+        pytest.skip(reason)
+
+
+class SourceContract:
+    """What every source promises; the fixture `bench` is that of a source."""
+
+    def test_every_kind_of_change_arrives_in_log_order(self, bench: Bench) -> None:
+        """Inserts, updates and deletes of two tables, in the order of the transactions."""
+        _only_if(not bench.appends_only, "rows are only added")
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        bench.execute(bench.insert("items", 7, 8), "UPDATE orders SET v = 'new' WHERE id = 1")
+        bench.execute("DELETE FROM items WHERE id = 8")
+
+        taken = take(bench, start, whole(5))
+
+        assert taken.changes[:3] == inserts("orders", 1) + inserts("items", 7, 8)
+        assert taken.changes[3] == ("orders", "u", {"id": 1, "v": "new"})
+        assert [(row["table"], row["op"], row["key"]) for row in taken.rows[4:]] == [
+            ("items", "d", '{"id":8}')
+        ]
+
+    def test_a_transaction_ends_on_its_last_row(self, bench: Bench) -> None:
+        """`tx_end` is true on the last change of each transaction and false on all others."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1, 2), bench.insert("items", 3))
+        bench.execute(bench.insert("orders", 4))
+
+        taken = take(bench, start, whole(4))
+
+        if not bench.has_transactions:
+            assert {(row["tx_end"], row["row"], row["tx_id"]) for row in taken.rows} == {
+                (True, 0, None)
+            }
+            return
+        assert [row["tx_end"] for row in taken.rows] == [False, False, True, True]
+        assert [row["row"] for row in taken.rows] == [0, 1, 2, 0]
+        assert len({row["tx_id"] for row in taken.rows}) == 2
+
+    def test_a_change_after_ensure_start_is_read(self, bench: Bench) -> None:
+        """`ensure_start` fixes the start: what is committed afterwards arrives, before or after `read`."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+
+        assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+    def test_ensure_start_can_be_called_again(self, bench: Bench) -> None:
+        """A second call makes nothing, and moves the start only where the server holds no log for us."""
+        first = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+
+        second = bench.source().ensure_start()
+
+        assert second <= first if bench.holds_log else second > first
+        assert take(bench, first, whole(1)).changes == inserts("orders", 1)
+
+    def test_reading_on_neither_repeats_nor_loses(self, bench: Bench) -> None:
+        """Reading in many short streams, each from the end of the last, gives what one gives."""
+        begin = bench.source().ensure_start()
+        for id_ in range(1, 21):
+            bench.execute(bench.insert("orders", id_), bench.insert("items", id_))
+        once = take(bench, begin, whole(40))
+
+        pieces: list[dict[str, object]] = []
+        start = begin
+        while len(pieces) < 40:
+            piece = take(bench, start, whole(1), limits=ReadLimits(max_events=1, max_wait=0.05))
+            pieces += piece.rows
+            start = piece.end
+
+        for row in () if bench.has_transactions else (*pieces, *once.rows):
+            # These versions are numbered as they come, and pieces begin with any table.
+            del row["schema_version"], row["schema_sequence"]
+        assert pieces == once.rows
+
+    def test_a_position_survives_its_text(self, bench: Bench) -> None:
+        """An end that was written down as JSON is as good to read from."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        end = take(bench, start, whole(1)).end
+        bench.execute(bench.insert("orders", 2))
+
+        taken = take(bench, parse_position(end.to_json()), whole(1))
+
+        assert taken.changes == inserts("orders", 2)
+
+    def test_reading_again_gives_the_same_rows(self, bench: Bench) -> None:
+        """Event ids and every other column are a function of the log."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1, 2), bench.insert("items", 3))
+        bench.execute(
+            bench.insert("items", 4) if bench.appends_only else "UPDATE items SET v = 'x'"
+        )
+
+        first, second = (take(bench, start, whole(4)) for _ in range(2))
+
+        assert first.rows == second.rows
+        assert len({row["event_id"] for row in first.rows}) == 4
+
+    def test_a_rolled_back_transaction_leaves_nothing(self, bench: Bench) -> None:
+        """Only what was committed is captured."""
+        _only_if(not bench.appends_only, "rows are only added")
+        start = bench.source().ensure_start()
+        bench.execute("SAVEPOINT s", bench.insert("orders", 1), "ROLLBACK TO SAVEPOINT s")
+        bench.execute(bench.insert("orders", 2))
+
+        assert take(bench, start, whole(1)).changes == inserts("orders", 2)
+
+    def test_a_large_transaction_comes_in_parts_and_ends_once(self, bench: Bench) -> None:
+        """More rows than `max_events` make several batches; only the last one is an end."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", *range(1, 5001)))
+
+        taken = take(bench, start, whole(5000), limits=ReadLimits(max_events=700, max_wait=0.05))
+
+        with_rows = [batch for batch in taken.batches if batch.rows is not None]
+        assert max(batch.rows.num_rows for batch in with_rows if batch.rows) <= 700
+        assert taken.changes == inserts("orders", *range(1, 5001))
+        if not bench.has_transactions:
+            return
+        assert [batch.end is not None for batch in with_rows] == [False] * (len(with_rows) - 1) + [
+            True
+        ]
+        assert [row["tx_end"] for row in taken.rows].index(True) == 4999
+
+    def test_a_row_larger_than_a_batch_arrives_whole(self, bench: Bench) -> None:
+        """`max_bytes` bounds pieces of the log, not rows."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert_large("orders", 1, 12_000_000), bench.insert("orders", 2))
+        bench.execute(bench.insert("orders", 3))
+
+        taken = take(bench, start, whole(3))
+
+        images = [json.loads(str(row["after"])) for row in taken.rows]
+        assert [len(image["v"]) for image in images] == [12_000_000, 1, 1]
+
+    def test_an_idle_source_yields_within_max_wait(self, bench: Bench) -> None:
+        """Without changes the reader gets empty batches to look at its clocks."""
+        start = bench.source().ensure_start()
+        source = bench.source()
+        reading = source.read(start, LIMITS, Versions())
+        next(reading)
+        times = []
+        for _ in range(20):
+            began = time.monotonic()
+            batch = next(reading)
+            times.append(time.monotonic() - began)
+
+            assert batch.rows is None
+        source.close()
+
+        # Most of them, and late: a busy machine may keep any of them waiting.
+        assert sorted(times)[len(times) // 2] < 5
+
+    def test_idle_progress_passes_changes_of_others(self, bench: Bench) -> None:
+        """Changes of an uncaptured table move the position that may be confirmed, and lose nothing."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("other", 1))
+        passed = take(bench, start, lambda taken: taken.end > start)
+        bench.execute(bench.insert("orders", 1))
+
+        taken = take(bench, passed.end, whole(1))
+
+        assert passed.rows == []
+        assert taken.changes == inserts("orders", 1)
+
+    def test_only_confirmed_log_is_forgotten(self, bench: Bench) -> None:
+        """The server keeps everything after the confirmed position, whatever was read."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        bench.execute(bench.insert("orders", 2))
+        source = bench.source()
+        taken = Taken([], start, [])
+        reading = source.read(start, LIMITS, Versions())
+        while len(taken.rows) < 1 or taken.end == start:
+            add(taken, next(reading))
+        confirmed = taken.end
+        source.confirm(confirmed)
+        while len(taken.rows) < 2:
+            add(taken, next(reading))
+        if bench.holds_log:
+            _reading_on(reading, lambda: bench.confirmed() == confirmed)
+        source.close()
+
+        assert bench.confirmed() == (confirmed if bench.holds_log else None)
+        assert take(bench, confirmed, lambda _: True).rows in ([], taken.rows[1:])
+
+    def test_a_cut_connection_is_retryable_and_reading_goes_on(self, bench: Bench) -> None:
+        """The stream ends with SourceUnavailable; reading again from the last end loses nothing."""
+        start = bench.source().ensure_start()
+        source = bench.source()
+        reading = source.read(start, LIMITS, Versions())
+        taken = Taken([], start, [])
+        bench.execute(bench.insert("orders", 1))
+        while len(taken.rows) < 1:
+            add(taken, next(reading))
+        bench.cut()
+        with pytest.raises(SourceUnavailable):
+            read_into(taken, itertools.islice(reading, 200))
+        bench.execute(bench.insert("orders", 2))
+
+        more = take(bench, taken.end, whole(1))
+
+        assert taken.changes + more.changes == inserts("orders", 1, 2)
+
+    def test_closing_from_another_thread_ends_the_stream(self, bench: Bench) -> None:
+        """`close` may be called twice, while a reader waits."""
+        start = bench.source().ensure_start()
+        source = bench.source()
+        ended = threading.Event()
+
+        def read() -> None:
+            try:
+                for _ in source.read(start, ReadLimits(max_wait=30), Versions()):
+                    pass
+            except SourceUnavailable:
+                ended.set()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        time.sleep(1)
+        source.close()
+        source.close()
+
+        assert ended.wait(5)
+        thread.join()
+
+    def test_the_head_moves_with_changes(self, bench: Bench) -> None:
+        """The head is at or past the end of every change that was committed."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        end = take(bench, start, whole(1)).end
+
+        assert start <= end <= bench.source().head()
+
+    def test_changes_are_worth_a_run(self, bench: Bench) -> None:
+        """`has_changes` sees a change after the position, once, and none when nothing changed."""
+        start = bench.source().ensure_start()
+        assert is_quiet(bench, start)
+        bench.execute(bench.insert("orders", 1))
+        assert bench.source().has_changes(start)
+
+        end = take(bench, start, whole(1)).end
+
+        assert is_quiet(bench, end)
+        bench.execute(bench.insert("orders", 2))
+        assert bench.source().has_changes(end)
+
+    def test_a_look_finds_a_captured_table_that_is_gone(self, bench: Bench) -> None:
+        """`maintain` finds nothing where all is captured, and names a table that was renamed."""
+        start = bench.source().ensure_start()
+        assert bench.source().maintain(start) == []
+        _only_if(bench.maintained and not bench.appends_only, "`maintain` does not look at tables")
+        bench.execute("ALTER TABLE items RENAME TO others")
+
+        for found in (bench.source().maintain(start), bench.source().maintain(None)):
+            assert [(one.subject, one.level) for one in found] == [("tables", "error")]
+            assert "no such table is there" in found[0].text
+            assert "items" in found[0].text
+
+    def test_a_look_at_lost_log(self, bench: Bench) -> None:
+        """`maintain` says that what follows the captured position is gone, as reading would."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        bench.forget()
+        _only_if(bench.maintained, "`maintain` does not look at the log")
+
+        if bench.lost_log_is_finding:
+            assert [one.subject for one in bench.source().maintain(start)] == ["changes"]
+        else:
+            with pytest.raises(PositionLost, match="Re-snapshot required"):
+                bench.source().maintain(start)
+
+    def test_a_pipeline_may_begin_anew(self, bench: Bench) -> None:
+        """`reset` finds nothing in the way where the source can be read."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        assert bench.source().reset(dry_run=False) == []
+        assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+    def test_a_busy_table_of_others_is_not_worth_a_run(self, bench: Bench) -> None:
+        """Changes of a table that is not captured start nothing."""
+        start = bench.source().ensure_start()
+        for id_ in range(50):
+            bench.execute(bench.insert("other", id_))
+
+        assert is_quiet(bench, start)
+
+    def test_lost_log_stops_the_pipeline(self, bench: Bench) -> None:
+        """When the server no longer has the log after the position, reading it is PositionLost."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        bench.forget()
+
+        with pytest.raises(PositionLost, match="Re-snapshot required"):
+            take(bench, start, lambda _: True)
+
+    def test_columns_of_a_batch_are_those_of_the_frame(self, bench: Bench) -> None:
+        """Every batch has the columns of the change frame, typed alike."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+
+        rows = next(
+            batch.rows for batch in take(bench, start, whole(1)).batches if batch.rows is not None
+        )
+
+        assert isinstance(rows, pa.RecordBatch)
+        assert rows.schema.equals(CAPTURED)
