@@ -30,13 +30,16 @@ class FailoverWrites:
 
     def server(self, source_id: str) -> str | None:
         """Return the identity of the server from which the source was last read, or None."""
-        found = get_value(self._connection, namespace(self._pipeline), _identity_key(source_id))
+        found = get_value(self._connection, _namespace(self._pipeline), _identity_key(source_id))
         return None if found is None else found.decode()
 
     def set_server(self, source_id: str, identity: str) -> None:
         """Store the identity of the server from which the source is read."""
         put_value(
-            self._connection, namespace(self._pipeline), _identity_key(source_id), identity.encode()
+            self._connection,
+            _namespace(self._pipeline),
+            _identity_key(source_id),
+            identity.encode(),
         )
 
     def reconciled(
@@ -70,22 +73,21 @@ class FailoverWrites:
             "reconciled_at": self._connection.execute(select(clock())).scalar_one(),
         }
         text = orjson.dumps(record)
-        append_to_log(self._connection, namespace(self._pipeline), f"{source_id}/history", text)
-        put_value(self._connection, namespace(self._pipeline), f"{source_id}/reconciliation", text)
+        append_to_log(self._connection, _namespace(self._pipeline), f"{source_id}/history", text)
+        put_value(self._connection, _namespace(self._pipeline), f"{source_id}/reconciliation", text)
         self.set_server(source_id, identity)
-
-
-def namespace(pipeline: str) -> str:
-    """Return the namespace of a pipeline."""
-    return f"failover/{pipeline}"
 
 
 def forget_server(connection: Connection, pipeline: str) -> None:
     """Forget the servers, so that the source may be read from any server next."""
     connection.execute(
-        delete(kv).where(kv.c.ns == namespace(pipeline), kv.c.key.startswith(_IDENTITY))
+        delete(kv).where(kv.c.ns == _namespace(pipeline), kv.c.key.startswith(_IDENTITY))
     )
 
 
 def _identity_key(source_id: str) -> str:
     return f"{_IDENTITY}{source_id}"
+
+
+def _namespace(pipeline: str) -> str:
+    return f"failover/{pipeline}"

@@ -135,6 +135,8 @@ class FencedWriter:
     been lost). It is safe to run the same block again: a segment, range, close or checkpoint that
     already exists is recognized and not written twice.
 
+    The nouns of `StateStore` have their writes here, for the pipeline of the lease. In addition there are:
+
     Attributes:
         lease: Renews and releases the lease.
         pipeline: The positions of the pipeline.

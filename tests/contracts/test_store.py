@@ -28,20 +28,24 @@ from tests.state.make import (
 )
 
 WRITES: dict[str, Callable[[FencedWriter], object]] = {
-    "renew": lambda writer: writer.lease.renew(60),
-    "release": lambda writer: writer.lease.release(),
-    "set_session": lambda writer: writer.lease.set_session("session"),
-    "open_range": lambda writer: writer.ranges.open(position(0), "spec-1", 2),
-    "add_segment": lambda writer: writer.segments.add(new_segment(2), 1),
-    "close_range": lambda writer: writer.ranges.close(1, "max_seconds", "hash"),
-    "advance": lambda writer: writer.checkpoints.advance("redis", 1, 2, True, position(1)),
-    "set_lineage": lambda writer: writer.checkpoints.set_lineage("redis", "lineage"),
-    "resume_at": lambda writer: writer.checkpoints.resume_at("redis", 0, -1, True, notice="lost"),
-    "set_notice": lambda writer: writer.checkpoints.set_notice("redis", "lost"),
-    "sink_failed": lambda writer: writer.checkpoints.failed("redis", "no route", 0.0),
-    "set_captured": lambda writer: writer.pipeline.set_captured(position(9)),
-    "set_confirmed": lambda writer: writer.pipeline.set_confirmed(position(1)),
-    "register_schema": lambda writer: writer.schemas.register("acme", table("id"), position(1)),
+    "lease.renew": lambda writer: writer.lease.renew(60),
+    "lease.release": lambda writer: writer.lease.release(),
+    "lease.set_session": lambda writer: writer.lease.set_session("session"),
+    "ranges.open": lambda writer: writer.ranges.open(position(0), "spec-1", 2),
+    "segments.add": lambda writer: writer.segments.add(new_segment(2), 1),
+    "ranges.close": lambda writer: writer.ranges.close(1, "max_seconds", "hash"),
+    "checkpoints.advance": lambda writer: writer.checkpoints.advance(
+        "redis", 1, 2, True, position(1)
+    ),
+    "checkpoints.set_lineage": lambda writer: writer.checkpoints.set_lineage("redis", "lineage"),
+    "checkpoints.resume_at": lambda writer: writer.checkpoints.resume_at(
+        "redis", 0, -1, True, notice="lost"
+    ),
+    "checkpoints.set_notice": lambda writer: writer.checkpoints.set_notice("redis", "lost"),
+    "checkpoints.failed": lambda writer: writer.checkpoints.failed("redis", "no route", 0.0),
+    "pipeline.set_captured": lambda writer: writer.pipeline.set_captured(position(9)),
+    "pipeline.set_confirmed": lambda writer: writer.pipeline.set_confirmed(position(1)),
+    "schemas.register": lambda writer: writer.schemas.register("acme", table("id"), position(1)),
 }
 
 
@@ -310,12 +314,12 @@ class TestFence:
         lease = held(store)
         capture(store, lease, 1, close=False)
         for name, write in WRITES.items():
-            if name == "open_range":
+            if name == "ranges.open":
                 continue  # one is open
             with store.fenced(lease) as writer:
                 write(writer)
                 writer.lease.renew(60)
-            if name == "release":
+            if name == "lease.release":
                 lease = held(store, run_id="run-2")
 
     def test_block_is_all_or_nothing(self, store: StateStore) -> None:
