@@ -21,7 +21,7 @@ from deltaforge_dagster.api import (
 )
 from deltaforge_dagster.api.context import ApiContext
 from deltaforge_dagster.api.errors import add_handlers
-from deltaforge_dagster.api.guard import Guard, Limits
+from deltaforge_dagster.api.guard import Guard, RequestLimits
 from deltaforge_dagster.api.metrics import RequestMetrics
 from deltaforge_dagster.api.shapes import Problem
 
@@ -45,7 +45,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_app(context: ApiContext, *, token: str | None, limits: Limits) -> FastAPI:
+def build_app(context: ApiContext, *, token: str | None, limits: RequestLimits) -> FastAPI:
     """Return the API of an installation.
 
     Args:
@@ -64,7 +64,7 @@ def build_app(context: ApiContext, *, token: str | None, limits: Limits) -> Fast
     return _equipped(app, _ROUTERS, context, token, limits)
 
 
-def build_metrics_app(context: ApiContext, *, token: str | None, limits: Limits) -> FastAPI:
+def build_metrics_app(context: ApiContext, *, token: str | None, limits: RequestLimits) -> FastAPI:
     """Return an application that serves only `/metrics`.
 
     Args:
@@ -81,7 +81,7 @@ def _equipped(
     routers: Sequence[APIRouter],
     context: ApiContext,
     token: str | None,
-    limits: Limits,
+    limits: RequestLimits,
 ) -> FastAPI:
     app.state.context = context
     add_handlers(app)

@@ -83,7 +83,7 @@ Context = Annotated[ApiContext, Depends(_context)]
 """The type of a route parameter that receives the installation."""
 
 
-class Client:
+class RequestClient:
     """The client of a request. Routes that run in a thread check between steps that it is still connected."""
 
     def __init__(self, request: Request) -> None:
@@ -99,7 +99,7 @@ class Client:
             raise ClientGone("the client has closed its connection")
 
 
-Caller = Annotated[Client, Depends(Client)]
+Caller = Annotated[RequestClient, Depends(RequestClient)]
 """The type of a route parameter that receives the client."""
 
 

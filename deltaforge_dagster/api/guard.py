@@ -38,7 +38,7 @@ READY_PATHS = frozenset({"/readyz", "/ready"})
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Limits for clients' requests.
 
     Attributes:
@@ -50,7 +50,7 @@ class Limits:
     requests_per_second: float = 100.0
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = RequestLimits()
 
 
 def is_loopback(host: str) -> bool:
@@ -99,7 +99,7 @@ class Guard:
         limits: Limits for clients' requests.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, limits: RequestLimits) -> None:
         self._app = app
         self._token = None if token is None else token.encode()
         self._limits = limits

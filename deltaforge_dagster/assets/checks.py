@@ -34,7 +34,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.publication import CHANGES, facts
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
-from deltaforge_dagster.pipeline.health.health import Problem, health
+from deltaforge_dagster.pipeline.health.health import HealthProblem, health
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding, and_run
 from deltaforge_dagster.state.holds import SCHEMA
@@ -118,7 +118,7 @@ def evaluate(
     yield from kept_back(store, loaded)
     problem = health(store, loaded).uncaptured
     if source_error is not None:
-        problem = Problem("source", "error", source_error)
+        problem = HealthProblem("source", "error", source_error)
     yield source_evaluation(loaded.name, problem)
     yield _preflight(changes, findings)
     yield from delivered(store, loaded)
@@ -126,7 +126,7 @@ def evaluate(
     yield from sensing_checks(store, loaded)
 
 
-def source_evaluation(pipeline: str, problem: Problem | None) -> dg.AssetCheckEvaluation:
+def source_evaluation(pipeline: str, problem: HealthProblem | None) -> dg.AssetCheckEvaluation:
     """Return the result of the check `source`; `problem` is what prevents capture, None if nothing does."""
     text = None if problem is None else and_run(problem.text, problem.remedy)
     return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, text, {})

@@ -12,7 +12,7 @@ import dagster as dg
 from deltaforge_dagster.assets.descriptions import health_spec
 from deltaforge_dagster.assets.names import dagster_name, health_key
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.health.health import Health, Problem, health
+from deltaforge_dagster.pipeline.health.health import Health, HealthProblem, health
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sources.findings import and_run
 
@@ -57,6 +57,6 @@ def health_evaluation(name: str, found: Health) -> dg.AssetCheckEvaluation:
     )
 
 
-def _line(problem: Problem) -> str:
+def _line(problem: HealthProblem) -> str:
     text = "not empty" if problem.subject in _COUNTED else problem.text
     return f"{problem.severity}: {problem.subject}: {and_run(text, problem.remedy)}"

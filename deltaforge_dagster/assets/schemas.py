@@ -21,7 +21,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.schemas.diff import Difference, changes_of
+from deltaforge_dagster.pipeline.schemas.diff import SchemaDifference, changes_of
 from deltaforge_dagster.pipeline.schemas.views import waiting_tables
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
@@ -115,7 +115,7 @@ def materialization(
     )
 
 
-def column_schema(version: SchemaVersion, changes: list[Difference]) -> dg.TableSchema:
+def column_schema(version: SchemaVersion, changes: list[SchemaDifference]) -> dg.TableSchema:
     """Return the columns of a version as Dagster's column schema, with what the version changed in each."""
     # In words, because Dagster renders a description as Markdown, where a `+` begins a list.
     made = {one.name: f"{one.kind}; was {one.before}" for one in changes if one.kind == "changed"}

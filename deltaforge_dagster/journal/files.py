@@ -25,7 +25,7 @@ from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.frame import CAPTURED, FRAME
 from deltaforge_dagster.journal.checksummed import readable
 from deltaforge_dagster.journal.hashing import ContentHash
-from deltaforge_dagster.journal.held import HeldWriter, folders, orphans, read_held
+from deltaforge_dagster.journal.held_files import HeldWriter, folders, orphans, read_held
 from deltaforge_dagster.journal.storage import open_storage
 from deltaforge_dagster.journal.writer import SegmentWriter
 

@@ -56,7 +56,7 @@ class NewFile(Protocol):
         ...
 
 
-class Storage(Protocol):
+class JournalStorage(Protocol):
     """A file system for immutable files."""
 
     @property
@@ -97,7 +97,7 @@ class Storage(Protocol):
         ...
 
 
-def open_storage(url: str) -> Storage:
+def open_storage(url: str) -> JournalStorage:
     """Return the storage at `url`: `file:///path`, `memory://name`, `s3://bucket/prefix` ...
 
     Raises:

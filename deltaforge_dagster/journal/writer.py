@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from deltaforge_dagster.frame import CAPTURED, FRAME, PROCESSED
 from deltaforge_dagster.journal.checksummed import Checksummed
 from deltaforge_dagster.journal.hashing import ContentHash
-from deltaforge_dagster.journal.storage import Storage
+from deltaforge_dagster.journal.storage import JournalStorage
 from deltaforge_dagster.journal.summary import Summary
 from deltaforge_dagster.tables import Contained
 
@@ -81,7 +81,7 @@ class SegmentWriter:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: JournalStorage,
         folder: str,
         segment: int,
         epoch: int,

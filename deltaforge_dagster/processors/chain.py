@@ -35,8 +35,8 @@ from deltaforge_dagster.processors.filter import Filter
 from deltaforge_dagster.processors.flatten import Flatten
 from deltaforge_dagster.processors.identity import identified
 from deltaforge_dagster.processors.javascript.javascript import JavaScript
-from deltaforge_dagster.processors.javascript.script import Limits
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.javascript.script import CallLimits
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.processors.outbox import Outbox
 from deltaforge_dagster.processors.plugins import custom
 from deltaforge_dagster.processors.python.python import Python
@@ -73,7 +73,7 @@ class ChainSpec:
     """
 
     processors: Sequence[config.Processor]
-    origin: Origin
+    origin: EventOrigin
     max_rows: int = CALL_ROWS
     max_bytes: int = CALL_BYTES
     code: Mapping[str, str] = field(default_factory=dict)
@@ -238,7 +238,7 @@ def _made(one: config.Processor, spec: ChainSpec) -> Processor:
 
 
 def _javascript(one: config.JavascriptProcessor, spec: ChainSpec) -> Processor:
-    limits = Limits(one.limits.cpu_ms, one.limits.mem_mb, one.limits.timeout_ms)
+    limits = CallLimits(one.limits.cpu_ms, one.limits.mem_mb, one.limits.timeout_ms)
     return JavaScript(one.id, one.inline, limits, spec.origin)
 
 

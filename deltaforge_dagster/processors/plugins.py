@@ -36,7 +36,7 @@ def custom(block: CustomProcessor) -> Processor:
         config: object = dict(block.config)
         if isinstance(model, type) and issubclass(model, BaseModel):
             config = model.model_validate(config)
-        return _Watched(block.id, factory(id=block.id, config=config))
+        return _CheckedProcessor(block.id, factory(id=block.id, config=config))
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         said = [f"config.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems]
@@ -47,7 +47,7 @@ def custom(block: CustomProcessor) -> Processor:
         raise SpecError(f"{where}: cannot be created: {type(error).__name__}: {error}") from error
 
 
-class _Watched:
+class _CheckedProcessor:
     """A wrapper that converts a processor's exceptions to `ProcessorFailed` and checks its output."""
 
     def __init__(self, name: str, processor: Processor) -> None:

@@ -36,7 +36,7 @@ _ICONS = {"problem": ":red_circle:", "recovered": ":large_green_circle:"}
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AlertProblem:
     """A check or run that fails now.
 
     Attributes:
@@ -55,7 +55,7 @@ class Problem:
         return f"{self.asset}: {self.check}"
 
 
-def tell(store: StateStore, loaded: LoadedPipeline, problems: Sequence[Problem]) -> list[str]:
+def tell(store: StateStore, loaded: LoadedPipeline, problems: Sequence[AlertProblem]) -> list[str]:
     """Send every hook of a pipeline the messages that are due; return the hooks that could not be reached.
 
     Args:
@@ -81,7 +81,7 @@ def tell(store: StateStore, loaded: LoadedPipeline, problems: Sequence[Problem])
 
 
 def _news(
-    loaded: LoadedPipeline, problems: Sequence[Problem], known: Mapping[str, Any]
+    loaded: LoadedPipeline, problems: Sequence[AlertProblem], known: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the messages that are due: first for new problems, then for those that are over."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -108,7 +108,7 @@ def _news(
 
 
 def _remember(known: dict[str, Any], message: Mapping[str, Any]) -> None:
-    problem = Problem(message["asset"], message["check"], message["severity"])
+    problem = AlertProblem(message["asset"], message["check"], message["severity"])
     if message["event"] == "problem":
         kept = ("asset", "check", "severity", "since")
         known[problem.key] = {name: message[name] for name in kept}

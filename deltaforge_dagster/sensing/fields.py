@@ -9,11 +9,11 @@ from typing import Any
 from deltaforge_dagster.config.sensing import Tracking
 from deltaforge_dagster.sensing.paths import ELEMENT, Path
 from deltaforge_dagster.sensing.scan import OBJECT, TYPES
-from deltaforge_dagster.sensing.values import Values
+from deltaforge_dagster.sensing.values import FieldValues
 
 
 @dataclass(slots=True)
-class Field:
+class DocumentField:
     """What is known about the values at one path of documents.
 
     Attributes:
@@ -21,7 +21,7 @@ class Field:
         counts: How often each type occurred, in the order of `TYPES`; the schema has the types above 0.
     """
 
-    values: Values
+    values: FieldValues
     counts: list[int] = field(default_factory=lambda: [0] * len(TYPES))
 
     @property
@@ -34,7 +34,7 @@ class Field:
         """The names of the types that occurred, in the order of `TYPES`."""
         return [name for name, count in zip(TYPES, self.counts, strict=True) if count]
 
-    def merge(self, other: Field) -> None:
+    def merge(self, other: DocumentField) -> None:
         """Add another field to this one."""
         self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
         self.values.merge(other.values)
@@ -44,12 +44,12 @@ class Field:
         return {"counts": self.counts, "values": self.values.state()}
 
     @classmethod
-    def restored(cls, tracking: Tracking, state: Mapping[str, Any]) -> Field:
+    def restored(cls, tracking: Tracking, state: Mapping[str, Any]) -> DocumentField:
         """Return the field with a state that `state` returned."""
-        return cls(Values.restored(tracking, state["values"]), list(state["counts"]))
+        return cls(FieldValues.restored(tracking, state["values"]), list(state["counts"]))
 
 
-Fields = dict[Path, Field]
+Fields = dict[Path, DocumentField]
 """The fields of a schema by path; the document itself has the empty path."""
 
 

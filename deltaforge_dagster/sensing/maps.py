@@ -26,7 +26,7 @@ from deltaforge_dagster.config.sensing import HighCardinality
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MapVerdict:
     """The decision whether objects at a path are maps.
 
     Attributes:
@@ -42,7 +42,7 @@ class Verdict:
     is_map: bool
 
 
-def judged(options: HighCardinality, objects: int, names: Mapping[str, int]) -> Verdict:
+def judged(options: HighCardinality, objects: int, names: Mapping[str, int]) -> MapVerdict:
     """Decide whether objects are maps.
 
     Args:
@@ -54,13 +54,13 @@ def judged(options: HighCardinality, objects: int, names: Mapping[str, int]) -> 
     stable = frozenset(name for name, one in share.items() if one >= options.stable_threshold)
     dynamic = len(share) - len(stable)
     if not dynamic or dynamic < options.min_dynamic_fields:
-        return Verdict(stable, dynamic, 0.0, False)
+        return MapVerdict(stable, dynamic, 0.0, False)
     # Exact sums: the order of the names must not change the verdict.
     usual = math.fsum(share[one] for one in stable) / len(stable) if stable else 1.0
     unusual = math.fsum(share[one] for one in share.keys() - stable) / dynamic
     seen = math.sqrt(min(objects / max(options.min_events, 1), 1.0))
     confidence = 0.5 * seen + 0.5 * max(0.0, usual - unusual)
-    return Verdict(stable, dynamic, confidence, confidence >= options.confidence_threshold)
+    return MapVerdict(stable, dynamic, confidence, confidence >= options.confidence_threshold)
 
 
 class MapNames:

@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from deltaforge_dagster.config.sensing import SchemaSensing
 from deltaforge_dagster.sensing.coded import count_values
-from deltaforge_dagster.sensing.fields import Field, Fields, displayed
+from deltaforge_dagster.sensing.fields import DocumentField, Fields, displayed
 from deltaforge_dagster.sensing.groups import KIND_BITS, Flags, Groups
 from deltaforge_dagster.sensing.maps import MapNames, judged
 from deltaforge_dagster.sensing.paths import ANY, ROOT, Path, child, path_number
 from deltaforge_dagster.sensing.scan import INTEGER, NUMBER, OBJECT, STRING, TYPES, Cells, scan
-from deltaforge_dagster.sensing.values import Values
+from deltaforge_dagster.sensing.values import FieldValues
 
 MOST_FIELDS = 5_000
 """A schema with more fields than this stops learning; checked every `LOOK` documents."""
@@ -176,7 +176,7 @@ class DocumentSchema:
                 places[number] = (*places[int(cells.parent[cell])], cells.step(cell))
             path = places[number]
             if path not in self.fields:
-                self.fields[path] = Field(Values(self._options.tracking))
+                self.fields[path] = DocumentField(FieldValues(self._options.tracking))
             # The real count is added at the end of the batch; until then 1 marks the type as known.
             self.fields[path].counts[kind] = 1
             self._pairs[pair] = (path, kind)
@@ -347,7 +347,7 @@ class DocumentSchema:
         schema.hits, schema.misses = state["cache"]
         schema.first_us, schema.last_us = state["times"]
         for path, field in state["fields"]:
-            schema.fields[tuple(path)] = Field.restored(options.tracking, field)
+            schema.fields[tuple(path)] = DocumentField.restored(options.tracking, field)
         for path, names in state["maps"]:
             schema.maps[tuple(path)] = MapNames.restored(options.high_cardinality, names)
         schema._index()
@@ -368,7 +368,7 @@ def combined(
     """
     whole = DocumentSchema(options, around=1)
     whole.sampled = rows
-    whole.fields[()] = Field(Values(options.tracking))
+    whole.fields[()] = DocumentField(FieldValues(options.tracking))
     whole.fields[()].counts[OBJECT] = rows
     for name, one in columns.items():
         whole.fields |= {("." + name, *path): field for path, field in one.fields.items()}

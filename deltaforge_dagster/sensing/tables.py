@@ -48,7 +48,7 @@ class Learned:
     facts: dict[str, int | str]
 
 
-class Tables:
+class SensedTables:
     """The tables of a pipeline while segments are processed.
 
     Args:

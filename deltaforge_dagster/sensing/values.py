@@ -26,7 +26,7 @@ _PRECISION = 12
 _DIGITS = 18
 
 
-class Values:
+class FieldValues:
     """The strings and numbers of one field.
 
     Args:
@@ -74,7 +74,7 @@ class Values:
             self._distinct.update(repr(value))
         self._bound(min(found), max(found))
 
-    def merge(self, other: Values) -> None:
+    def merge(self, other: FieldValues) -> None:
         """Add the values of another field."""
         if other.strings:
             both = (self.shortest, other.shortest) if self.strings else (other.shortest,)
@@ -129,7 +129,7 @@ class Values:
         }
 
     @classmethod
-    def restored(cls, tracking: Tracking, state: dict[str, Any]) -> Values:
+    def restored(cls, tracking: Tracking, state: dict[str, Any]) -> FieldValues:
         """Return the values with a state that `state` returned; newly tracked statistics start empty."""
         values = cls(tracking)
         values.strings = state["strings"]

@@ -11,7 +11,7 @@ from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.catalog import reread
-from deltaforge_dagster.resources.alert_hooks import Problem, tell
+from deltaforge_dagster.resources.alert_hooks import AlertProblem, tell
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick_cache import TickCache
 
@@ -49,16 +49,16 @@ def build_alerts_sensor(
     return alerts
 
 
-def problems(instance: dg.DagsterInstance, loaded: LoadedPipeline) -> list[Problem]:
+def problems(instance: dg.DagsterInstance, loaded: LoadedPipeline) -> list[AlertProblem]:
     """Return the checks of a pipeline that fail now, and its newest live run if that failed."""
     found = []
     for spec in check_specs(loaded):
         shown = newest_evaluation(instance, spec.key)
         if shown is not None and not shown.passed:
             path = spec.asset_key.to_user_string()
-            found.append(Problem(path, spec.name, shown.severity.value))
+            found.append(AlertProblem(path, spec.name, shown.severity.value))
     live = dg.RunsFilter(tags={PIPELINE_TAG: loaded.name, RUN_TAG: "live"}, statuses=_ENDED)
     newest = instance.get_runs(live, limit=1)
     if newest and newest[0].status == dg.DagsterRunStatus.FAILURE:
-        found.append(Problem(loaded.name, "run", "ERROR"))
+        found.append(AlertProblem(loaded.name, "run", "ERROR"))
     return found

@@ -14,7 +14,7 @@ SCHEMA = "__outbox"
 """`source.schema` of an event of an outbox."""
 
 
-class OutboxTables:
+class MysqlOutboxTables:
     """The tables of MySQL that are outboxes.
 
     Args:
@@ -34,5 +34,5 @@ class OutboxTables:
         return any(first.match([db]) and second.match([table]) for first, second in self._patterns)
 
 
-NO_OUTBOX = OutboxTables()
+NO_OUTBOX = MysqlOutboxTables()
 """No table is an outbox."""

@@ -17,11 +17,11 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from deltaforge_dagster.sources.mysql.decode.decoder import Decoder as MysqlDecoder
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
 from deltaforge_dagster.sources.mysql.synthetic import decoder as mysql
 from deltaforge_dagster.sources.mysql.synthetic import events as mysql_samples
 from deltaforge_dagster.sources.mysql.synthetic import type_families as mysql_families
-from deltaforge_dagster.sources.postgres.decode.decoder import Decoder as PostgresDecoder
+from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.synthetic import decoder as postgres
 from deltaforge_dagster.sources.postgres.synthetic import messages as postgres_samples
 from deltaforge_dagster.sources.postgres.synthetic import type_families as postgres_families
@@ -29,7 +29,7 @@ from deltaforge_dagster.sources.postgres.synthetic import type_families as postg
 PIECE = 4 << 20
 
 
-class Log(StrEnum):
+class LogKind(StrEnum):
     """A kind of log that a decoder exists for."""
 
     POSTGRES = "postgres"
@@ -37,7 +37,7 @@ class Log(StrEnum):
 
 
 def decode(
-    source: Annotated[Log, typer.Option(help="Kind of log to decode.")] = Log.POSTGRES,
+    source: Annotated[LogKind, typer.Option(help="Kind of log to decode.")] = LogKind.POSTGRES,
     rows: Annotated[int, typer.Option(help="Number of rows to decode.", min=1)] = 500_000,
     families: Annotated[
         bool,
@@ -51,7 +51,10 @@ def decode(
 
 
 def bench_decode(
-    source: Log = Log.POSTGRES, rows: int = 500_000, repeats: int = 3, family: str | None = None
+    source: LogKind = LogKind.POSTGRES,
+    rows: int = 500_000,
+    repeats: int = 3,
+    family: str | None = None,
 ) -> dict[str, float]:
     """Decode `rows` rows `repeats` times in read buffers of 4 MiB and return the best result.
 
@@ -95,10 +98,10 @@ def _seconds_to_decode(
     return time.process_time() - begun
 
 
-_DECODERS = {Log.POSTGRES: (postgres, postgres_samples), Log.MYSQL: (mysql, mysql_samples)}
-_FAMILIES: dict[Log, dict[str, Callable[[int], bytes]]] = {
-    Log.POSTGRES: {
+_DECODERS = {LogKind.POSTGRES: (postgres, postgres_samples), LogKind.MYSQL: (mysql, mysql_samples)}
+_FAMILIES: dict[LogKind, dict[str, Callable[[int], bytes]]] = {
+    LogKind.POSTGRES: {
         name: partial(postgres_families.stream, name) for name in postgres_families.NAMES
     },
-    Log.MYSQL: {name: partial(mysql_families.stream, name) for name in mysql_families.NAMES},
+    LogKind.MYSQL: {name: partial(mysql_families.stream, name) for name in mysql_families.NAMES},
 }

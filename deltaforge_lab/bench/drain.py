@@ -50,7 +50,7 @@ _RAW_WRITE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """The limits of the machine, measured in the same invocation; see docs/performance.md.
 
     Attributes:
@@ -104,7 +104,7 @@ class Drain:
     cpu_seconds_per_million: dict[str, float]
     peak_rss_mb: int
     peak_rss_mb_by: dict[str, int]
-    limits: Limits
+    limits: MachineLimits
     cores: int
 
 
@@ -265,7 +265,7 @@ def measure(
             },
             peak_rss_mb=sampler.peak_together >> 20,
             peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
-            limits=Limits(
+            limits=MachineLimits(
                 raw_read_per_second=round(raw_read),
                 raw_write_per_second=round(raw_write),
                 read_ratio=round(rate / raw_read, 3),

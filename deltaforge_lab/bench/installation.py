@@ -51,7 +51,9 @@ class Installation:
         context = build_run_context(opened, loaded)
         self.context: RunContext = dataclasses.replace(
             context,
-            build_sink=lambda sink_id: _Watched(context.build_sink(sink_id), self.acknowledged),
+            build_sink=lambda sink_id: _RecordingSink(
+                context.build_sink(sink_id), self.acknowledged
+            ),
         )
 
     @property
@@ -104,7 +106,7 @@ class Acknowledged:
         self.last_at = now
 
 
-class _Watched:
+class _RecordingSink:
     """Wraps a sink and records its acknowledgements."""
 
     def __init__(self, sink: Sink, acknowledged: Acknowledged) -> None:

@@ -15,7 +15,7 @@ Dialect = Literal["postgres", "mysql"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class BenchColumn:
     """A column: its type, and its value in row `n` as SQL; the `mysql_` fields are set if MySQL differs."""
 
     name: str
@@ -30,7 +30,7 @@ class Shape:
     """A table; its first column is the primary key."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[BenchColumn, ...]
 
     def create_table(self, dialect: Dialect) -> str:
         """Return the statement that creates the table."""
@@ -56,7 +56,7 @@ class Shape:
         return f"INSERT INTO {self.name} SELECT {values} FROM {numbers}"  # noqa: S608 - numbers
 
 
-_CREATED = Column(
+_CREATED = BenchColumn(
     "created_at",
     "timestamp",
     "timestamp '2025-01-02 03:04:05' + n * interval '1000001 microseconds'",
@@ -70,12 +70,12 @@ _BY_POST = ", by post, to the address of the invoice before the last one"
 ORDERS6 = Shape(
     "orders6",
     (
-        Column("id", "bigint", "n"),
-        Column("customer", "text", "concat('customer ', n * 7919 % 100003)", "varchar(100)"),
-        Column("amount", "decimal(10,2)", "n % 99991 / 100.0"),
-        Column("status", "text", _STATUS, "varchar(20)"),
+        BenchColumn("id", "bigint", "n"),
+        BenchColumn("customer", "text", "concat('customer ', n * 7919 % 100003)", "varchar(100)"),
+        BenchColumn("amount", "decimal(10,2)", "n % 99991 / 100.0"),
+        BenchColumn("status", "text", _STATUS, "varchar(20)"),
         _CREATED,
-        Column("note", "text", "concat('note on order ', n, ': ', n * 104729 % 1000003)"),
+        BenchColumn("note", "text", "concat('note on order ', n, ': ', n * 104729 % 1000003)"),
     ),
 )
 """Six columns, about 130 bytes of JSON."""
@@ -83,16 +83,18 @@ ORDERS6 = Shape(
 WIDE10 = Shape(
     "wide10",
     (
-        Column("id", "bigint", "n"),
-        Column("customer_id", "bigint", "n * 7919 % 100003"),
-        Column("status", "text", _STATUS, "varchar(20)"),
-        Column("amount", "decimal(12,2)", "n % 99991 / 100.0"),
-        Column("currency", "char(3)", "'EUR'"),
-        Column("note", "text", f"concat('order ', n * 104729 % 1000003, ' of ', n, '{_BY_POST}')"),
-        Column("paid", "boolean", "n % 3 > 0"),
-        Column("items", "int", "n % 7"),
+        BenchColumn("id", "bigint", "n"),
+        BenchColumn("customer_id", "bigint", "n * 7919 % 100003"),
+        BenchColumn("status", "text", _STATUS, "varchar(20)"),
+        BenchColumn("amount", "decimal(12,2)", "n % 99991 / 100.0"),
+        BenchColumn("currency", "char(3)", "'EUR'"),
+        BenchColumn(
+            "note", "text", f"concat('order ', n * 104729 % 1000003, ' of ', n, '{_BY_POST}')"
+        ),
+        BenchColumn("paid", "boolean", "n % 3 > 0"),
+        BenchColumn("items", "int", "n % 7"),
         _CREATED,
-        Column("sku", "text", "concat('SKU-', n * 31 % 5000)", "varchar(40)"),
+        BenchColumn("sku", "text", "concat('SKU-', n * 31 % 5000)", "varchar(40)"),
     ),
 )
 """Ten columns, about 260 bytes of JSON."""
@@ -100,9 +102,9 @@ WIDE10 = Shape(
 DOCUMENTS3 = Shape(
     "documents3",
     (
-        Column("id", "bigint", "n"),
-        Column("kind", "text", _STATUS, "varchar(20)"),
-        Column(
+        BenchColumn("id", "bigint", "n"),
+        BenchColumn("kind", "text", _STATUS, "varchar(20)"),
+        BenchColumn(
             "document",
             "jsonb",
             "jsonb_build_object('customer', n * 7919 % 100003, 'status', "

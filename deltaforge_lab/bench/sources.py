@@ -176,7 +176,7 @@ class PostgresBench(BenchSource):
 
     def read_raw(self) -> float:
         """Receive pgoutput's output for the backlog."""
-        server = postgres.Server.from_dsn(self.dsn, "deltaforge/bench")
+        server = postgres.PostgresSourceServer.from_dsn(self.dsn, "deltaforge/bench")
         with server.query(_PATIENCE) as connection:
             connected = server.replicate(connection, _PATIENCE)
         stream = ReplicationStream(connected, server.where)
@@ -279,7 +279,7 @@ class MysqlBench(BenchSource):
         """
         file, position = self._start
         body = struct.pack("<IHI", position, 1, 4_000_000_001) + str(file).encode()
-        server = mysql.Server.from_dsn(self.dsn, "deltaforge/bench")
+        server = mysql.MysqlSourceServer.from_dsn(self.dsn, "deltaforge/bench")
         began = time.monotonic()
         with server.dump([_CHECKSUMS], 0x12, body, _PATIENCE) as connected:
             connected.settimeout(_PATIENCE)
@@ -311,7 +311,9 @@ class MysqlBench(BenchSource):
         MySQL protocol, "Text Resultset": an EOF packet, `Int24 5 | Int8 number | 0xFE | warnings |
         status`, ends the column definitions, and another one ends the rows.
         """
-        connection = mysql.Server.from_dsn(self.dsn, "deltaforge/bench").connect(_PATIENCE)
+        connection = mysql.MysqlSourceServer.from_dsn(self.dsn, "deltaforge/bench").connect(
+            _PATIENCE
+        )
         began = time.monotonic()
         query = f"SELECT * FROM {self._shape.name}"  # noqa: S608 - constant name
         connection._execute_command(COMMAND.COM_QUERY, query)

@@ -38,7 +38,7 @@ from deltaforge_lab.demo.patience import Patience
 from deltaforge_lab.demo.proof import (
     ArrivalCounter,
     Proof,
-    Verdict,
+    SinkVerdict,
     arrival_rate,
     latencies,
     read_lines,
@@ -115,7 +115,7 @@ class Result:
     """The result of the demo; `as_json` describes the units."""
 
     captured: int
-    verdicts: dict[str, Verdict]
+    verdicts: dict[str, SinkVerdict]
     seconds: float
     burst_rate: float | None
     latencies_ms: list[int]
@@ -226,7 +226,7 @@ class _Demo:
             ui=self._environment.ui,
         )
 
-    def _judge(self, arrivals: Iterable[Arrival]) -> Verdict:
+    def _judge(self, arrivals: Iterable[Arrival]) -> SinkVerdict:
         proof = Proof(self._workload.record, self._database.tables)
         for arrival in arrivals:
             proof.see(arrival.event)

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from deltaforge_lab.demo.workload import TABLES, Op, Table, Write
+from deltaforge_lab.demo.workload import TABLES, DemoTable, Op, Write
 
 _BUSY_SECONDS = 60.0
 
@@ -43,7 +43,7 @@ class PostgresDatabase:
 
     title = "PostgreSQL"
     pipeline = "demo"
-    tables: tuple[Table, ...] = TABLES
+    tables: tuple[DemoTable, ...] = TABLES
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
 
     def __init__(self, dsn: str) -> None:
@@ -72,7 +72,7 @@ class PostgresDatabase:
         """Connect; yield a function that writes changes and one that commits."""
         with psycopg.connect(self._dsn) as connection:
 
-            def write(table: Table, op: Op, changed: Mapping[int, int]) -> None:
+            def write(table: DemoTable, op: Op, changed: Mapping[int, int]) -> None:
                 connection.execute(*_postgres_statement(table, op, changed))
 
             yield write, connection.commit
@@ -87,7 +87,7 @@ class SqliteDatabase:
 
     title = "SQLite"
     pipeline = "demo-turso"
-    tables: tuple[Table, ...] = tuple(
+    tables: tuple[DemoTable, ...] = tuple(
         replace(
             table,
             full_identity=True,
@@ -124,14 +124,14 @@ class SqliteDatabase:
         """Connect; yield a function that writes changes and one that commits."""
         with closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as connection:
 
-            def write(table: Table, op: Op, changed: Mapping[int, int]) -> None:
+            def write(table: DemoTable, op: Op, changed: Mapping[int, int]) -> None:
                 connection.executemany(*_sqlite_statement(table, op, changed))
 
             yield write, connection.commit
 
 
 def _postgres_statement(
-    table: Table, op: Op, changed: Mapping[int, int]
+    table: DemoTable, op: Op, changed: Mapping[int, int]
 ) -> tuple[sql.Composed, list[Any]]:
     """Return one statement for all rows, and its parameters, one array per column."""
     name = sql.Identifier(table.name)
@@ -157,7 +157,7 @@ def _postgres_statement(
 
 
 def _sqlite_statement(
-    table: Table, op: Op, changed: Mapping[int, int]
+    table: DemoTable, op: Op, changed: Mapping[int, int]
 ) -> tuple[str, list[tuple[Any, ...]]]:
     """Return a statement and its parameters for each row."""
     if op == "d":

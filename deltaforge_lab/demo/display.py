@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deltaforge_dagster.state.records import RangeRow
-from deltaforge_lab.demo.proof import Verdict
+from deltaforge_lab.demo.proof import SinkVerdict
 
 _SHOWN_RANGES = 5
 
@@ -46,7 +46,7 @@ def progress(
 
 
 def summary(
-    verdicts: Mapping[str, Verdict], figures: Mapping[str, str], *, good: bool
+    verdicts: Mapping[str, SinkVerdict], figures: Mapping[str, str], *, good: bool
 ) -> RenderableType:
     """Return the summary: one line per sink, then the figures, then the verdict in one sentence."""
     table = Table()

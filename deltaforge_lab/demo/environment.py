@@ -26,7 +26,7 @@ from deltaforge_dagster.resources.instance import dagster_home
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.demo.databases import PostgresDatabase, SqliteDatabase
-from deltaforge_lab.demo.workload import Database
+from deltaforge_lab.demo.workload import DemoDatabase
 from deltaforge_lab.servers.postgres import PostgresServer
 from deltaforge_lab.servers.redis import RedisServer
 
@@ -114,7 +114,7 @@ class DemoEnvironment:
             }
         )
 
-    def _start_database(self) -> Database:
+    def _start_database(self) -> DemoDatabase:
         if self._source == "turso":
             return SqliteDatabase(self._home / "shop.db")
         self._say("starting PostgreSQL")
@@ -207,7 +207,7 @@ class DemoEnvironment:
         return pipeline is not None and pipeline.start_position is not None
 
 
-def _pipeline_file(database: Database) -> Path:
+def _pipeline_file(database: DemoDatabase) -> Path:
     return Path(__file__).with_name(f"{database.pipeline}.yaml").resolve()
 
 

@@ -17,13 +17,13 @@ import orjson
 import redis
 
 from deltaforge_lab.arrivals import TIMEOUT_SECONDS, Arrival
-from deltaforge_lab.demo.workload import TABLES, Record, Table
+from deltaforge_lab.demo.workload import TABLES, DemoTable, Record
 
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SinkVerdict:
     """The result for one sink; its content is correct if all counts but `delivered` are 0."""
 
     delivered: int
@@ -46,7 +46,7 @@ class Proof:
         tables: The tables that the workload wrote to.
     """
 
-    def __init__(self, record: Record, tables: Sequence[Table] = TABLES) -> None:
+    def __init__(self, record: Record, tables: Sequence[DemoTable] = TABLES) -> None:
         self._record = record
         self._tables = {table.name: table for table in tables}
         self._seen: dict[tuple[str, int], int] = {}
@@ -71,9 +71,9 @@ class Proof:
         self._seen[key] = seen | 1 << place
         self._found += 1
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> SinkVerdict:
         """Return the result for all events seen so far."""
-        return Verdict(
+        return SinkVerdict(
             delivered=self._delivered,
             lost=self._record.total - self._found,
             duplicated=self._duplicated,

@@ -33,7 +33,7 @@ _RETURNING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class DemoColumn:
     """A column: its name, its type and its value as a function of key and version.
 
     `value` returns what is written. `shown` converts that to what the event's JSON must have, where it differs.
@@ -46,11 +46,11 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DemoTable:
     """A table of the demo; its first columns are `id` and `version`."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[DemoColumn, ...]
     full_identity: bool = False
 
     def row(self, key: int, version: int) -> dict[str, Any]:
@@ -60,30 +60,30 @@ class Table:
 
 
 TABLES = (
-    Table(
+    DemoTable(
         "customers",
         (
-            Column("name", "text", lambda key, version: f'Zoë {key} «{version}» "q"\t\\'),
-            Column("email", "text", lambda key, version: f"c{key}.{version}@example.com"),
-            Column("active", "boolean", lambda key, version: (key + version) % 3 > 0),
+            DemoColumn("name", "text", lambda key, version: f'Zoë {key} «{version}» "q"\t\\'),
+            DemoColumn("email", "text", lambda key, version: f"c{key}.{version}@example.com"),
+            DemoColumn("active", "boolean", lambda key, version: (key + version) % 3 > 0),
         ),
     ),
-    Table(
+    DemoTable(
         "orders",
         (
-            Column("customer_id", "bigint", lambda key, _: key * 7919 % 100_003),
-            Column("status", "text", lambda _, version: _STATES[version % len(_STATES)]),
-            Column("amount", "numeric(12,2)", lambda key, version: f"{key % 997}.{version % 100:02}"),
-            Column("note", "text", lambda key, version: None if key % 5 else f"note {version}"),
+            DemoColumn("customer_id", "bigint", lambda key, _: key * 7919 % 100_003),
+            DemoColumn("status", "text", lambda _, version: _STATES[version % len(_STATES)]),
+            DemoColumn("amount", "numeric(12,2)", lambda key, version: f"{key % 997}.{version % 100:02}"),
+            DemoColumn("note", "text", lambda key, version: None if key % 5 else f"note {version}"),
         ),
         full_identity=True,
     ),
-    Table(
+    DemoTable(
         "payments",
         (
-            Column("order_id", "bigint", lambda key, _: key),
-            Column("paid_on", "date", lambda key, version: f"2024-{version % 12 + 1:02}-{key % 28 + 1:02}"),
-            Column("details", "jsonb", lambda key, version: f'{{"k": [{key}, {version}]}}',
+            DemoColumn("order_id", "bigint", lambda key, _: key),
+            DemoColumn("paid_on", "date", lambda key, version: f"2024-{version % 12 + 1:02}-{key % 28 + 1:02}"),
+            DemoColumn("details", "jsonb", lambda key, version: f'{{"k": [{key}, {version}]}}',
                    lambda text: {"k": [int(part) for part in text[7:-2].split(",")]}),
         ),
     ),
@@ -106,7 +106,7 @@ class Record:
 class _Rows:
     """The existing rows of one table, from which changes are chosen at random."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: DemoTable) -> None:
         self.table = table
         self.versions: dict[int, int] = {}
         self.keys: list[int] = []
@@ -147,11 +147,11 @@ class _Rows:
         return removed
 
 
-Write = Callable[[Table, Op, Mapping[int, int]], None]
+Write = Callable[[DemoTable, Op, Mapping[int, int]], None]
 """Writes one operation on several rows of a table: the keys, each with its `Step` version."""
 
 
-class Database(Protocol):
+class DemoDatabase(Protocol):
     """A database that the demo writes to; implemented in `databases`.
 
     Attributes:
@@ -164,7 +164,7 @@ class Database(Protocol):
 
     title: str
     pipeline: str
-    tables: tuple[Table, ...]
+    tables: tuple[DemoTable, ...]
     environment: Mapping[str, str]
     errors: tuple[type[Exception], ...]
 
@@ -185,7 +185,7 @@ class Workload:
         seed: The same seed writes the same changes.
     """
 
-    def __init__(self, database: Database, seed: int = 1) -> None:
+    def __init__(self, database: DemoDatabase, seed: int = 1) -> None:
         self.record = Record()
         self._database = database
         self._chance = random.Random(seed)  # noqa: S311 - not for secrets
@@ -220,7 +220,7 @@ class Workload:
 
     def _transaction(self, write: Write, commit: Callable[[], None], size: int) -> None:
         """Write between one and `size` changes, one table after another, and commit."""
-        written: list[tuple[Table, Op, dict[int, int]]] = []
+        written: list[tuple[DemoTable, Op, dict[int, int]]] = []
         for place, rows in enumerate(self._rows):
             share = size // len(self._rows) + (place < size % len(self._rows))
             inserted = rows.insert(max(round(share * _SHARE_INSERTED), min(share, 1)))

@@ -31,7 +31,7 @@ async def _raised_by_calls(_: Exception) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredMessage:
     """A message in a stream; `ms` is the time when the server stored it, in milliseconds since 1970."""
 
     subject: str
@@ -79,7 +79,7 @@ class NatsClient:
         answer: dict[str, Any] = json.loads(reply.data)
         return answer
 
-    def read(self, stream: str, subject: str = ">") -> list[Stored]:
+    def read(self, stream: str, subject: str = ">") -> list[StoredMessage]:
         """Return every message of a stream in order, or those of one subject or pattern."""
         return self._done(self._read(stream, subject))
 
@@ -107,19 +107,19 @@ class NatsClient:
         except (nats.errors.Error, OSError) as error:
             raise SettingsError(f"NATS refuses a client: {error}") from error
 
-    async def _read(self, stream: str, subject: str) -> list[Stored]:
+    async def _read(self, stream: str, subject: str) -> list[StoredMessage]:
         wanted = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=_SECONDS)
         consumer = await self._nats.jetstream().pull_subscribe(
             subject, stream=stream, config=wanted
         )
         pending = (await consumer.consumer_info()).num_pending or 0
-        found: list[Stored] = []
+        found: list[StoredMessage] = []
         while len(found) < pending:
             batch = min(pending - len(found), _BATCH)
             for message in await consumer.fetch(batch, timeout=_SECONDS):
                 ms = round(message.metadata.timestamp.timestamp() * 1000)
                 found.append(
-                    Stored(
+                    StoredMessage(
                         message.subject,
                         message.headers or {},
                         message.data,

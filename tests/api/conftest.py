@@ -19,13 +19,13 @@ from fastapi import FastAPI
 
 from deltaforge_dagster.api.app import build_app
 from deltaforge_dagster.api.context import ApiContext
-from deltaforge_dagster.api.guard import Limits
+from deltaforge_dagster.api.guard import RequestLimits
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.state.store import StateStore
 
-MANY = Limits(requests_per_second=100_000)
+MANY = RequestLimits(requests_per_second=100_000)
 """Limits that no test reaches by accident."""
 
 
@@ -84,7 +84,7 @@ class Api:
 def served(
     context: ApiContext,
     token: str | None,
-    limits: Limits = MANY,
+    limits: RequestLimits = MANY,
     build: Callable[..., FastAPI] = build_app,
 ) -> Iterator[str]:
     """Run a server in a thread, and yield its address."""
@@ -131,7 +131,7 @@ def serve(
         owned.callback(store.close)
 
         def start(
-            token: str | None = None, limits: Limits = MANY, dagster_url: str | None = None
+            token: str | None = None, limits: RequestLimits = MANY, dagster_url: str | None = None
         ) -> Api:
             journal = Journal(settings.journal_url)
             context = ApiContext(settings, store, journal, instance, DagsterReload(dagster_url))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from deltaforge_dagster.api.guard import Limits, Rate, is_loopback
+from deltaforge_dagster.api.guard import Rate, RequestLimits, is_loopback
 from tests.api.conftest import Api, document
 
 
@@ -67,7 +67,7 @@ def test_without_a_token_other_sites_are_refused(api: Api) -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_large_body_is_refused(serve: Callable[..., Api], chunked: bool) -> None:
     """A large body is refused with or without its declared size; one of exactly the limit is accepted."""
-    api = serve(limits=Limits(body_bytes=1000, requests_per_second=1e6))
+    api = serve(limits=RequestLimits(body_bytes=1000, requests_per_second=1e6))
 
     def validate(size: int) -> httpx.Response:
         body = b" " * size
@@ -82,7 +82,7 @@ def test_a_large_body_is_refused(serve: Callable[..., Api], chunked: bool) -> No
 
 def test_too_many_requests_are_refused(serve: Callable[..., Api]) -> None:
     """The response has the time to wait; requests with wrong tokens count as well."""
-    api = serve("token", Limits(requests_per_second=0.001))
+    api = serve("token", RequestLimits(requests_per_second=0.001))
     assert api.client.get("/pipelines").status_code == 401
     answer = api.client.get("/pipelines", headers=bearer("token"))
     assert (answer.status_code, answer.json()["code"]) == (429, "TOO_MANY_REQUESTS")
@@ -91,7 +91,7 @@ def test_too_many_requests_are_refused(serve: Callable[..., Api]) -> None:
 
 def test_probes_have_no_rate(serve: Callable[..., Api]) -> None:
     """Probes are not rate-limited, except requests with a wrong token."""
-    slow = Limits(requests_per_second=0.001)
+    slow = RequestLimits(requests_per_second=0.001)
     for token in (None, "token"):
         api = serve(token, slow)
         headers = bearer("token") if token else None

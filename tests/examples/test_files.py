@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline, load_pipelines
 from deltaforge_dagster.config.processors.processors import JavascriptProcessor
-from deltaforge_dagster.processors.javascript.script import Limits, Script
+from deltaforge_dagster.processors.javascript.script import CallLimits, Script
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.kafka.settings import Settings
 from tests.examples.stage import EXAMPLES
@@ -152,7 +152,7 @@ def test_the_first_sample_of_the_introduction(tmp_path: Path) -> None:
     ids = (spec.source.config.id, script_of_one.id, spec.sinks[0].config.id)
     assert ids == ("orders-to-kafka", "javascript-0", "kafka-0")
     assert len(loaded.warnings) == 3
-    script = Script("js", script_of_one.inline, Limits(cpu_ms=2000, timeout_ms=20_000))
+    script = Script("js", script_of_one.inline, CallLimits(cpu_ms=2000, timeout_ms=20_000))
     event = '[{"event_id":"a","op":"c","ts_ms":1,"source":{"db":"shop","table":"orders"}}]'
     assert script.call(event, spelled=False) is None  # fields beside the known ones are not carried
     script.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.sensing import SchemaSensing
 from deltaforge_dagster.sensing.declared import declared
-from deltaforge_dagster.sensing.tables import COLUMNS, Tables
+from deltaforge_dagster.sensing.tables import COLUMNS, SensedTables
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.sensing import Findings
 from deltaforge_dagster.state.store import StateStore
@@ -56,7 +56,7 @@ def documents(count: int) -> list[Row]:
 def sense(store: StateStore, loaded: LoadedPipeline, rows: list[Row]) -> Lease:
     """Store what sensing finds in these rows, as segment 1; return the lease it was stored under."""
     options = loaded.spec.spec.schema_sensing or SchemaSensing()
-    tables = Tables(options, VERSIONS, {})
+    tables = SensedTables(options, VERSIONS, {})
     tables.take(batch(rows).select(list(COLUMNS)))
     learned = tables.learned()
     lease = held(store, "redis")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster import __version__
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.sources.registry import PositionField, source_types
 
 Row = Mapping[str, Any]
@@ -84,7 +84,7 @@ def dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def event(row: Row, origin: Origin) -> dict[str, Any]:  # noqa: C901 - one rule per key
+def event(row: Row, origin: EventOrigin) -> dict[str, Any]:  # noqa: C901 - one rule per key
     """Return the native event of a row, derived from the event model and not from the product's code."""
     source: dict[str, Any] = {
         "version": f"deltaforge-{__version__}",
@@ -133,12 +133,12 @@ def event(row: Row, origin: Origin) -> dict[str, Any]:  # noqa: C901 - one rule 
     return whole
 
 
-def debezium(row: Row, origin: Origin) -> dict[str, Any]:
+def debezium(row: Row, origin: EventOrigin) -> dict[str, Any]:
     """Return the debezium envelope of a row, derived from the event model."""
     return {"schema": None, "payload": event(row, origin)}
 
 
-def cloudevent(row: Row, origin: Origin, type_prefix: str) -> dict[str, Any]:
+def cloudevent(row: Row, origin: EventOrigin, type_prefix: str) -> dict[str, Any]:
     """Return the CloudEvent of a row, derived from the event model."""
     native = event(row, origin)
     table = f"{row['db'] if row['schema'] is None else row['schema']}.{row['table']}"

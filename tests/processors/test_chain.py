@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 
 from deltaforge_dagster.config.processors.processors import Processor
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from tests.processors.rows import Row, batch, row
 
-ORIGIN = Origin("mysql", "orders-db", "acme")
+ORIGIN = EventOrigin("mysql", "orders-db", "acme")
 _PROCESSORS: TypeAdapter[tuple[Processor, ...]] = TypeAdapter(tuple[Processor, ...])
 
 MASK = {

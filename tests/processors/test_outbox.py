@@ -11,11 +11,11 @@ import pytest
 
 from deltaforge_dagster.config.processors.processors import OutboxProcessor
 from deltaforge_dagster.errors import ProcessorFailed
-from deltaforge_dagster.processors.messages.envelope import Origin, native_envelope
+from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
 from deltaforge_dagster.processors.outbox import Outbox
 from tests.processors.rows import Row, batch, row
 
-MYSQL = Origin("mysql", "shop-db", "acme")
+MYSQL = EventOrigin("mysql", "shop-db", "acme")
 
 EVENT = {
     "id": 7, "aggregate_type": "Order", "aggregate_id": 1,

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from deltaforge_dagster.config.processors.processors import Processor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from tests.processors.acme import install
 from tests.processors.rows import batch, row
 
@@ -32,7 +32,9 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def chain(*blocks: dict[str, Any]) -> ChainSpec:
     """Return a chain for processors given as in a pipeline file."""
-    return ChainSpec(_PROCESSORS.validate_json(json.dumps(blocks)), Origin("mysql", "db", "acme"))
+    return ChainSpec(
+        _PROCESSORS.validate_json(json.dumps(blocks)), EventOrigin("mysql", "db", "acme")
+    )
 
 
 def made(spec: ChainSpec) -> list[dict[str, Any]]:

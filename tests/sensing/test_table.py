@@ -18,7 +18,7 @@ from deltaforge_dagster.config.sensing import Sampling, SchemaSensing
 from deltaforge_dagster.sensing.declared import declared
 from deltaforge_dagster.sensing.sampling import chosen
 from deltaforge_dagster.sensing.table import TableSense
-from deltaforge_dagster.sensing.tables import COLUMNS, Tables, restored
+from deltaforge_dagster.sensing.tables import COLUMNS, SensedTables, restored
 from tests.chance import examples
 from tests.processors.rows import Row, batch, dumps, row
 from tests.sensing.reference import Reference, type_of
@@ -49,7 +49,7 @@ def taken(options: SchemaSensing, rows: list[Row], cuts: list[int] | None = None
     """Return what is learned about the table when rows arrive in parts, between which the state is stored."""
     states: dict[str, bytes] = {}
     for start, stop in pairwise(sorted({0, len(rows), *(cut % len(rows) for cut in cuts or ())})):
-        tables = Tables(options, VERSIONS, states)
+        tables = SensedTables(options, VERSIONS, states)
         tables.take(batch(rows[start:stop]).select(list(COLUMNS)))
         states |= {one.table: one.state for one in tables.learned()}
     return restored(options, states[TABLE])
@@ -213,7 +213,7 @@ def test_another_version_begins_anew() -> None:
 )
 def test_documents_of_their_own(changed: dict[str, Any], known: set[str]) -> None:
     """A row that does not belong to a registered table is a document, and is not compared."""
-    tables = Tables(SchemaSensing(enabled=True), VERSIONS, {})
+    tables = SensedTables(SchemaSensing(enabled=True), VERSIONS, {})
     tables.take(batch([row(after='{"any":{"thing":1}}', **changed)]).select(list(COLUMNS)))
 
     (learned,) = tables.learned()
@@ -249,7 +249,7 @@ def test_selected_tables_and_columns() -> None:
             row(table="customers", after=image),
         ]
     )
-    tables = Tables(options, VERSIONS, {})
+    tables = SensedTables(options, VERSIONS, {})
     tables.take(frame.select(list(COLUMNS)))
 
     (learned,) = tables.learned()
@@ -264,7 +264,7 @@ def test_selected_tables_and_columns() -> None:
 def test_states_are_compressed_json() -> None:
     """The stored state is readable JSON, and contains no row values except examples."""
     options = SchemaSensing(enabled=True, tracking={"enum_detection": False})  # type: ignore[arg-type]
-    tables = Tables(options, VERSIONS, {})
+    tables = SensedTables(options, VERSIONS, {})
     tables.take(batch([row(after='{"id":1,"doc":{"k":"secret"}}')]).select(list(COLUMNS)))
 
     (learned,) = tables.learned()

@@ -16,7 +16,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.resources import alert_hooks
-from deltaforge_dagster.resources.alert_hooks import Problem, tell
+from deltaforge_dagster.resources.alert_hooks import AlertProblem, tell
 from deltaforge_dagster.sensors.alerts import SENSOR, problems
 from deltaforge_dagster.state.store import StateStore
 
@@ -101,7 +101,7 @@ def loaded(tmp_path: Path, hooks: Hooks) -> LoadedPipeline:
     return load_pipeline(path)
 
 
-DOWN = Problem("orders/sinks/redis", "delivered", "ERROR")
+DOWN = AlertProblem("orders/sinks/redis", "delivered", "ERROR")
 
 
 def test_once_when_it_begins_and_once_when_it_ends(
@@ -144,7 +144,7 @@ def test_what_could_not_be_sent_is_sent_later(
     assert tell(sqlite_store, loaded, [DOWN]) == []
     assert len(hooks.taken()) == 2
 
-    other = Problem("orders", "run", "ERROR")
+    other = AlertProblem("orders", "run", "ERROR")
     hooks.refusals = 3
     (deaf,) = tell(sqlite_store, loaded, [DOWN, other])
     assert deaf == "engine.alerts[0] (webhook)"
@@ -237,8 +237,8 @@ def test_the_sensor(
         instance.report_runless_asset_event(evaluation(passed=False))
         run(instance, fails="yes")
         assert problems(instance, loaded) == [
-            Problem("orders/sinks/redis", "delivered", "WARN"),
-            Problem("orders", "run", "ERROR"),
+            AlertProblem("orders/sinks/redis", "delivered", "WARN"),
+            AlertProblem("orders", "run", "ERROR"),
         ]
         assert ticks() == ["problem delivered", "problem run"]
         assert ticks() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
+from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
 )
 def test_patterns(pattern: str, outboxes: list[str], others: list[str]) -> None:
     """Exact, in any database, with wildcards at the ends and inside; `_` is a character."""
-    tables = OutboxTables(["no.thing", pattern])
+    tables = MysqlOutboxTables(["no.thing", pattern])
 
     assert tables
     assert all(tables.has(*name.split(".", 1)) for name in outboxes)

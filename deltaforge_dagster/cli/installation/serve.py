@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from deltaforge_dagster.api.app import build_app, build_metrics_app
 from deltaforge_dagster.api.context import ApiContext
-from deltaforge_dagster.api.guard import DEFAULT_LIMITS, Limits, is_loopback
+from deltaforge_dagster.api.guard import DEFAULT_LIMITS, RequestLimits, is_loopback
 from deltaforge_dagster.api.readiness import watched
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.config.settings import Settings
@@ -76,7 +76,7 @@ def serve(
     settings = Settings.from_env()
     if settings.state_url == "memory":
         raise NotAllowed("DELTAFORGE_STATE_URL is memory: only the run itself can see that state")
-    limits = Limits(body_bytes, rate)
+    limits = RequestLimits(body_bytes, rate)
     with ExitStack() as open_now:
         listening = open_now.enter_context(_listen(f"--host {host} --port {port}", host, port))
         metrics = None

@@ -40,7 +40,7 @@ for _name, _pattern, _first in (
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class DocumentProblem:
     """Something wrong at one place of a document; `line` counts from 1, 0 is the whole file."""
 
     path: DocumentPath
@@ -60,7 +60,7 @@ class Document:
 
     value: Any = None
     lines: dict[DocumentPath, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[DocumentProblem] = field(default_factory=list)
 
     def line(self, path: DocumentPath) -> int:
         """Return the line of `path`, or of the nearest thing above it that is in the file."""
@@ -95,9 +95,9 @@ def parse(text: str) -> Document:
     except yaml.MarkedYAMLError as error:
         document.problems.append(_syntax_problem(error))
     except yaml.YAMLError:
-        document.problems.append(Problem((), "holds a character that YAML does not allow"))
+        document.problems.append(DocumentProblem((), "holds a character that YAML does not allow"))
     except RecursionError:
-        document.problems.append(Problem((), "is nested too deeply"))
+        document.problems.append(DocumentProblem((), "is nested too deeply"))
     return document
 
 
@@ -110,7 +110,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
+def _syntax_problem(error: yaml.MarkedYAMLError) -> DocumentProblem:
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
     if error.problem == "but found another document":
@@ -123,7 +123,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
         said = ", ".join(filter(None, (error.context, error.problem)))
         said = re.sub(r"'(?!<[a-z ]+>'|.')[^']*'|\"(?!.\")[^\"]*\"", "'...'", said)
         text = f"is not valid YAML: {said} (column {column})"
-    return Problem((), text, line)
+    return DocumentProblem((), text, line)
 
 
 def _convert(
@@ -132,7 +132,7 @@ def _convert(
     line = node.start_mark.line + 1
     document.lines.setdefault(path, line)
     if node in above:
-        document.problems.append(Problem(path, "contains itself through an alias", line))
+        document.problems.append(DocumentProblem(path, "contains itself through an alias", line))
         return None
     if isinstance(node, yaml.MappingNode):
         return _convert_mapping(node, path, document, (*above, node))
@@ -152,16 +152,18 @@ def _convert_mapping(
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            document.problems.append(Problem(path, "has a key that is not plain text", line))
+            document.problems.append(
+                DocumentProblem(path, "has a key that is not plain text", line)
+            )
             continue
         key: str = key_node.value
         here = (*path, key)
         if key == "<<":
             text = "merge keys are not supported (write the fields out)"
-            document.problems.append(Problem(here, text, line))
+            document.problems.append(DocumentProblem(here, text, line))
         elif key in first_lines:
             text = f"is given twice, first in line {first_lines[key]} (keep one)"
-            document.problems.append(Problem(here, text, line))
+            document.problems.append(DocumentProblem(here, text, line))
         else:
             first_lines[key] = line
             document.lines[here] = line
@@ -188,9 +190,9 @@ def _convert_scalar(node: yaml.Node, path: DocumentPath, document: Document) -> 
             case "float":
                 return float(text.replace(".inf", "inf").replace(".nan", "nan"))
             case _:
-                document.problems.append(Problem(path, "has a YAML tag (remove it)", line))
+                document.problems.append(DocumentProblem(path, "has a YAML tag (remove it)", line))
     except (ValueError, KeyError):
         document.problems.append(
-            Problem(path, f"is tagged !!{kind}, but is not a valid {kind}", line)
+            DocumentProblem(path, f"is tagged !!{kind}, but is not a valid {kind}", line)
         )
     return None

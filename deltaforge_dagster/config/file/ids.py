@@ -22,10 +22,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from deltaforge_dagster.config.file.document import DocumentPath, Problem
+from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem
 
 
-def derive_ids(value: dict[str, Any], name: str | None) -> list[Problem]:
+def derive_ids(value: dict[str, Any], name: str | None) -> list[DocumentProblem]:
     """Add the missing ids to a document; return the warnings.
 
     Args:
@@ -36,7 +36,7 @@ def derive_ids(value: dict[str, Any], name: str | None) -> list[Problem]:
     if not isinstance(spec, dict):
         return []
     processors, sinks = spec.get("processors"), spec.get("sinks")
-    warnings: list[Problem] = []
+    warnings: list[DocumentProblem] = []
     if isinstance(processors, tuple):
         warnings += derive_processor_ids(processors, ("spec", "processors"))
     source = _config(spec.get("source"))
@@ -56,7 +56,7 @@ def derive_ids(value: dict[str, Any], name: str | None) -> list[Problem]:
     return warnings
 
 
-def derive_processor_ids(processors: Sequence[Any], here: DocumentPath) -> list[Problem]:
+def derive_processor_ids(processors: Sequence[Any], here: DocumentPath) -> list[DocumentProblem]:
     """Add the missing ids to a list of processors, except those that are defaults of the models.
 
     Args:
@@ -111,5 +111,5 @@ def _config(block: object) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def _missing(block: DocumentPath, name: str) -> Problem:
-    return Problem((*block, "id"), f"is missing, {name} is used (give one)")
+def _missing(block: DocumentPath, name: str) -> DocumentProblem:
+    return DocumentProblem((*block, "id"), f"is missing, {name} is used (give one)")

@@ -31,7 +31,7 @@ from deltaforge_dagster.config.file.advice import advice
 from deltaforge_dagster.config.file.document import (
     Document,
     DocumentPath,
-    Problem,
+    DocumentProblem,
     format_path,
     parse,
     plain,
@@ -87,7 +87,7 @@ class BrokenPipeline:
 
 
 @dataclass(slots=True)
-class _File:
+class _PipelineFile:
     """A file, or a document without one, while it is read."""
 
     path: Path | None
@@ -98,13 +98,13 @@ class _File:
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def add(self, problems: Iterable[Problem]) -> None:
+    def add(self, problems: Iterable[DocumentProblem]) -> None:
         self.problems += [self._line(problem) for problem in problems]
 
-    def warn(self, warnings: Iterable[Problem]) -> None:
+    def warn(self, warnings: Iterable[DocumentProblem]) -> None:
         self.warnings += [self._line(warning) for warning in warnings]
 
-    def _line(self, problem: Problem) -> str:
+    def _line(self, problem: DocumentProblem) -> str:
         where = f"{format_path(problem.path)}: " if problem.path else ""
         if self.path is None:
             return f"{where}{problem.text}"
@@ -139,7 +139,7 @@ def load_document(
         value: The document.
         strict: Unknown fields are problems, not warnings.
     """
-    file = _File(None, strict)
+    file = _PipelineFile(None, strict)
     file.document.value = plain(value)
     _build(file, file.document.value)
     return _outcome(file, file.name or name)
@@ -188,7 +188,7 @@ def load_files(
     warnings.
     """
     files = {path: _read(path, strict=strict) for path in paths}
-    claims: dict[str, list[_File]] = {}
+    claims: dict[str, list[_PipelineFile]] = {}
     for file in files.values():
         if file.name is not None:
             claims.setdefault(file.name, []).append(file)
@@ -205,13 +205,13 @@ def load_files(
     return pipelines
 
 
-def _report_rivals(files: list[_File]) -> None:
+def _report_rivals(files: list[_PipelineFile]) -> None:
     """Report the conflict of several files with the same name, and collect all problems in the first."""
     first, *others = files
     for other in others:
         for file, rival in ((first, other), (other, first)):
             text = f"the name {file.name} is also used by {rival.path} (names must be unique)"
-            file.add([Problem(("metadata", "name"), text)])
+            file.add([DocumentProblem(("metadata", "name"), text)])
         first.problems += other.problems
         first.warnings += other.warnings
 
@@ -223,7 +223,7 @@ def _free_name(path: Path, taken: set[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _outcome(file: _File, name: str) -> LoadedPipeline | BrokenPipeline:
+def _outcome(file: _PipelineFile, name: str) -> LoadedPipeline | BrokenPipeline:
     warnings = tuple(file.warnings)
     if file.problems or file.spec is None:
         return BrokenPipeline(file.path, name, SpecError(*file.problems), warnings)
@@ -239,8 +239,8 @@ def spec_hash(spec: PipelineSpec) -> str:
     return hashlib.sha256((text + spec.spec.engine.columns.salt_digest()).encode()).hexdigest()
 
 
-def _read(path: Path, *, strict: bool) -> _File:
-    file = _File(path, strict)
+def _read(path: Path, *, strict: bool) -> _PipelineFile:
+    file = _PipelineFile(path, strict)
     try:
         text = path.read_text("utf-8-sig")
     except OSError as error:
@@ -250,7 +250,7 @@ def _read(path: Path, *, strict: bool) -> _File:
         file.problems.append(f"{path}: is not UTF-8 text (byte {error.start})")
         return file
     text, notes = expand(text, os.environ)
-    file.add(Problem((), note.text, note.line) for note in notes if note.fatal)
+    file.add(DocumentProblem((), note.text, note.line) for note in notes if note.fatal)
     if file.problems:
         return file
     file.document = parse(text)
@@ -258,15 +258,15 @@ def _read(path: Path, *, strict: bool) -> _File:
     file.add(unquoted_nulls(file.document))
     _build(file, file.document.value)
     named = set(re.findall(r"\w+", " ".join(file.problems)))
-    file.warn(Problem((), note.text, note.line) for note in notes if note.name not in named)
+    file.warn(DocumentProblem((), note.text, note.line) for note in notes if note.name not in named)
     return file
 
 
-def _build(file: _File, value: Any) -> None:
+def _build(file: _PipelineFile, value: Any) -> None:
     """Fill `file` from the document's value, which is modified on the way."""
     if not isinstance(value, dict):
         if not file.problems:
-            file.add([Problem((), "must be a mapping with `metadata` and `spec`", 1)])
+            file.add([DocumentProblem((), "must be a mapping with `metadata` and `spec`", 1)])
         return
     file.name = _readable_name(value)
     variables = {} if file.path is not None else {one.path: one for one in _unexpanded(value)}
@@ -293,7 +293,7 @@ def _build(file: _File, value: Any) -> None:
     file.spec = spec
 
 
-def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[Problem]:
+def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[DocumentProblem]:
     """Yield a problem for each environment variable in a document; only files may use them."""
     if isinstance(value, str):
         for name in unexpanded(value)[:1]:
@@ -301,7 +301,7 @@ def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[Problem]:
                 f"holds ${{{name}}}, which stays as it is: environment variables are expanded in pipeline"
                 " files only, not in what is sent to the API (write the value out)"
             )
-            yield Problem(path, text)
+            yield DocumentProblem(path, text)
     elif isinstance(value, dict):
         for key, one in value.items():
             yield from _unexpanded(one, (*path, key))
@@ -334,7 +334,7 @@ def _name_of_instance(value: Mapping[str, Any], name: str | None) -> str | None:
     return _readable_name(value)
 
 
-def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:
+def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[DocumentProblem]:
     """Make the directories of Python processors absolute; in the file they are relative to it."""
     spec = value.get("spec")
     processors = spec.get("processors") if isinstance(spec, dict) else None
@@ -344,12 +344,14 @@ def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[Pr
             continue
         if folder is None and not Path(path).is_absolute():
             place: DocumentPath = ("spec", "processors", index, "path")
-            yield Problem(place, "must be absolute: there is no file that it could be relative to")
+            yield DocumentProblem(
+                place, "must be absolute: there is no file that it could be relative to"
+            )
         else:
             one["path"] = str(((folder or Path()) / path).resolve())
 
 
-def _warnings_of_source(value: Mapping[str, Any]) -> Iterator[Problem]:
+def _warnings_of_source(value: Mapping[str, Any]) -> Iterator[DocumentProblem]:
     try:
         source = value["spec"]["source"]
         kind, config = source_types().get(source["type"]), source["config"]
@@ -357,4 +359,4 @@ def _warnings_of_source(value: Mapping[str, Any]) -> Iterator[Problem]:
         return  # the models report what is wrong
     if kind is not None and isinstance(config, dict):
         for field, text in kind.warnings(config):
-            yield Problem(("spec", "source", "config", field), text)
+            yield DocumentProblem(("spec", "source", "config", field), text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltaforge_dagster.config.blocks import Block
 from deltaforge_dagster.config.env import expand
-from deltaforge_dagster.config.file.document import Problem, format_path, parse
+from deltaforge_dagster.config.file.document import DocumentProblem, format_path, parse
 from deltaforge_dagster.config.file.ids import derive_processor_ids
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.file.validation import validate
@@ -38,7 +38,7 @@ def load_processors(path: Path) -> tuple[Processor, ...]:
         return load_pipeline(path).spec.spec.processors
     problems = document.problems
     if not isinstance(value, dict):
-        problems = problems or [Problem((), "must be a mapping with `processors`", 1)]
+        problems = problems or [DocumentProblem((), "must be a mapping with `processors`", 1)]
     else:
         blocks = value.get("processors")
         if isinstance(blocks, tuple):
@@ -58,11 +58,13 @@ def load_processors(path: Path) -> tuple[Processor, ...]:
     )
 
 
-def _repeated(processors: tuple[Processor, ...]) -> list[Problem]:
+def _repeated(processors: tuple[Processor, ...]) -> list[DocumentProblem]:
     seen: set[str] = set()
     problems = []
     for number, one in enumerate(processors):
         if one.id in seen:
-            problems.append(Problem(("processors", number, "id"), f"{one.id} is used twice"))
+            problems.append(
+                DocumentProblem(("processors", number, "id"), f"{one.id} is used twice")
+            )
         seen.add(one.id)
     return problems

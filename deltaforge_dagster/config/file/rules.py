@@ -9,24 +9,24 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deltaforge_dagster.config.file.document import Document, Problem, format_path
+from deltaforge_dagster.config.file.document import Document, DocumentProblem, format_path
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.registry import parse_position, source_types
 
 _WORDS_NULL = frozenset({"empty_object", "empty_list"})
 
 
-def unquoted_nulls(document: Document) -> Iterator[Problem]:
+def unquoted_nulls(document: Document) -> Iterator[DocumentProblem]:
     """Yield a problem for each field that has YAML's null where the text `null` was probably meant."""
     for path in document.lines:
         if path[:2] == ("spec", "processors") and path[-1] in _WORDS_NULL:
             block = document.at(path[:-1])
             if isinstance(block, dict) and path[-1] not in block:
                 text = "has no value (the word null needs quotes: YAML's own null is no value)"
-                yield Problem(path, text)
+                yield DocumentProblem(path, text)
 
 
-def rules(value: Mapping[str, Any]) -> Iterator[Problem]:
+def rules(value: Mapping[str, Any]) -> Iterator[DocumentProblem]:
     """Yield a problem for each violated rule between the blocks of a document."""
     spec = value.get("spec")
     if isinstance(spec, dict):
@@ -44,10 +44,10 @@ def rules(value: Mapping[str, Any]) -> Iterator[Problem]:
     quorum = policy.get("quorum") if isinstance(policy, dict) else None
     if isinstance(quorum, int) and quorum > len(sinks):
         text = f"is {quorum}, but there are only {len(sinks)} sinks"
-        yield Problem(("spec", "commit_policy", "quorum"), text)
+        yield DocumentProblem(("spec", "commit_policy", "quorum"), text)
 
 
-def _no_position(spec: Mapping[str, Any]) -> Iterator[Problem]:
+def _no_position(spec: Mapping[str, Any]) -> Iterator[DocumentProblem]:
     """Yield a problem if the seed's position is none of any kind of source."""
     try:
         fields = spec["engine"]["checkpoint"]["seed"]["position"]
@@ -62,10 +62,10 @@ def _no_position(spec: Mapping[str, Any]) -> Iterator[Problem]:
     except CorruptLog:
         examples = [kind.position_example for kind in source_types().values()]
         text = f"is not a position (write {', or '.join(filter(None, examples))})"
-        yield Problem(("spec", "engine", "checkpoint", "seed", "position"), text)
+        yield DocumentProblem(("spec", "engine", "checkpoint", "seed", "position"), text)
 
 
-def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Problem]:
+def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[DocumentProblem]:
     """Yield a problem for each outbox processor whose source captures no outbox."""
     config = source.get("config") if isinstance(source, dict) else None
     if not isinstance(config, dict) or "outbox" in config:
@@ -78,7 +78,7 @@ def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Pro
                 "nothing is captured from an outbox (set spec.source.config.outbox: "
                 f"{', '.join(outboxes)})"
             )
-            yield Problem(("spec", "processors", index), text)
+            yield DocumentProblem(("spec", "processors", index), text)
 
 
 def _id(block: object) -> str | None:
@@ -89,11 +89,11 @@ def _id(block: object) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _repeated(ids: list[str | None], block: str, *field: str) -> Iterator[Problem]:
+def _repeated(ids: list[str | None], block: str, *field: str) -> Iterator[DocumentProblem]:
     """Yield a problem for each id that an earlier entry of the list already has."""
     seen: dict[str, int] = {}
     for index, one in enumerate(ids):
         if one is not None and seen.setdefault(one, index) != index:
             first = format_path(("spec", block, seen[one]))
             text = f"{one} is also the id of {first} (ids must be unique)"
-            yield Problem(("spec", block, index, *field), text)
+            yield DocumentProblem(("spec", block, index, *field), text)

@@ -13,7 +13,7 @@ from typing import Any
 
 from deltaforge_dagster.config.blocks import Block, bare_type
 from deltaforge_dagster.config.engine.checkpoint import ONLY_STATE
-from deltaforge_dagster.config.file.document import DocumentPath, Problem
+from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem
 from deltaforge_dagster.config.file.validation import validate
 from deltaforge_dagster.config.sinks import later
 from deltaforge_dagster.sinks.registry import broken_sink_types, sink_types
@@ -33,7 +33,7 @@ _SENSING_WITHOUT_EFFECT = (
 )
 
 
-def take_unsupported(document: Any) -> list[Problem]:
+def take_unsupported(document: Any) -> list[DocumentProblem]:
     """Remove from `document` what only later versions support.
 
     Returns:
@@ -48,23 +48,23 @@ def take_unsupported(document: Any) -> list[Problem]:
     return [*_spec_problems(spec), *(problem for found in checkpoints for problem in found)]
 
 
-def without_effect(document: dict[str, Any]) -> Iterator[Problem]:
+def without_effect(document: dict[str, Any]) -> Iterator[DocumentProblem]:
     """Yield a warning for each field that is set and valid but has no effect."""
     if "max_inflight" in _mapping(_mapping(document, "spec"), "batch"):
         text = "has no effect (the next messages are always encoded meanwhile)"
-        yield Problem(("spec", "batch", "max_inflight"), text)
+        yield DocumentProblem(("spec", "batch", "max_inflight"), text)
     if "storage" in document:
         text = "has no effect (DELTAFORGE_STATE_URL names the state store, for all pipelines)"
-        yield Problem(("storage",), text)
+        yield DocumentProblem(("storage",), text)
     sensing = _mapping(_mapping(document, "spec"), "schema_sensing")
     if sensing.get("enabled") is True:
         for block, field, instead in _SENSING_WITHOUT_EFFECT:
             if field in _mapping(sensing, block):
                 where = ("spec", "schema_sensing", block, field)
-                yield Problem(where, f"has no effect ({instead})")
+                yield DocumentProblem(where, f"has no effect ({instead})")
 
 
-def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:
+def _spec_problems(spec: dict[str, Any]) -> Iterator[DocumentProblem]:
     sensing = _mapping(spec, "schema_sensing")
     if sensing.get("enabled") is True and _mapping(sensing, "output").get("emit_events") is True:
         where = ("spec", "schema_sensing", "output", "emit_events")
@@ -72,17 +72,17 @@ def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     source = str(_mapping(spec, "source").get("type"))
     if source in broken_source_types():
         text = f"is {source}: {broken_source_types()[source]}"
-        yield Problem(("spec", "source", "type"), text)
+        yield DocumentProblem(("spec", "source", "type"), text)
     sinks = spec.get("sinks")
     for index, sink in enumerate(sinks if isinstance(sinks, tuple) else ()):
         if isinstance(sink, dict):
             yield from _sink_problems(sink, ("spec", "sinks", index))
 
 
-def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Problem]:
+def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[DocumentProblem]:
     kind = str(sink.get("type"))
     if kind in broken_sink_types():
-        yield Problem((*here, "type"), f"is {kind}: {broken_sink_types()[kind]}")
+        yield DocumentProblem((*here, "type"), f"is {kind}: {broken_sink_types()[kind]}")
         return
     if kind in later.SINKS and kind not in sink_types():
         *first, last = sink_types()
@@ -98,7 +98,7 @@ def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Problem
         yield from _problems(later.AvroEncoding, encoding, (*here, "encoding"))
 
 
-def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[Problem]:
+def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[DocumentProblem]:
     """Return the problems of a block with a replicator's checkpoint options, and remove what they cover."""
     parent = document
     for part in here[:-1]:
@@ -107,7 +107,9 @@ def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[P
     problems = []
     store, seed = block.get("type"), bare_type(block.get("seeder"))
     if store in {"file", "mongo"}:
-        problems.append(Problem(here, f"stores of type {store} are not supported: {ONLY_STATE}"))
+        problems.append(
+            DocumentProblem(here, f"stores of type {store} are not supported: {ONLY_STATE}")
+        )
     kind = seed.get("type") if isinstance(seed, dict) else None
     if kind not in {None, "none"}:
         source = _mapping(_mapping(document, "spec"), "source").get("type")
@@ -115,7 +117,7 @@ def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[P
         chosen = source_types().get(str(source))
         if kind == "chaser" and chosen is not None and chosen.position_at(0) is None:
             text = f"is not supported: {no_chaser()}"
-        problems.append(Problem((*here, "seeder"), text))
+        problems.append(DocumentProblem((*here, "seeder"), text))
     if problems:
         for name in ("type", "path", "database", "seeder"):
             block.pop(name, None)
@@ -124,11 +126,13 @@ def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[P
     return problems
 
 
-def _not_yet(path: DocumentPath, what: str, instead: str) -> Problem:
-    return Problem(path, f"{what} not supported yet ({instead})")
+def _not_yet(path: DocumentPath, what: str, instead: str) -> DocumentProblem:
+    return DocumentProblem(path, f"{what} not supported yet ({instead})")
 
 
-def _problems(model: type[Block], block: dict[str, Any], here: DocumentPath) -> Iterator[Problem]:
+def _problems(
+    model: type[Block], block: dict[str, Any], here: DocumentPath
+) -> Iterator[DocumentProblem]:
     for problem in validate(model, block)[2]:
         yield replace(problem, path=(*here, *problem.path))
 

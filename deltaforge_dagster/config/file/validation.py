@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pydantic
 from pydantic_core import ErrorDetails
 
-from deltaforge_dagster.config.file.document import DocumentPath, Problem, format_path
+from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem, format_path
 from deltaforge_dagster.config.file.fields import field_names
 from deltaforge_dagster.config.file.sentences import sentence
 from deltaforge_dagster.config.processors.processors import CUSTOM
@@ -19,23 +19,23 @@ _Model = TypeVar("_Model", bound=pydantic.BaseModel)
 
 def validate(
     model: type[_Model], value: dict[str, Any]
-) -> tuple[_Model | None, list[Problem], list[Problem]]:
+) -> tuple[_Model | None, list[DocumentProblem], list[DocumentProblem]]:
     """Return `value` as `model` (None if it is invalid), the unknown fields, and the problems.
 
     Unknown fields are removed from `value`; the caller decides whether they are problems.
     """
-    unknown: list[Problem] = []
+    unknown: list[DocumentProblem] = []
     found, errors = _try(model, value)
     strangers = [error for error in errors if error["type"] == "extra_forbidden"]
     if strangers:
         for error in strangers:
             path = _document_path(error["loc"], value)
-            unknown.append(Problem(path, f"is not a known field{_guess(path)}"))
+            unknown.append(DocumentProblem(path, f"is not a known field{_guess(path)}"))
         for stranger in unknown:
             _remove(value, stranger.path)
         found, errors = _try(model, value)
     problems = [
-        Problem(_document_path(error["loc"], value), sentence(error))
+        DocumentProblem(_document_path(error["loc"], value), sentence(error))
         for error in errors
         # pydantic does not count invalid entries: a list of them is not too short.
         if error["type"] != "too_short" or not _at(value, _document_path(error["loc"], value))

@@ -30,7 +30,12 @@ from deltaforge_dagster.config.engine.engine import SegmentLimits
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
-from deltaforge_dagster.pipeline.capture.backlog_job import SectionJob, WarmJob, Written, written_by
+from deltaforge_dagster.pipeline.capture.backlog_job import (
+    SectionJob,
+    WarmJob,
+    WrittenSection,
+    written_by,
+)
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
@@ -67,7 +72,7 @@ class _Pace:
 class _Reading:
     section: LogSection
     reader: int
-    written: Future[Written]
+    written: Future[WrittenSection]
 
 
 class Backlog:
@@ -262,14 +267,14 @@ class Backlog:
             epoch=self._lease.epoch,
         )
 
-    def _submit(self, job: SectionJob) -> Future[Written]:
+    def _submit(self, job: SectionJob) -> Future[WrittenSection]:
         return self._pool.submit(self._execute, job)
 
-    def _execute(self, job: SectionJob) -> Written:
+    def _execute(self, job: SectionJob) -> WrittenSection:
         one = self._sessions.session().range(0, 1, 1, 1)
         return written_by(one.mapInArrow(job.run, _REPORT).toArrow())
 
-    def _written(self, reading: _Reading) -> Written | None:
+    def _written(self, reading: _Reading) -> WrittenSection | None:
         """Return what a task has written, None if it could not."""
         try:
             written = reading.written.result()
@@ -292,7 +297,7 @@ class Backlog:
             what = f"Spark: {spark_condition(error)}"
         logger.info("%s: a backlog is read by one reader: %s", self._pipeline, what)
 
-    def _discard(self, written: Future[Written]) -> None:
+    def _discard(self, written: Future[WrittenSection]) -> None:
         """Remove a segment that was not added."""
         with contextlib.suppress(Exception):  # there is none, or the sweep removes it
             self._journal.delete(written.result().segment.path)

@@ -24,7 +24,7 @@ REPORT = pa.schema([pa.field("written", pa.string()), pa.field("problem", pa.str
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenSection:
     """A log section in the journal: its durable file, and the Arrow memory of its rows."""
 
     segment: WrittenSegment
@@ -74,7 +74,7 @@ class SectionJob:
                 report["problem"] = str(error)
             yield pa.RecordBatch.from_pylist([report], REPORT)
 
-    def _write(self) -> Written:
+    def _write(self) -> WrittenSection:
         writer = Journal(self.journal_url).writer(self.pipeline, self.uid, self.segment, self.epoch)
         limits = ReadLimits(max_events=self.max_events)
         try:
@@ -89,10 +89,10 @@ class SectionJob:
         if not writer.rows:
             writer.abort()
             raise DeltaforgeError("nothing of it is captured")
-        return Written(writer.close(), writer.bytes)
+        return WrittenSection(writer.close(), writer.bytes)
 
 
-def written_by(report: pa.Table) -> Written:
+def written_by(report: pa.Table) -> WrittenSection:
     """Return what a task wrote.
 
     Raises:
@@ -102,7 +102,7 @@ def written_by(report: pa.Table) -> Written:
     if row["written"] is None:
         raise DeltaforgeError(row["problem"])
     fields = json.loads(row["written"])
-    return Written(WrittenSegment(**fields["segment"]), fields["bytes"])
+    return WrittenSection(WrittenSegment(**fields["segment"]), fields["bytes"])
 
 
 @dataclass(frozen=True, slots=True)

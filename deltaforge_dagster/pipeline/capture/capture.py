@@ -1,6 +1,6 @@
 """Capture: one thread reads the source's log and cuts it into the journal's segments.
 
-`cutter.Cutter` decides where a segment ends; this module owns the thread, its retries, and the
+`cutter.SegmentCutter` decides where a segment ends; this module owns the thread, its retries, and the
 order in which a segment becomes durable: file, then row.
 """
 
@@ -26,7 +26,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.backoff import Backoff
-from deltaforge_dagster.pipeline.capture.cutter import Cutter, Hold
+from deltaforge_dagster.pipeline.capture.cutter import Hold, SegmentCutter
 from deltaforge_dagster.pipeline.capture.holds import Holds
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.failpoints import failpoint
@@ -259,7 +259,7 @@ class Capture:
 
     def _follow(self, source: Source, start: Position, backoff: Backoff) -> Position:
         """Cut one stream into segments; return the position where it stopped, for a backlog or on request."""
-        cutter = Cutter(
+        cutter = SegmentCutter(
             self._limits,
             self._open_writer,
             lambda writer, holds, end: self._seal(writer, holds, end, cutter),
@@ -303,7 +303,7 @@ class Capture:
             cutter.abandon()
         return start
 
-    def _still_fails(self, cutter: Cutter) -> bool:
+    def _still_fails(self, cutter: SegmentCutter) -> bool:
         """Whether an error persists: a read ends an error of the source, only a write one of the journal."""
         if not isinstance(self.error, StoreUnavailable | JournalDamaged):
             return False
@@ -340,7 +340,11 @@ class Capture:
         )
 
     def _seal(
-        self, writer: SegmentWriter | None, holds: Sequence[Hold], end: Position, cutter: Cutter
+        self,
+        writer: SegmentWriter | None,
+        holds: Sequence[Hold],
+        end: Position,
+        cutter: SegmentCutter,
     ) -> None:
         received_at = time.time() - cutter.age
         held = [hold.close() for hold in holds]
@@ -365,7 +369,7 @@ class Capture:
             seal=lambda writer, hold, held: self._add_segment(writer, start, held, hold),
         )
 
-    def _take_over_chunks(self, cutter: Cutter) -> None:
+    def _take_over_chunks(self, cutter: SegmentCutter) -> None:
         """Merge chunks of a snapshot whose place is here, after everything read so far."""
         if self._deduplicator is None or cutter.in_transaction or self._paused.is_set():
             return

@@ -50,7 +50,7 @@ class Hold(Protocol):
         ...
 
 
-class Cutter:
+class SegmentCutter:
     """Writes change batches into segments, and ends each segment where and when it is due.
 
     Args:

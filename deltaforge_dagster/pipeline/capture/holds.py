@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.journal.held import HeldWriter
+from deltaforge_dagster.journal.held_files import HeldWriter
 from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, Waiting, unpacked

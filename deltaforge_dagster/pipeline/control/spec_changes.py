@@ -66,7 +66,7 @@ _OF_SINKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SpecChange:
     """One difference between two specs.
 
     Attributes:
@@ -112,7 +112,7 @@ class Standing:
         return "begins with the oldest segment of the journal"
 
 
-def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[Change]:
+def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[SpecChange]:
     """Return every difference of `after` from `before`, source first, then processors and sinks."""
     old, new = dict(before["spec"]), dict(after["spec"])
     chains = old.pop("processors"), new.pop("processors")
@@ -123,7 +123,7 @@ def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[Change
         for field, text in ({} if kind is None else kind.consequences).items()
     }
     rest = (
-        Change(
+        SpecChange(
             path, "changed", one, other, own.get(path) or _consequence(path, one, other, standing)
         )
         for path, one, other in _differences(
@@ -193,7 +193,7 @@ def _of_tables(before: Sequence[str], after: Sequence[str]) -> str:
     return "; ".join(said) or "the order of patterns means nothing"
 
 
-def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterator[Change]:
+def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterator[SpecChange]:
     consequence = (
         "segments that were not processed yet go through the new chain; what was processed or "
         "delivered stays as it is (`deltaforge preview` compares, `replay --reprocess` sends again)"
@@ -202,20 +202,20 @@ def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterato
     for name in dict.fromkeys([*old, *new]):
         path = f"spec.processors[{name}]"
         if name not in new:
-            yield Change(path, "removed", old[name]["type"], None, consequence)
+            yield SpecChange(path, "removed", old[name]["type"], None, consequence)
         elif name not in old:
-            yield Change(path, "added", None, new[name]["type"], consequence)
+            yield SpecChange(path, "added", None, new[name]["type"], consequence)
         else:
             for field, one, other in _differences(old[name], new[name]):
-                yield Change(f"{path}.{field}", "changed", one, other, consequence)
+                yield SpecChange(f"{path}.{field}", "changed", one, other, consequence)
     kept = [[name for name in chain if name in old and name in new] for chain in (old, new)]
     if kept[0] != kept[1]:
-        yield Change("spec.processors", "changed", [*old], [*new], consequence)
+        yield SpecChange("spec.processors", "changed", [*old], [*new], consequence)
 
 
 def _of_sinks(
     before: Sequence[_Block], after: Sequence[_Block], standing: Standing
-) -> Iterator[Change]:
+) -> Iterator[SpecChange]:
     old, new = ({one["config"]["id"]: one for one in sinks} for sinks in (before, after))
     gone = {_but_id(old[name]): name for name in old if name not in new}
     for name in new:
@@ -226,26 +226,26 @@ def _of_sinks(
         former = gone.pop(_but_id(new[name]), None)
         if former is None:
             text = f"{begins}; {_ASSET}"
-            yield Change(f"spec.sinks[{name}]", "added", None, new[name]["type"], text)
+            yield SpecChange(f"spec.sinks[{name}]", "added", None, new[name]["type"], text)
         else:
             text = (
                 f"a renamed sink is a new one: the checkpoint of {former} is dropped, {name} "
                 f"{begins}, and what lies after that arrives there again; {_ASSET}"
             )
-            yield Change(f"spec.sinks[{name}]", "renamed", former, name, text)
+            yield SpecChange(f"spec.sinks[{name}]", "renamed", former, name, text)
     for name in gone.values():
         text = (
             "gets nothing any more; its checkpoint is dropped, and the journal keeps nothing for it; "
             f"{_ASSET}"
         )
-        yield Change(f"spec.sinks[{name}]", "removed", old[name]["type"], None, text)
+        yield SpecChange(f"spec.sinks[{name}]", "removed", old[name]["type"], None, text)
 
 
-def _of_sink(before: _Block, after: _Block) -> Iterator[Change]:
+def _of_sink(before: _Block, after: _Block) -> Iterator[SpecChange]:
     path = f"spec.sinks[{after['config']['id']}]"
     if before["type"] != after["type"]:
         text = _OF_SINKS["type"]
-        yield Change(f"{path}.type", "changed", before["type"], after["type"], text)
+        yield SpecChange(f"{path}.type", "changed", before["type"], after["type"], text)
         return
     kind = sink_types().get(after["type"])
     own: dict[str, str] = {}
@@ -254,7 +254,7 @@ def _of_sink(before: _Block, after: _Block) -> Iterator[Change]:
     for place, one, other in _differences(before["config"], after["config"]):
         field = place.partition(".")[0]
         text = own.get(field) or _OF_SINKS.get(field, _NEXT_RUN)
-        yield Change(f"{path}.config.{place}", "changed", one, other, text)
+        yield SpecChange(f"{path}.config.{place}", "changed", one, other, text)
 
 
 def _begins_whole(sink: _Block) -> bool:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.processors.messages.envelope import Origin, native_envelope
+from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
 
 _LARGE = ("before", "after", "ddl")
 _CURSOR = ("file", "pos", "row", "tx_id")
@@ -31,7 +31,7 @@ class View:
     cursor: str
 
 
-def views(origin: Origin, changes: pa.RecordBatch, max_event_bytes: int) -> list[View]:
+def views(origin: EventOrigin, changes: pa.RecordBatch, max_event_bytes: int) -> list[View]:
     """Return what is shown of each change, with events up to so many bytes as they are.
 
     Args:
@@ -44,7 +44,7 @@ def views(origin: Origin, changes: pa.RecordBatch, max_event_bytes: int) -> list
     ]
 
 
-def _view(origin: Origin, change: pa.RecordBatch, limit: int) -> View:
+def _view(origin: EventOrigin, change: pa.RecordBatch, limit: int) -> View:
     cursor = _cursor(change)
     if sum(change.column(name).nbytes for name in _LARGE) <= limit:
         event = _event(origin, change)
@@ -67,7 +67,7 @@ def _cursor(change: pa.RecordBatch) -> str:
     return orjson.dumps(place | {"row": row["row"]}).decode()
 
 
-def _event(origin: Origin, change: pa.RecordBatch) -> str | None:
+def _event(origin: EventOrigin, change: pa.RecordBatch) -> str | None:
     """Return the native event; None when it cannot become text."""
     try:
         return native_envelope(origin, change)[0].as_py()

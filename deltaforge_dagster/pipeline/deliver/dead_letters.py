@@ -91,7 +91,7 @@ class _Refusal:
     message: str
 
 
-class DeadLetters:
+class DeadLetterWriter:
     """What one deliverer puts aside.
 
     Args:

@@ -29,9 +29,9 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.deliver.batches import BatchSettings, cut
-from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetters, QueueFull
+from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetterWriter, QueueFull
 from deltaforge_dagster.pipeline.deliver.deadline import Deadline
-from deltaforge_dagster.pipeline.deliver.redrive import Redrive
+from deltaforge_dagster.pipeline.deliver.redrive import Redriver
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
@@ -79,8 +79,8 @@ class Deliverer:
         lease: HeldLease,
         encode_cache: EncodeCache,
         resumption: Resumption,
-        dead_letters: DeadLetters,
-        redrive: Redrive,
+        dead_letters: DeadLetterWriter,
+        redrive: Redriver,
         batch_settings: BatchSettings,
         deadline: Deadline,
         meter: SinkMeter,

@@ -10,10 +10,10 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.deliver.batches import BatchSettings
-from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetters
+from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetterWriter
 from deltaforge_dagster.pipeline.deliver.deadline import Deadline
 from deltaforge_dagster.pipeline.deliver.deliverer import Deliverer
-from deltaforge_dagster.pipeline.deliver.redrive import Redrive
+from deltaforge_dagster.pipeline.deliver.redrive import Redriver
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
@@ -148,7 +148,7 @@ class DelivererSet:
             lease=self._lease,
             encode_cache=self._encode_cache,
             resumption=resumption,
-            dead_letters=DeadLetters(
+            dead_letters=DeadLetterWriter(
                 self._spec,
                 sink_id,
                 store=self._store,
@@ -156,7 +156,7 @@ class DelivererSet:
                 lease=self._lease,
                 warn=self._warn,
             ),
-            redrive=Redrive(
+            redrive=Redriver(
                 sink_id,
                 self._pipeline,
                 store=self._store,

@@ -44,7 +44,7 @@ _CHUNK_BYTES = 8 << 20
 """What is delivered at once; the bytes are those of changes as they are kept."""
 
 
-class Redrive:
+class Redriver:
     """Delivers a sink's dead letters again.
 
     Args:

@@ -74,7 +74,7 @@ class Segment(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class JournalEnd:
     """The journal that a position is compared with.
 
     Attributes:
@@ -91,7 +91,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JournalPlace:
     """Everything of the journal up to here has arrived; see `CheckpointRow`."""
 
     segment: int
@@ -99,7 +99,7 @@ class Place:
     complete: bool
 
     @classmethod
-    def of(cls, checkpoint: CheckpointRow) -> Place:
+    def of(cls, checkpoint: CheckpointRow) -> JournalPlace:
         """Return the place of a checkpoint."""
         return cls(checkpoint.segment, checkpoint.ordinal, checkpoint.complete)
 
@@ -138,8 +138,8 @@ def decide(
     checkpoint: CheckpointRow,
     position: SinkPosition,
     segment: Segment | None,
-    journal: Journal,
-) -> Place | SkipToEvent:
+    journal: JournalEnd,
+) -> JournalPlace | SkipToEvent:
     """Return where a sink goes on that keeps a position of its own.
 
     Args:
@@ -151,7 +151,7 @@ def decide(
     Raises:
         PositionLost: Neither of the two can be gone on after.
     """
-    stays = Place.of(checkpoint)
+    stays = JournalPlace.of(checkpoint)
     ours = position.uid == journal.uid
     if position.lineage != checkpoint.lineage:
         return stays if ours or checkpoint.overrules else _by_source(position, journal)
@@ -170,16 +170,16 @@ def decide(
     if segment is None or segment.segment_id != position.segment_id:
         return _by_source(position, journal)
     complete = position.ordinal >= segment.rows - 1
-    return Place(position.segment, position.ordinal, complete)
+    return JournalPlace(position.segment, position.ordinal, complete)
 
 
 def find_event(
     skip: SkipToEvent,
-    stays: Place,
+    stays: JournalPlace,
     segments: Sequence[Segment],
     captured: Position,
     find: Callable[[Segment, str], int | None],
-) -> Place | None:
+) -> JournalPlace | None:
     """Return the place of the event that a sink has received last.
 
     Positions only tell where to look and when to give up: nothing is skipped before the event was
@@ -212,15 +212,15 @@ def find_event(
             continue
         ordinal = find(segment, skip.event_id)
         if ordinal is not None:
-            return Place(segment.segment, ordinal, complete=ordinal == segment.rows - 1)
+            return JournalPlace(segment.segment, ordinal, complete=ordinal == segment.rows - 1)
     if skip.end <= captured:
         raise _not_found(skip)
     return None
 
 
 def find_segment(
-    skip: SkipSegments, stays: Place, segments: Iterable[Segment], captured: Position
-) -> Place | None:
+    skip: SkipSegments, stays: JournalPlace, segments: Iterable[Segment], captured: Position
+) -> JournalPlace | None:
     """Return the place after the segments that a sink has; the rest is as for `find_event`.
 
     `segments` are those after its checkpoint, where it `stays` if it has none of them.
@@ -231,11 +231,11 @@ def find_segment(
         # One without length is of a hold or a snapshot: where it stands says nothing of who has it.
         if not end <= skip.end or segment.start_position == segment.end_position:
             return place
-        place = Place(segment.segment, segment.rows - 1, complete=True)
+        place = JournalPlace(segment.segment, segment.rows - 1, complete=True)
     return place if skip.end <= captured else None
 
 
-def _by_source(position: SinkPosition, journal: Journal) -> SkipToEvent:
+def _by_source(position: SinkPosition, journal: JournalEnd) -> SkipToEvent:
     if position.source != journal.source:
         raise PositionLost(
             f"the position that the sink holds is one of source {position.source!r}, this pipeline "
@@ -258,8 +258,8 @@ def _by_source(position: SinkPosition, journal: Journal) -> SkipToEvent:
 
 
 def _after_rebuild(
-    checkpoint: CheckpointRow, position: SinkPosition, journal: Journal
-) -> Place | SkipToEvent:
+    checkpoint: CheckpointRow, position: SinkPosition, journal: JournalEnd
+) -> JournalPlace | SkipToEvent:
     """Decide after the journal was started afresh under the same checkpoint.
 
     The rebuild made sure that everything before the new journal has arrived; a position from there
@@ -270,7 +270,7 @@ def _after_rebuild(
         begin: Position = parse_position(journal.start)
         had: Position = parse_position(checkpoint.skip)
         if had <= end <= begin:
-            return Place.of(checkpoint)
+            return JournalPlace.of(checkpoint)
     return _by_source(position, journal)
 
 

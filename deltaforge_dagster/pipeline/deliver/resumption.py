@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from deltaforge_dagster.errors import NotAllowed, PositionLost, SinkRejected
 from deltaforge_dagster.journal import files
 from deltaforge_dagster.pipeline.deliver import resume
-from deltaforge_dagster.pipeline.deliver.resume import Place, Skip, SkipSegments, SkipToEvent
+from deltaforge_dagster.pipeline.deliver.resume import JournalPlace, Skip, SkipSegments, SkipToEvent
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
@@ -65,7 +65,7 @@ class Resumption:
         self._lease = lease
         self._warn = warn
         self._uid = ""
-        self._goal: Place | Skip | None = None
+        self._goal: JournalPlace | Skip | None = None
         self._vanished = False
         self._searched: set[str] = set()
         self._warned = False
@@ -92,7 +92,7 @@ class Resumption:
                 goal = resume.decide(checkpoint, position, segment, self._facts(row))
             except PositionLost as error:
                 raise self._with_remedy(error) from error
-            if goal != Place.of(checkpoint):
+            if goal != JournalPlace.of(checkpoint):
                 self._goal = goal
         if self._goal is None and checkpoint.skip is not None:
             self._goal = SkipSegments(parse_position(checkpoint.skip))
@@ -205,17 +205,17 @@ class Resumption:
                 return cast("str", batch.column("event_id")[found].as_py())
         return ""
 
-    def _find(self, skip: Skip, checkpoint: CheckpointRow) -> Place | None:
+    def _find(self, skip: Skip, checkpoint: CheckpointRow) -> JournalPlace | None:
         row = self._row()
         reached = self._segments.reached(_reached(row))
         captured = parse_position(reached)
         if isinstance(skip, SkipSegments):
             after = self._segments.segments(first=checkpoint.whole_segment + 1)
-            place = resume.find_segment(skip, Place.of(checkpoint), after, captured)
+            place = resume.find_segment(skip, JournalPlace.of(checkpoint), after, captured)
         else:
             segments = self._segments.segments()
             begin = segments[0].segment if segments else row.next_segment
-            stays = Place(begin - 1, -1, complete=True)
+            stays = JournalPlace(begin - 1, -1, complete=True)
             place = resume.find_event(skip, stays, segments, captured, self._ordinal)
         if place is None:
             self.looked_up_to = reached
@@ -235,10 +235,10 @@ class Resumption:
         self._searched.add(segment.segment_id)
         return None
 
-    def _resume_at(self, place: Place, checkpoint: CheckpointRow) -> CheckpointRow:
+    def _resume_at(self, place: JournalPlace, checkpoint: CheckpointRow) -> CheckpointRow:
         notice = None
-        if place.next_row < Place.of(checkpoint).next_row:
-            holds, had = place.next_row, Place.of(checkpoint).next_row
+        if place.next_row < JournalPlace.of(checkpoint).next_row:
+            holds, had = place.next_row, JournalPlace.of(checkpoint).next_row
             notice = (
                 f"the sink had lost data: it has acknowledged everything before row {had[1]} of "
                 f"segment {had[0]}, but holds only what is before row {holds[1]} of segment "
@@ -260,10 +260,10 @@ class Resumption:
         self._warned = True
         self._warn(f"sink {self._sink_id}: {notice}")
 
-    def _facts(self, row: PipelineRow) -> resume.Journal:
+    def _facts(self, row: PipelineRow) -> resume.JournalEnd:
         first = self._store.segments.read(self._pipeline, limit=1)
         start = first[0].start_position if first else _reached(row)
-        return resume.Journal(row.uid, self._source, row.next_segment, start)
+        return resume.JournalEnd(row.uid, self._source, row.next_segment, start)
 
     def _row(self) -> PipelineRow:
         row = self._store.pipelines.get(self._pipeline)

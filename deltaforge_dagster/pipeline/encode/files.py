@@ -37,7 +37,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.journal.checksummed import Checksummed
-from deltaforge_dagster.journal.storage import Storage, open_storage, refused
+from deltaforge_dagster.journal.storage import JournalStorage, open_storage, refused
 
 _COPY_BYTES = 16 << 20
 """Of a remote file, read at a time."""
@@ -167,7 +167,7 @@ def _writable(path: str, *, new: bool) -> Iterator[BufferedIOBase]:
         raise refused(path, error) from error
 
 
-def _place(path: str) -> tuple[Storage, str]:
+def _place(path: str) -> tuple[JournalStorage, str]:
     """Return the storage of a file's or folder's parent, and its name there."""
     parent, _, name = path.rpartition("/")
     return open_storage(parent if "://" in parent else Path(parent).absolute().as_uri()), name

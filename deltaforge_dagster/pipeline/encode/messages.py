@@ -35,8 +35,8 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.processors.messages import envelope as envelopes
 from deltaforge_dagster.processors.messages import expansion, routing
-from deltaforge_dagster.processors.messages.envelope import Origin
-from deltaforge_dagster.processors.messages.expansion import Selection
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
+from deltaforge_dagster.processors.messages.expansion import RowSelection
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import PositionField, source_types
 
@@ -160,7 +160,7 @@ class MessagePlan:
         }
         return {name: own.column(name) for name in _TAKEN} | extra, makers
 
-    def _route(self, sink: SinkBlock, selection: Selection, origin: Origin) -> Route:
+    def _route(self, sink: SinkBlock, selection: RowSelection, origin: EventOrigin) -> Route:
         template = compile_template(sink.config.destination)
         key = None if sink.config.key is None else compile_template(sink.config.key)
         columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
@@ -195,7 +195,7 @@ class MessagePlan:
             make = functools.partial(routing.unresolved, template, origin)
             unresolved = self._column("unresolved", template.text, make)
         selected = None
-        if self._expands or selection != Selection():
+        if self._expands or selection != RowSelection():
             choose = functools.partial(expansion.selected, selection)
             selected = self._column("selected", repr(selection), choose)
         return Route(template, key, columns, unresolved, empty, selected)
@@ -217,17 +217,17 @@ def _table(columns: Mapping[str, pa.Array[Any]], unmade: str | None = None) -> p
     return pa.RecordBatch.from_arrays([*columns.values(), marks], [*columns, "unmade"])
 
 
-def source_origin(spec: PipelineSpec) -> Origin:
+def source_origin(spec: PipelineSpec) -> EventOrigin:
     """Return what every event of a pipeline says about where it comes from."""
     kind, config = source_types()[spec.spec.source.type], spec.spec.source.config
     fields = kind.position_fields(config)
-    return Origin(kind.connector, config.id, spec.metadata.tenant, fields)
+    return EventOrigin(kind.connector, config.id, spec.metadata.tenant, fields)
 
 
-def _selection(sink: SinkBlock) -> Selection:
+def _selection(sink: SinkBlock) -> RowSelection:
     config = sink.config
     chosen = config.filter or SinkFilter()
-    return Selection(
+    return RowSelection(
         splits=config.key_updates == "delete_insert",
         tombstones=sink_types()[sink.type].tombstones(config),
         skipped=config.skipped_operations,
@@ -343,7 +343,7 @@ def warm() -> None:
     row |= {"tx_end": False, "event_id": "", "raw_payload": False, "pos": 0}
     rows = [row, {**row, "after": '{"a":"b"}', "ts_us": 5000, "tx_end": True}]
     (frame,) = pa.Table.from_pylist(rows, FRAME).combine_chunks().to_batches()
-    origin = Origin(
+    origin = EventOrigin(
         "", "", "", (PositionField("", "pos", "lsn"), PositionField("", "tx_id", "json"))
     )
     envelopes.native_envelope(origin, frame)

@@ -48,7 +48,7 @@ _SILENT_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class HealthProblem:
     """Something that keeps a pipeline from working as it should.
 
     Attributes:
@@ -83,7 +83,7 @@ class Health:
     """
 
     status: Status
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[HealthProblem, ...] = ()
     seen_at: float | None = None
 
     @property
@@ -97,7 +97,7 @@ class Health:
         return next((one.text for one in self.problems if one.severity == "error"), None)
 
     @property
-    def uncaptured(self) -> Problem | None:
+    def uncaptured(self) -> HealthProblem | None:
         """The first error that keeps changes from being captured; None while they are, or should not be."""
         return self.problems[0] if self.status == "failed" else None
 
@@ -111,12 +111,12 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
     row = store.pipelines.get(pipeline.name)
     if row is None and isinstance(pipeline, LoadedPipeline):
         never = "nothing has worked on it yet: neither a sensor nor `deltaforge run`"
-        return Health("running", (Problem("sensor", "warning", never, "deltaforge dev"),))
+        return Health("running", (HealthProblem("sensor", "warning", never, "deltaforge dev"),))
     if isinstance(pipeline, LoadedPipeline):
         assert row is not None
         return _health(store, row, pipeline.spec)
     seen_at = None if row is None else _seen_at(row, store.leases.get(row.name), store.now())
-    broken = Problem("file", "error", str(pipeline.error), "deltaforge validate")
+    broken = HealthProblem("file", "error", str(pipeline.error), "deltaforge validate")
     return Health("failed", (broken,), seen_at)
 
 
@@ -242,11 +242,11 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
 
 def _capture(
     row: PipelineRow, spec: PipelineSpec | None, lease: LeaseRow | None, now: float
-) -> Iterator[Problem]:
+) -> Iterator[HealthProblem]:
     """Yield what keeps changes from being captured."""
     failure = failure_of(row)
     if failure is not None:
-        yield Problem(
+        yield HealthProblem(
             failure.subject,
             "error",
             failure.message,
@@ -255,12 +255,12 @@ def _capture(
             next_attempt_at=failure.next_attempt_at,
         )
     for one in findings_of(row):
-        yield Problem(one.subject, one.level, one.text, one.remedy, one.since)
+        yield HealthProblem(one.subject, one.level, one.text, one.remedy, one.since)
     if row.capture_pause is not None:
-        yield Problem("journal", "warning", f"capture is paused: {row.capture_pause}")
+        yield HealthProblem("journal", "warning", f"capture is paused: {row.capture_pause}")
     silent = _silent_since(row, spec, lease, now)
     if silent is not None:
-        yield Problem(
+        yield HealthProblem(
             "sensor",
             "error",
             "nothing works on it: no run, and no tick of its sensor; is Dagster's daemon at work, and "
@@ -290,7 +290,9 @@ def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | No
     )
 
 
-def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Iterator[Problem]:
+def _delivery(
+    store: StateStore, row: PipelineRow, spec: PipelineSpec | None
+) -> Iterator[HealthProblem]:
     """Yield what keeps captured changes from their sinks."""
     counts = None if spec is None else counted_sinks(spec)
     for one in store.checkpoints.read(row.name).values():
@@ -298,7 +300,9 @@ def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) ->
     for hold in store.holds.read(row.name):
         if hold.state != "journaled":
             text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
-            yield Problem("holds", "error", text, f"deltaforge hold list {row.name}", hold.since)
+            yield HealthProblem(
+                "holds", "error", text, f"deltaforge hold list {row.name}", hold.since
+            )
     depth = store.dead_letters.depth(row.name)
     full = None if spec is None else saturation(depth, spec.spec.journal.dlq.max_entries)
     if depth.entries:
@@ -308,20 +312,20 @@ def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) ->
         text += "" if full is None else f"; {full[1]}"
         severity: Severity = "warning" if full is None else full[0]
         listing = f"deltaforge dlq list {row.name}"
-        yield Problem("dead letters", severity, text, listing, depth.oldest)
+        yield HealthProblem("dead letters", severity, text, listing, depth.oldest)
 
 
-def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[Problem]:
+def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[HealthProblem]:
     subject = f"sink {one.sink}"
     if not one.attached:
         text = one.last_error or "detached: it gets nothing"
-        yield Problem(subject, "warning", text, go_on_command(pipeline, one.sink, one.state))
+        yield HealthProblem(subject, "warning", text, go_on_command(pipeline, one.sink, one.state))
     elif one.failures:
-        yield Problem(
+        yield HealthProblem(
             subject,
             "error" if counts else "warning",
             (one.last_error or "it fails").removeprefix(f"{subject}: "),
             next_attempt_at=one.next_attempt_at,
         )
     if one.notice is not None:
-        yield Problem(subject, "warning", one.notice)
+        yield HealthProblem(subject, "warning", one.notice)

@@ -16,7 +16,7 @@ from pyspark.sql.connect.session import SparkSession
 from deltaforge_dagster.config.processors.processors import SqlProcessor
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SparkUnavailable
 from deltaforge_dagster.pipeline.process.expressions import (
-    Query,
+    SqlQuery,
     analysed,
     fragment,
     is_of_a_row,
@@ -82,10 +82,10 @@ def _planned(session: SparkSession, job: SegmentJob, numbers: int, tasks: int) -
     return frame
 
 
-_queries: dict[str, Query] = {}
+_queries: dict[str, SqlQuery] = {}
 
 
-def _query(session: SparkSession, processor: SqlProcessor) -> Query:
+def _query(session: SparkSession, processor: SqlProcessor) -> SqlQuery:
     """Return what Spark has to say to a processor; it is asked once."""
     text = processor.model_dump_json()
     if text not in _queries:

@@ -64,7 +64,7 @@ _RAISED = "P0001"
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SqlQuery:
     """A `sql` processor that Spark accepts.
 
     Attributes:
@@ -98,7 +98,7 @@ class Query:
         return rows.select(PACKED, NOTE, *columns)
 
 
-def analysed(session: SparkSession, processor: SqlProcessor) -> Query:
+def analysed(session: SparkSession, processor: SqlProcessor) -> SqlQuery:
     """Have Spark analyse the expressions of a processor.
 
     Raises:
@@ -126,7 +126,7 @@ def analysed(session: SparkSession, processor: SqlProcessor) -> Query:
             variants.add(place)
         else:
             _check(processor, place, kind, _has_json_form(kind), "has no JSON form (cast it)")
-    return Query(processor, frozenset(variants))
+    return SqlQuery(processor, frozenset(variants))
 
 
 def is_of_a_row(error: PySparkException) -> bool:

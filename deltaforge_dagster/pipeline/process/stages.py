@@ -92,7 +92,7 @@ def run_stage(
         try:
             chain = _kept(job, number)
             chain.counts.clear()
-            counts = _Counts(one, chain)
+            counts = _StageCounts(one, chain)
             made = chain.run(one.rows)
             if following:
                 for rows in made:
@@ -140,7 +140,7 @@ class _Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class _StageCounts:
     """What was counted in this stage and before."""
 
     segment: _Segment

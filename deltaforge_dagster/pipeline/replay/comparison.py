@@ -46,7 +46,7 @@ _BATCH_ROWS = 20_000
 
 
 @dataclass(slots=True)
-class Difference:
+class ReplayDifference:
     """How what is made now differs from what was recorded; adds up over segments.
 
     Attributes:
@@ -89,7 +89,7 @@ def compared(
     *,
     sample: int,
     values: bool,
-) -> Difference:
+) -> ReplayDifference:
     """Return how the rows of a segment as they are made now differ from those recorded of it.
 
     Args:
@@ -105,13 +105,15 @@ class _Comparison:
     """One comparison in the making."""
 
     def __init__(self, sample: int, *, values: bool) -> None:
-        self._found = Difference()
+        self._found = ReplayDifference()
         self._sample = sample
         self._values = values
         self._sampled: Counter[str] = Counter()
         self._pairs: list[tuple[npt.NDArray[Any], Longs, Longs]] = []
 
-    def run(self, recorded: Iterable[pa.RecordBatch], made: Iterable[pa.RecordBatch]) -> Difference:
+    def run(
+        self, recorded: Iterable[pa.RecordBatch], made: Iterable[pa.RecordBatch]
+    ) -> ReplayDifference:
         old = new = _NOTHING
         for more_old, more_new in zip_longest(_tables(recorded), _tables(made), fillvalue=_NOTHING):
             old, new = self._settle(

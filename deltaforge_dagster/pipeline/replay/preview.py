@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from deltaforge_dagster.pipeline.process.chain_jobs import run_job
 from deltaforge_dagster.pipeline.process.stages import read_report
-from deltaforge_dagster.pipeline.replay.comparison import Difference
+from deltaforge_dagster.pipeline.replay.comparison import ReplayDifference
 from deltaforge_dagster.pipeline.replay.preview_job import PreviewJob
 from deltaforge_dagster.pipeline.replay.replay import check_contiguous, closed_range
 from deltaforge_dagster.pipeline.run_context import RunContext
@@ -38,7 +38,7 @@ class Preview:
     events_in: int
     events_out: int
     processors: dict[str, Counter[str]]
-    difference: Difference
+    difference: ReplayDifference
 
 
 def preview(
@@ -79,7 +79,7 @@ def preview(
     with context.replay_sessions() as sessions:
         report = run_job(sessions, job, len(paths), tasks, f"range {number}")
     counts: dict[str, Counter[str]] = {one.id: Counter() for one in chain.processors}
-    difference = Difference()
+    difference = ReplayDifference()
     for made in read_report(report):
         for name, more in made["processors"].items():
             counts[name].update(more)

@@ -17,7 +17,7 @@ EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class _RunCounts:
     rows: int
     segments: int
     sent: dict[str, int]
@@ -46,7 +46,7 @@ class RunSummary:
         self._deliverers = deliverers
         self._seconds = seconds
         self._said_at = time.monotonic()
-        self._said = _Counts(0, 0, {})
+        self._said = _RunCounts(0, 0, {})
 
     def look(self, capture: Capture | None) -> None:
         """Write the line when it is time."""
@@ -59,7 +59,7 @@ class RunSummary:
         seconds, self._said_at = max(now - self._said_at, 0.001), now
         before = self._said
         rows, segments = (0, 0) if capture is None else (capture.rows, capture.segments)
-        self._said = counts = _Counts(rows, segments, self._deliverers.sent)
+        self._said = counts = _RunCounts(rows, segments, self._deliverers.sent)
         events, batches = counts.rows - before.rows, counts.segments - before.segments
         sent = {sink: count - before.sent.get(sink, 0) for sink, count in counts.sent.items()}
         lag = self._lag()

@@ -10,7 +10,7 @@ from deltaforge_dagster.tables import Column, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SchemaDifference:
     """One difference: a column, or the key; `before` and `after` describe it, None where it is not."""
 
     kind: Literal["added", "dropped", "changed", "moved", "key"]
@@ -31,33 +31,33 @@ class Difference:
         return f"~ key: {self.before} -> {self.after}"
 
 
-def differences(before: TableSchema, after: TableSchema) -> list[Difference]:
+def differences(before: TableSchema, after: TableSchema) -> list[SchemaDifference]:
     """Return what is different, columns in the order that they have now, those that are gone first."""
     old = {column.name: column for column in before.columns}
     new = {column.name: column for column in after.columns}
     found = [
-        Difference("dropped", name, _described(column), None)
+        SchemaDifference("dropped", name, _described(column), None)
         for name, column in old.items()
         if name not in new
     ]
     for name, column in new.items():
         was = old.get(name)
         if was is None:
-            found.append(Difference("added", name, None, _described(column)))
+            found.append(SchemaDifference("added", name, None, _described(column)))
         elif _described(was) != _described(column) or was.type_oid != column.type_oid:
-            found.append(Difference("changed", name, _described(was), _described(column)))
+            found.append(SchemaDifference("changed", name, _described(was), _described(column)))
     kept = [name for name in old if name in new]
     now = [name for name in new if name in old]
     for name in kept:
         if kept.index(name) != now.index(name):
             places = (str(one[name].ordinal_position) for one in (old, new))
-            found.append(Difference("moved", name, *places))
+            found.append(SchemaDifference("moved", name, *places))
     if before.primary_key != after.primary_key:
-        found.append(Difference("key", "", _key(before), _key(after)))
+        found.append(SchemaDifference("key", "", _key(before), _key(after)))
     return found
 
 
-def changes_of(history: TableHistory, version: SchemaVersion) -> list[Difference]:
+def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDifference]:
     """Return what a version made different from the one before it; nothing for the first."""
     before = history.before(version)
     return [] if before is None else differences(before.table, version.table)

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from deltaforge_dagster.errors import CorruptLog, NotAllowed
-from deltaforge_dagster.pipeline.schemas.diff import Difference, changes_of, differences
+from deltaforge_dagster.pipeline.schemas.diff import SchemaDifference, changes_of, differences
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
@@ -162,7 +162,7 @@ def versions(store: StateStore, pipeline: str, name: str) -> list[View]:
 
 def difference(
     store: StateStore, pipeline: str, name: str, before: int | None, after: int | None
-) -> tuple[int, int, list[Difference]]:
+) -> tuple[int, int, list[SchemaDifference]]:
     """Return two versions of a table and what is different; by default the one it has now and the one before.
 
     Raises:

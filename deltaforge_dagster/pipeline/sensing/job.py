@@ -21,7 +21,7 @@ from deltaforge_dagster.config.sensing import SchemaSensing
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sensing.table import Versions
-from deltaforge_dagster.sensing.tables import COLUMNS, Learned, Tables
+from deltaforge_dagster.sensing.tables import COLUMNS, Learned, SensedTables
 
 _COLUMNS: dict[str, pa.DataType] = {
     "learned": pa.string(),
@@ -70,7 +70,7 @@ class SensingJob:
 
     def _learned(self) -> list[Learned]:
         journal = Journal(self.journal_url)
-        tables = Tables(self.options, self.versions, self.states)
+        tables = SensedTables(self.options, self.versions, self.states)
         for path in self.paths:
             for batch in journal.share(path, COLUMNS, ordinals=None, part=0, of=1):
                 tables.take(batch)

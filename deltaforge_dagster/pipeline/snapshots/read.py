@@ -33,7 +33,12 @@ from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.control.work import ensure_start, register
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.pipeline.snapshots.read_job import REPORT, StageJob, Written, written_by
+from deltaforge_dagster.pipeline.snapshots.read_job import (
+    REPORT,
+    StageJob,
+    WrittenChunk,
+    written_by,
+)
 from deltaforge_dagster.pipeline.snapshots.relocated_rows import plan_relocated_rows
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
@@ -159,7 +164,7 @@ class SnapshotRun:
         return min(self._options.max_parallel_tables * self._per_table, _MOST_TASKS)
 
     def _read(self, snapshot: SnapshotRow, sessions: SessionProvider) -> None:
-        running: dict[Future[list[tuple[int, Written]]], _Task] = {}
+        running: dict[Future[list[tuple[int, WrittenChunk]]], _Task] = {}
         looked_at = float("-inf")
         with contextlib.ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(self._width, "snapshot"))
@@ -239,7 +244,7 @@ class SnapshotRun:
 
     def _stage(
         self, sessions: SessionProvider, snapshot: SnapshotRow, task: _Task
-    ) -> list[tuple[int, Written]]:
+    ) -> list[tuple[int, WrittenChunk]]:
         """Have a task read its chunks, and note them; one that cannot be read ends it.
 
         Raises:
@@ -272,7 +277,7 @@ class SnapshotRun:
         return written
 
     def _note(
-        self, snapshot: SnapshotRow, chunk: ChunkRow, written: Written, before: PipelineRow
+        self, snapshot: SnapshotRow, chunk: ChunkRow, written: WrittenChunk, before: PipelineRow
     ) -> None:
         first = first_not_visible(self._store, before, written.sight)
         noted = (
@@ -289,7 +294,7 @@ class SnapshotRun:
         if not noted and written.path is not None:
             self._context.journal.delete(written.path)
 
-    def _ended(self, future: Future[list[tuple[int, Written]]], task: _Task) -> None:
+    def _ended(self, future: Future[list[tuple[int, WrittenChunk]]], task: _Task) -> None:
         """Take note of how a task ended; what can pass by itself is tried again."""
         try:
             future.result()

@@ -34,7 +34,7 @@ REPORT = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenChunk:
     """A chunk in its staging file; fields as in `state.snapshot_records.StagedChunk`."""
 
     path: str | None
@@ -85,7 +85,7 @@ class StageJob:
             except DeltaforgeError as error:  # as a failure of the task it would lose its class
                 yield _report(at, error=type(error).__name__, text=str(error))
 
-    def _stage(self, reader: ChunkReader, planned: PlannedChunk) -> Written:
+    def _stage(self, reader: ChunkReader, planned: PlannedChunk) -> WrittenChunk:
         began = time.monotonic()
         journal = Journal(self.journal_url)
         writer = journal.stager(self.pipeline, self.snapshot, planned.number)
@@ -105,7 +105,7 @@ class StageJob:
             file = writer.close()
         else:
             writer.abort()
-        return Written(
+        return WrittenChunk(
             path=file.path if file else None,
             checksum=file.checksum if file else "",
             rows=file.rows if file else 0,
@@ -117,13 +117,13 @@ class StageJob:
         )
 
 
-def written_by(report: pa.Table) -> tuple[list[tuple[int, Written]], DeltaforgeError | None]:
+def written_by(report: pa.Table) -> tuple[list[tuple[int, WrittenChunk]], DeltaforgeError | None]:
     """Return what a task wrote of which chunks, and what stopped it, if anything did."""
-    written: list[tuple[int, Written]] = []
+    written: list[tuple[int, WrittenChunk]] = []
     for row in report.to_pylist():
         if row["error"] is not None:
             return written, getattr(errors, row["error"])(row["text"])
-        written.append((int(row["chunk"]), Written(**json.loads(row["written"]))))
+        written.append((int(row["chunk"]), WrittenChunk(**json.loads(row["written"]))))
     return written, None
 
 

@@ -40,7 +40,7 @@ Move = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
+class _WatchedTable:
     """A table that is being read by a snapshot.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Watched:
     by_block: bool
 
     @classmethod
-    def of(cls, chunk: ChunkRow) -> _Watched:
+    def of(cls, chunk: ChunkRow) -> _WatchedTable:
         """Return the description of the table of a chunk that was read."""
         table = TableSchema.from_json(chunk.described or "")
         names = [column.name for column in table.columns]
@@ -83,7 +83,7 @@ class RelocatedRows:
         self._journal = journal
         self._lease = lease
         self._snapshot = 0
-        self._tables: dict[str, _Watched | None] = {}
+        self._tables: dict[str, _WatchedTable | None] = {}
 
     def look(self, snapshot: SnapshotRow | None) -> None:
         """Update the tables to watch: those of which some chunks are merged, and not all or with rows left."""
@@ -120,7 +120,7 @@ class RelocatedRows:
         """
         if Chunk.from_json(chunk.plan).kind == "whole":
             return  # there is no other chunk that a row could come from
-        watched = _Watched.of(chunk)
+        watched = _WatchedTable.of(chunk)
         for batch in not_visible:
             moves = watched.moves(_updates(batch, chunk.table_name))
             self._note(chunk.snapshot, chunk.table_name, moves)
@@ -147,12 +147,12 @@ class RelocatedRows:
         if keys - relocated:
             self._lease.write(lambda writing: writing.relocated_rows.note(snapshot, table, keys))
 
-    def _watched(self, table: str) -> _Watched | None:
+    def _watched(self, table: str) -> _WatchedTable | None:
         """Return the description of a table; None if all its chunks will be read again."""
         spliced = self._store.snapshots.chunks(
             self._lease.pipeline, self._snapshot, table=table, state="spliced", limit=1
         )
-        return _Watched.of(spliced[0]) if spliced else None
+        return _WatchedTable.of(spliced[0]) if spliced else None
 
 
 def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:

@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.processors.columns import replaced
-from deltaforge_dagster.processors.javascript.script import Limits, Script
+from deltaforge_dagster.processors.javascript.script import CallLimits, Script
 from deltaforge_dagster.processors.javascript.spelling import has_unusual_numbers
-from deltaforge_dagster.processors.messages.envelope import Origin, native_envelope
+from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
 
 _OPS = frozenset("cudrt")
 _NAMES = ("db", "schema", "table")
@@ -47,7 +47,7 @@ class JavaScript:
         SpecError: The script is invalid.
     """
 
-    def __init__(self, name: str, source: str, limits: Limits, origin: Origin) -> None:
+    def __init__(self, name: str, source: str, limits: CallLimits, origin: EventOrigin) -> None:
         self.counts: Counter[str] = Counter()
         self._name = name
         self._origin = origin

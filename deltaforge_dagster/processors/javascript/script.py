@@ -40,7 +40,7 @@ permanently invalid, and a new engine may have to wait for a processor on a busy
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CallLimits:
     """Limits of one call of a script; see the module."""
 
     cpu_ms: int = 50
@@ -60,7 +60,7 @@ class Script:
         SpecError: The script is not valid, or neither a function nor the body of one.
     """
 
-    def __init__(self, name: str, source: str, limits: Limits) -> None:
+    def __init__(self, name: str, source: str, limits: CallLimits) -> None:
         self._name = name
         self._source = source
         self._limits = limits
@@ -103,7 +103,7 @@ class Script:
 class _Engine:
     """An isolate with the script in it, and the event loop that awaits its calls."""
 
-    def __init__(self, name: str, source: str, limits: Limits) -> None:
+    def __init__(self, name: str, source: str, limits: CallLimits) -> None:
         # Not imported at the top: V8 starts threads, which a process that forks workers must not have.
         from py_mini_racer._mini_racer import mini_racer  # noqa: PLC0415
 

@@ -55,7 +55,7 @@ from deltaforge_dagster.sources.registry import PositionField
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class EventOrigin:
     """The constant fields of every event of a pipeline that tell where it comes from.
 
     Attributes:
@@ -76,7 +76,7 @@ class Origin:
         return f"deltaforge-{__version__}"
 
 
-Envelope: TypeAlias = "Callable[[Origin, pa.RecordBatch], pa.StringArray]"
+Envelope: TypeAlias = "Callable[[EventOrigin, pa.RecordBatch], pa.StringArray]"
 """Builds the message of each row of a change frame.
 
 In every envelope, a row that a processor marked `raw_payload` becomes just its `after` image, or `null`; an
@@ -85,17 +85,19 @@ more than 2 GiB.
 """
 
 
-def native_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def native_envelope(origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return the native event of each row; see `Envelope`."""
     return _messages(frame, _native(origin, frame))
 
 
-def debezium_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def debezium_envelope(origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return the native event of each row as a Debezium payload, with a null schema; see `Envelope`."""
     return _messages(frame, ['{"schema":null,"payload":', *_native(origin, frame), "}"])
 
 
-def cloudevents_envelope(type_prefix: str, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def cloudevents_envelope(
+    type_prefix: str, origin: EventOrigin, frame: pa.RecordBatch
+) -> pa.StringArray:
     """Return the CloudEvent of each row; see `Envelope`.
 
     Args:
@@ -148,7 +150,7 @@ def _unquoted(string: str) -> str:
     return text
 
 
-def _native(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
+def _native(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
     ts_ms = decimals(frame.column("ts_us"), 1000)
     return [
         '{"before":', Optional("", values_of(frame.column("before")), "", "null"),
@@ -172,7 +174,7 @@ def _native(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
     ]  # fmt: skip
 
 
-def _place(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
+def _place(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
     """Return the pieces of each row's log position, or of the mark of a snapshot row."""
     snapshot = is_snapshot(frame)
     pieces = [_position_piece(field, frame) for field in origin.position_fields]

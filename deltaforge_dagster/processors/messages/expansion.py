@@ -12,7 +12,7 @@ they belong to, with the same ordinal, in this order::
                                   HALF_TOMBSTONE   old key
                                   INSERT_HALF      after image, new key
 
-A sink's `Selection` says which of these rows the sink gets: one that splits updates gets the halves
+A sink's `RowSelection` says which of these rows the sink gets: one that splits updates gets the halves
 instead of the update. A half is an ordinary delete or insert in every envelope.
 
 The old key has the columns of `key`, which is the new key, with their values in the before image.
@@ -53,7 +53,7 @@ _SAME, _NO_COLUMN = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RowSelection:
     """Which rows of an expanded frame a sink gets.
 
     Attributes:
@@ -81,7 +81,7 @@ class Selection:
         return np.isin(np.arange(6), list(wanted))
 
 
-def selected(selection: Selection, frame: pa.RecordBatch) -> pa.BooleanArray:
+def selected(selection: RowSelection, frame: pa.RecordBatch) -> pa.BooleanArray:
     """Return a mask of the rows that a sink gets, for a frame that may be expanded."""
     chosen = np.ones(frame.num_rows, np.bool_)
     if "role" in frame.schema.names:

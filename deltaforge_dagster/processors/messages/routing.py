@@ -32,7 +32,7 @@ from deltaforge_dagster.kernels.message_text import (
     values_of,
 )
 from deltaforge_dagster.processors.messages.envelope import (
-    Origin,
+    EventOrigin,
     is_snapshot,
     position_values,
     wire_op,
@@ -48,7 +48,7 @@ _ALWAYS = frozenset(
 """Variables that have a value in every event."""
 
 
-def destination(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def destination(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return the destinations; null where a variable is unresolved."""
     made = _text(template, origin, frame)
     missing = None
@@ -68,7 +68,7 @@ def can_be_unresolved(template: Template) -> bool:
     return bool(_conditional(template))
 
 
-def unresolved(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def unresolved(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return for each row the path of the first unresolved variable of the destination, or null."""
     found = pa.nulls(frame.num_rows, pa.string())
     for path in reversed(_conditional(template)):
@@ -78,7 +78,9 @@ def unresolved(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.
     return found
 
 
-def empty_variables(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def empty_variables(
+    template: Template, origin: EventOrigin, frame: pa.RecordBatch
+) -> pa.StringArray:
     """Return for each row the paths of the variables that are unresolved in its key, one per line, or null.
 
     A key that a processor set has no variables.
@@ -94,7 +96,9 @@ def empty_variables(template: Template, origin: Origin, frame: pa.RecordBatch) -
     return _nulled(concat(frame.num_rows, pieces))
 
 
-def message_key(template: Template | None, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def message_key(
+    template: Template | None, origin: EventOrigin, frame: pa.RecordBatch
+) -> pa.StringArray:
     """Return the message keys; never null."""
     made = frame.column("event_id") if template is None else _text(template, origin, frame)
     return _first(frame.column("route_key"), made)
@@ -113,7 +117,7 @@ def set_key(frame: pa.RecordBatch) -> pa.Array[Any]:
     return frame.column("route_key")
 
 
-def idempotency_key(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def idempotency_key(origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return `tenant|db.table|transaction id|event id`: the same each time the change is read."""
     return concat(
         frame.num_rows,
@@ -146,7 +150,7 @@ def _first(*columns: pa.Array[Any]) -> pa.StringArray:
     return cast("pa.StringArray", pc.coalesce(*some) if len(some) > 1 else some[0])
 
 
-def _text(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+def _text(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return the template's text for each row; unresolved variables are empty."""
     pieces: list[Piece] = [
         part if isinstance(part, str) else Optional("", _variable(part.path, origin, frame))
@@ -166,7 +170,7 @@ def _unknown(values: Values | None, frame: pa.RecordBatch) -> Mask:
     return ~values.valid if len(values.valid) else np.zeros(frame.num_rows, np.bool_)
 
 
-def _variable(path: tuple[str, ...], origin: Origin, frame: pa.RecordBatch) -> Values | None:
+def _variable(path: tuple[str, ...], origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
     """Return the texts at `path` of the native events; null, or None for all rows, where it is unresolved."""
     image, *fields = path
     if image in {"before", "after", KEY, "ddl", "tags"}:
@@ -179,7 +183,7 @@ def _variable(path: tuple[str, ...], origin: Origin, frame: pa.RecordBatch) -> V
     return _place(fields[0], origin, frame) if image == "source" and len(fields) == 1 else None
 
 
-_Variable = Callable[[Origin, pa.RecordBatch], Values | None]
+_Variable = Callable[[EventOrigin, pa.RecordBatch], Values | None]
 
 
 def _plain(name: str) -> _Variable:
@@ -190,7 +194,7 @@ def _number(name: str, divisor: int = 1) -> _Variable:
     return lambda _, frame: decimals(frame.column(name), divisor)
 
 
-def _place(name: str, origin: Origin, frame: pa.RecordBatch) -> Values | None:
+def _place(name: str, origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
     """Return what a field of the source's position is, if it has such a field; null for snapshot rows."""
     for field in origin.position_fields:
         if field.name == name and (values := position_values(field, frame)) is not None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from deltaforge_dagster.config.processors.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.python.function import UserFunction
-from deltaforge_dagster.sources.stream.time_limit import Cutter
+from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _LOAD_SECONDS = 30.0
 """The minimum time limit for starting the child and loading the module, enough for a busy machine."""
@@ -153,7 +153,7 @@ class _Child:
             TimeoutError: The answer did not come in time; the connection can no longer be used.
             EOFError, OSError: The process has ended.
         """
-        with Cutter(self._connection.fileno(), seconds) as cutter:
+        with SocketTimeLimit(self._connection.fileno(), seconds) as cutter:
             try:
                 if question is not None:
                     self._connection.send_bytes(question)

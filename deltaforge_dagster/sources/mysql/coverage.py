@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deltaforge_dagster.sources.findings import Finding, listed
-from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import status
 from deltaforge_dagster.sources.mysql.snapshot.selected import quoted
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -21,7 +21,9 @@ _MOST = 10_000
 _FEW = 20
 
 
-def coverage(session: Session, server: Server, patterns: TablePatterns) -> list[Finding]:
+def coverage(
+    session: MysqlSession, server: MysqlSourceServer, patterns: TablePatterns
+) -> list[Finding]:
     """Return the databases and tables that are not captured although the patterns ask for them.
 
     Raises:
@@ -30,7 +32,7 @@ def coverage(session: Session, server: Server, patterns: TablePatterns) -> list[
     return [*_filtered(session, patterns), *_absent(session, server, patterns)]
 
 
-def _filtered(session: Session, patterns: TablePatterns) -> list[Finding]:
+def _filtered(session: MysqlSession, patterns: TablePatterns) -> list[Finding]:
     row = status(session) or {}
     wanted, ignored = _names(row, "Binlog_Do_DB"), _names(row, "Binlog_Ignore_DB")
     if not wanted and not ignored:
@@ -59,7 +61,9 @@ def _filtered(session: Session, patterns: TablePatterns) -> list[Finding]:
     ]
 
 
-def _absent(session: Session, server: Server, patterns: TablePatterns) -> list[Finding]:
+def _absent(
+    session: MysqlSession, server: MysqlSourceServer, patterns: TablePatterns
+) -> list[Finding]:
     """Return the tables that are named and not there; without a right to see them nobody can tell."""
     gone, not_visible = [], []
     for db, table in _invisible(session, patterns.exact):
@@ -89,7 +93,7 @@ def _absent(session: Session, server: Server, patterns: TablePatterns) -> list[F
     return found
 
 
-def _invisible(session: Session, names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _invisible(session: MysqlSession, names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the tables that the server's catalog does not show us, a few of them at most."""
     if not names:
         return []

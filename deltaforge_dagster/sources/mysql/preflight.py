@@ -19,13 +19,13 @@ from deltaforge_dagster.sources.findings import (
     retention_level,
 )
 from deltaforge_dagster.sources.mysql.connection import server_log
-from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.coverage import coverage
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.snapshot.selected import quoted
-from deltaforge_dagster.sources.outbox import OutboxTables
+from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.tables import TablePatterns
 
 _SECONDS = 30.0
@@ -44,13 +44,13 @@ _NO_TABLE = "deltaforge_no_such_table"
 
 
 def preflight(
-    server: Server,
+    server: MysqlSourceServer,
     patterns: TablePatterns,
     source_id: str,
     position: BinlogPosition | None,
     as_of: float | None,
     *,
-    outboxes: OutboxTables,
+    outboxes: MysqlOutboxTables,
     snapshot: bool,
 ) -> list[Finding]:
     """Return what was found, in the order in which things have to be fixed.
@@ -84,7 +84,7 @@ def preflight(
     return found
 
 
-def _log_grants(session: Session, server: Server) -> list[Finding]:
+def _log_grants(session: MysqlSession, server: MysqlSourceServer) -> list[Finding]:
     text = f"user {server.user!r} may read the binary log"
     if not session.is_mariadb:
         return [Finding("grants", "ok", text)]
@@ -99,7 +99,7 @@ def _log_grants(session: Session, server: Server) -> list[Finding]:
     ]
 
 
-def _settings(session: Session, server: Server, source_id: str) -> list[Finding]:
+def _settings(session: MysqlSession, server: MysqlSourceServer, source_id: str) -> list[Finding]:
     server_log.facts(session, server.where)
     found = [Finding("log settings", "ok", "the binary log can be read")]
     settings = _variables(session, (*_WISHES, "binlog_row_value_options", "server_id"))
@@ -134,7 +134,10 @@ def _settings(session: Session, server: Server, source_id: str) -> list[Finding]
 
 
 def _position(
-    session: Session, server: Server, position: BinlogPosition | None, as_of: float | None
+    session: MysqlSession,
+    server: MysqlSourceServer,
+    position: BinlogPosition | None,
+    as_of: float | None,
 ) -> list[Finding]:
     facts = server_log.facts(session, server.where)
     head = server_log.tail(session, server.where, gtids=facts.gtids)
@@ -148,14 +151,14 @@ def _position(
     return [Finding("position", "ok", text), _retention(session, lag)]
 
 
-def retention_seconds(session: Session) -> int:
+def retention_seconds(session: MysqlSession) -> int:
     """Return for how long the server keeps files of its log, 0 for ever."""
     settings = _variables(session, _RETENTION)
     seconds = int(settings.get("binlog_expire_logs_seconds", 0))
     return seconds or round(float(settings.get("expire_logs_days", 0)) * _DAY)
 
 
-def _retention(session: Session, lag: float) -> Finding:
+def _retention(session: MysqlSession, lag: float) -> Finding:
     seconds = retention_seconds(session)
     if not seconds:
         return Finding("retention", "ok", "the server never removes log files by age")
@@ -170,10 +173,10 @@ def _retention(session: Session, lag: float) -> Finding:
 
 
 def _tables(
-    session: Session,
-    server: Server,
+    session: MysqlSession,
+    server: MysqlSourceServer,
     patterns: TablePatterns,
-    outboxes: OutboxTables,
+    outboxes: MysqlOutboxTables,
     *,
     snapshot: bool,
 ) -> list[Finding]:
@@ -224,7 +227,11 @@ def _tables(
 
 
 def _reading(
-    session: Session, server: Server, tables: Sequence[tuple[str, str]], *, snapshot: bool
+    session: MysqlSession,
+    server: MysqlSourceServer,
+    tables: Sequence[tuple[str, str]],
+    *,
+    snapshot: bool,
 ) -> list[Finding]:
     unreadable = [name for name in tables if not _readable(session, *name)]
     if not unreadable:
@@ -240,7 +247,9 @@ def _reading(
     return [Finding("grants", "note", text, each(grants))]
 
 
-def _locking(session: Session, server: Server, tables: Sequence[tuple[str, str]]) -> list[Finding]:
+def _locking(
+    session: MysqlSession, server: MysqlSourceServer, tables: Sequence[tuple[str, str]]
+) -> list[Finding]:
     """Return whether a snapshot may lock the tables, which it does on a MySQL server without GTIDs.
 
     A table that is not there cannot be locked, but the server first looks whether it might be.
@@ -270,7 +279,7 @@ def _locking(session: Session, server: Server, tables: Sequence[tuple[str, str]]
     ]
 
 
-def _readable(session: Session, db: str, table: str) -> bool:
+def _readable(session: MysqlSession, db: str, table: str) -> bool:
     try:
         session.rows(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted
     except pymysql.MySQLError:
@@ -278,7 +287,7 @@ def _readable(session: Session, db: str, table: str) -> bool:
     return True
 
 
-def _variables(session: Session, names: Sequence[str]) -> Mapping[str, str]:
+def _variables(session: MysqlSession, names: Sequence[str]) -> Mapping[str, str]:
     wanted = ", ".join(f"'{name}'" for name in names)
     rows = session.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({wanted})")
     return {row["Variable_name"]: str(row["Value"]) for row in rows}

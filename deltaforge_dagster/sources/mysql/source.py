@@ -22,17 +22,17 @@ from deltaforge_dagster.sources.base import ChangeBatch, LogSection, ReadLimits,
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection import identity, mariadb_log, server_log
-from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.coverage import coverage
-from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
-from deltaforge_dagster.sources.mysql.decode.held import tables_of_fix
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
 from deltaforge_dagster.sources.mysql.decode.held_decoder import decode_held
+from deltaforge_dagster.sources.mysql.decode.held_events import tables_of_fix
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.preflight import preflight
 from deltaforge_dagster.sources.mysql.schema.catalog import (
     SYSTEM_DATABASES,
-    Catalog,
+    MysqlCatalog,
     captured_tables,
     definitions_now,
     table_details,
@@ -52,14 +52,14 @@ from deltaforge_dagster.sources.mysql.stream.log_sections import (
     MAX_OFFSET,
     BinlogSection,
     Remembering,
-    Tables,
+    SectionTables,
     plan_sections,
 )
 from deltaforge_dagster.sources.mysql.stream.prepared import PreparedLog
-from deltaforge_dagster.sources.mysql.stream.progress import Progress
+from deltaforge_dagster.sources.mysql.stream.progress import StreamProgress
 from deltaforge_dagster.sources.mysql.stream.section_planner import SectionPlanner
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
-from deltaforge_dagster.sources.outbox import OutboxTables
+from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.stream.read_buffer import PieceBuffer
 from deltaforge_dagster.sources.stream.socket import StreamSocket
@@ -92,9 +92,11 @@ class MysqlSource:
         self._config = config
         self._forms = _forms(values or ValueOptions())
         self._rules = NO_RULES if columns is None else ColumnRules(columns)
-        self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
+        self._server = MysqlSourceServer.from_dsn(
+            config.dsn.get_secret_value(), f"deltaforge/{pipeline}"
+        )
         self._patterns = TablePatterns(config.tables, unqualified="*", system=SYSTEM_DATABASES)
-        self._outboxes = OutboxTables(() if config.outbox is None else config.outbox.tables)
+        self._outboxes = MysqlOutboxTables(() if config.outbox is None else config.outbox.tables)
         self._lock = threading.Lock()
         self._stream: StreamSocket | None = None
         self._closed = False
@@ -230,11 +232,11 @@ class MysqlSource:
     ) -> Generator[ChangeBatch]:
         begin = self._check(start)
         stream = self._open(begin, reader_id)
-        decoder = Decoder(
+        decoder = MysqlDecoder(
             source_id=self._config.id,
-            progress=Progress(begin),
+            progress=StreamProgress(begin),
             registry=registry,
-            catalog=Catalog(
+            catalog=MysqlCatalog(
                 self._server, registry, begin, server_id(self._config.id, "look ahead")
             ),
             captures=self._patterns.matches,
@@ -281,12 +283,12 @@ class MysqlSource:
         begin = _binlog(start)
         if begin.pos > MAX_OFFSET:
             return
-        server, tables = self.identity(), Tables()
-        ask = Catalog(self._server, registry, begin, server_id(self._config.id, "look ahead"))
+        server, tables = self.identity(), SectionTables()
+        ask = MysqlCatalog(self._server, registry, begin, server_id(self._config.id, "look ahead"))
         remembering = Remembering(ask, registry, tables)
         planner = SectionPlanner(
             source_id=self._config.id,
-            progress=Progress(begin),
+            progress=StreamProgress(begin),
             registry=remembering,
             catalog=remembering,
             captures=self._patterns.matches,
@@ -316,9 +318,9 @@ class MysqlSource:
         assert isinstance(section, BinlogSection)
         if self.identity() != section.server:
             raise SourceUnavailable(f"{self._server.where}: another server has taken its place")
-        decoder = Decoder(
+        decoder = MysqlDecoder(
             source_id=self._config.id,
-            progress=Progress(section.start),
+            progress=StreamProgress(section.start),
             registry=section.tables,
             catalog=section.tables,
             captures=self._patterns.matches,
@@ -460,7 +462,7 @@ class MysqlSource:
         return stream
 
     def _batches(
-        self, stream: StreamSocket, decoder: Decoder, start: BinlogPosition, limits: ReadLimits
+        self, stream: StreamSocket, decoder: MysqlDecoder, start: BinlogPosition, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
         buffer = PieceBuffer(limits.max_bytes)
         told, again = start, False

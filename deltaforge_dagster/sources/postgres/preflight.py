@@ -18,7 +18,7 @@ from deltaforge_dagster.sources.findings import (
 )
 from deltaforge_dagster.sources.postgres import rights
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -28,7 +28,7 @@ _MIB = 1 << 20
 
 def preflight(
     connection: psycopg.Connection,
-    server: Server,
+    server: PostgresSourceServer,
     patterns: TablePatterns,
     *,
     slot: str,
@@ -63,7 +63,7 @@ def preflight(
     ]
 
 
-def _log(connection: psycopg.Connection, server: Server) -> list[Finding]:
+def _log(connection: psycopg.Connection, server: PostgresSourceServer) -> list[Finding]:
     found: list[Finding] = []
     facts = catalog.facts(connection)
     if facts.standby:
@@ -95,9 +95,9 @@ def _log(connection: psycopg.Connection, server: Server) -> list[Finding]:
 
 def _slot(
     connection: psycopg.Connection,
-    server: Server,
+    server: PostgresSourceServer,
     name: str,
-    existing: catalog.Slot | None,
+    existing: catalog.ReplicationSlot | None,
     position: LsnPosition | None,
     *,
     failover: bool,
@@ -179,7 +179,7 @@ def _retention(connection: psycopg.Connection, name: str) -> Finding:
 
 def _publication(
     connection: psycopg.Connection,
-    server: Server,
+    server: PostgresSourceServer,
     patterns: TablePatterns,
     name: str,
     *,
@@ -218,7 +218,10 @@ def _publication(
 
 
 def _tables(
-    connection: psycopg.Connection, server: Server, patterns: TablePatterns, needed_by: str | None
+    connection: psycopg.Connection,
+    server: PostgresSourceServer,
+    patterns: TablePatterns,
+    needed_by: str | None,
 ) -> list[Finding]:
     chosen = catalog.captured(catalog.tables(connection), patterns)
     if not chosen:

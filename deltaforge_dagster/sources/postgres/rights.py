@@ -13,13 +13,13 @@ from psycopg import sql
 
 from deltaforge_dagster.sources.findings import Finding, listed
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 
 
 def reading(
     connection: psycopg.Connection,
-    server: Server,
-    tables: Sequence[catalog.Table],
+    server: PostgresSourceServer,
+    tables: Sequence[catalog.PublishableTable],
     needed_by: str | None,
 ) -> list[Finding]:
     """Return which tables the role may not read as a whole, with the statements that let it.
@@ -78,7 +78,7 @@ def reading(
     ]
 
 
-def heartbeat(connection: psycopg.Connection, server: Server) -> Finding:
+def heartbeat(connection: psycopg.Connection, server: PostgresSourceServer) -> Finding:
     """Return whether the role may write heartbeats; without them the log is read all the same."""
     rows = connection.execute(
         """

@@ -32,9 +32,9 @@ from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
-from deltaforge_dagster.sources.postgres.decode.decoder import Decoded, Decoder
+from deltaforge_dagster.sources.postgres.decode.decoder import DecodedPgoutput, PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
@@ -102,7 +102,9 @@ class PostgresSource:
         self._values = values
         self._built_in = ISO_TIMESTAMPS if values.postgres_timestamp == "iso" else BUILT_IN
         self._options = options
-        self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
+        self._server = PostgresSourceServer.from_dsn(
+            config.dsn.get_secret_value(), f"deltaforge/{pipeline}"
+        )
         self._patterns = TablePatterns(
             config.tables, unqualified="public", system=catalog.SYSTEM_SCHEMAS
         )
@@ -294,12 +296,12 @@ class PostgresSource:
         assert isinstance(start, LsnPosition)
         stream = self._open(start)
         unchanged_toast = self._unchanged_toast()
-        decoder = Decoder(
+        decoder = PostgresDecoder(
             source_id=self._config.id,
             db=self._server.database,
             start=start,
             registry=registry,
-            catalog=catalog.Catalog(self._server.query),
+            catalog=catalog.PostgresCatalog(self._server.query),
             captures=self._patterns.matches,
             unchanged_toast=unchanged_toast,
             outboxes=self._outboxes,
@@ -347,12 +349,12 @@ class PostgresSource:
                 "PostgreSQL's log has the columns itself: release the table without --create-table"
             )
         unchanged_toast = self._unchanged_toast()
-        decoder = Decoder(
+        decoder = PostgresDecoder(
             source_id=self._config.id,
             db=self._server.database,
             start=LsnPosition(0),
             registry=registry,
-            catalog=catalog.Catalog(self._server.query, remade=bool(fields.get("catalog"))),
+            catalog=catalog.PostgresCatalog(self._server.query, remade=bool(fields.get("catalog"))),
             captures=lambda _schema, _table: True,
             unchanged_toast=unchanged_toast,
             rules=self._rules,
@@ -434,13 +436,13 @@ class PostgresSource:
             details = TableDetails(catalog.column_details(connection, found.oid))
             return self._rules.details(self._sent(connection, found), details)
 
-    def _found(self, connection: psycopg.Connection, table: str) -> catalog.Table:
+    def _found(self, connection: psycopg.Connection, table: str) -> catalog.PublishableTable:
         for found in catalog.tables(connection):
             if found.full_name == table:
                 return found
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
 
-    def _sent(self, connection: psycopg.Connection, table: catalog.Table) -> TableSchema:
+    def _sent(self, connection: psycopg.Connection, table: catalog.PublishableTable) -> TableSchema:
         version = catalog.facts(connection).version
         return identity.sent_schema(connection, table, self._config.publication, version)
 
@@ -502,7 +504,7 @@ class PostgresSource:
         return stream
 
     def _batches(
-        self, stream: ReplicationStream, decoder: Decoder, limits: ReadLimits
+        self, stream: ReplicationStream, decoder: PostgresDecoder, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
         buffer = PieceBuffer(limits.max_bytes)
         while True:
@@ -523,7 +525,7 @@ class PostgresSource:
             buffer.drop(decoded.consumed)
 
     def _hand_on(
-        self, stream: ReplicationStream, decoded: Decoded, limits: ReadLimits
+        self, stream: ReplicationStream, decoded: DecodedPgoutput, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
         for batch in decoded.batches:
             if batch.end is not None:
@@ -534,7 +536,7 @@ class PostgresSource:
         if not decoded.batches:
             yield ChangeBatch(None, None)
 
-    def _facts(self, connection: psycopg.Connection) -> catalog.Facts:
+    def _facts(self, connection: psycopg.Connection) -> catalog.ServerSettings:
         facts, where = catalog.facts(connection), self._server.where
         if facts.standby:
             raise SourceUnavailable(

@@ -22,7 +22,7 @@ def notice_loss(descriptor: int) -> None:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
 
 
-class Cutter:
+class SocketTimeLimit:
     """Shuts a connection's socket down after some seconds, from a thread of its own.
 
     A context manager: leaving it stops the clock.

@@ -13,7 +13,7 @@ from deltaforge_dagster.sources.turso.config import (
     DatabaseServer,
     TursoSourceConfig,
 )
-from deltaforge_dagster.sources.turso.connection.sessions import Session, identifier
+from deltaforge_dagster.sources.turso.connection.sessions import TursoSession, identifier
 from deltaforge_dagster.sources.turso.modes import native, triggers
 from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
 from deltaforge_dagster.sources.turso.position import TursoPosition
@@ -62,7 +62,7 @@ def preflight(
 
 
 def _of_mode(
-    session: Session,
+    session: TursoSession,
     way: Way,
     tables: dict[str, Definition],
     config: TursoSourceConfig,
@@ -112,7 +112,7 @@ def _computed(names: list[str], mode: str) -> Finding:
     return Finding("columns", "note", f"{text}events leave these columns out")
 
 
-def _triggers(session: Session, tables: dict[str, Definition]) -> list[Finding]:
+def _triggers(session: TursoSession, tables: dict[str, Definition]) -> list[Finding]:
     anew = "set source.config.auto_create_triggers: true"
     missing = sorted(tables.keys() - triggers.triggered(session))
     if missing:
@@ -131,7 +131,7 @@ def _triggers(session: Session, tables: dict[str, Definition]) -> list[Finding]:
     return [Finding("triggers", "ok", "every captured table has triggers")]
 
 
-def _native(session: Session, config: TursoSourceConfig) -> list[Finding]:
+def _native(session: TursoSession, config: TursoSourceConfig) -> list[Finding]:
     found = [
         Finding(
             "capture",

@@ -29,7 +29,7 @@ from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk, ChunkRead
 from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
 from deltaforge_dagster.sources.turso.config import TursoSourceConfig
-from deltaforge_dagster.sources.turso.connection.sessions import Session, Value, identifier
+from deltaforge_dagster.sources.turso.connection.sessions import TursoSession, Value, identifier
 from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
 from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
 from deltaforge_dagster.sources.turso.position import TursoPosition
@@ -120,7 +120,7 @@ class TursoSnapshots:
 
     @staticmethod
     def _chunks(
-        session: Session, table: Definition, chunk_rows: int, where: str | None
+        session: TursoSession, table: Definition, chunk_rows: int, where: str | None
     ) -> Iterator[Chunk]:
         name, quoted = table.table.full_name, identifier(table.name)
         condition = f" AND ({where})" if where is not None else ""

@@ -31,8 +31,8 @@ from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection.hrana import ResponseTooLarge
-from deltaforge_dagster.sources.turso.connection.sessions import Session
-from deltaforge_dagster.sources.turso.decode.changes import Batches, Change
+from deltaforge_dagster.sources.turso.connection.sessions import TursoSession
+from deltaforge_dagster.sources.turso.decode.changes import Batches, TursoChange
 from deltaforge_dagster.sources.turso.modes import native, polling, triggers
 from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
 from deltaforge_dagster.sources.turso.modes.native import NativeLog
@@ -212,7 +212,7 @@ class TursoSource:
         for data in events:
             match log:
                 case NativeLog():
-                    change: Change = log.held(data, create_table)
+                    change: TursoChange = log.held(data, create_table)
                 case triggers.TriggerLog():
                     change = log.held(data)
                 case _:
@@ -302,7 +302,7 @@ class TursoSource:
         return self._ways.of(position.mode)
 
     @staticmethod
-    def _ask(way: Way, question: Callable[[Session], _Answer], seconds: float) -> _Answer:
+    def _ask(way: Way, question: Callable[[TursoSession], _Answer], seconds: float) -> _Answer:
         with way.database.session(seconds) as session:
             return question(session)
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.file.document import Problem, format_path, parse
+from deltaforge_dagster.config.file.document import DocumentProblem, format_path, parse
 
 
 def test_values_and_lines() -> None:
@@ -54,24 +54,27 @@ def test_key_without_value_is_absent() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: 1\nb: 2\na: 3", Problem(("a",), "is given twice, first in line 1 (keep one)", 3)),
+        (
+            "a: 1\nb: 2\na: 3",
+            DocumentProblem(("a",), "is given twice, first in line 1 (keep one)", 3),
+        ),
         (
             "a: &x {b: 1}\nc:\n  <<: *x",
-            Problem(("c", "<<"), "merge keys are not supported (write the fields out)", 3),
+            DocumentProblem(("c", "<<"), "merge keys are not supported (write the fields out)", 3),
         ),
-        ("a: !secret b", Problem(("a",), "has a YAML tag (remove it)", 1)),
-        ("a: !!int b", Problem(("a",), "is tagged !!int, but is not a valid int", 1)),
-        ("? [a]\n: 1", Problem((), "has a key that is not plain text", 1)),
-        ("a: &x [*x]", Problem(("a", 0), "contains itself through an alias", 1)),
+        ("a: !secret b", DocumentProblem(("a",), "has a YAML tag (remove it)", 1)),
+        ("a: !!int b", DocumentProblem(("a",), "is tagged !!int, but is not a valid int", 1)),
+        ("? [a]\n: 1", DocumentProblem((), "has a key that is not plain text", 1)),
+        ("a: &x [*x]", DocumentProblem(("a", 0), "contains itself through an alias", 1)),
         (
             "a: 1\n---\nb: 1",
-            Problem((), "holds more than one YAML document (one file is one pipeline)", 2),
+            DocumentProblem((), "holds more than one YAML document (one file is one pipeline)", 2),
         ),
-        ("a: \x07", Problem((), "holds a character that YAML does not allow")),
-        ("[" * 5000, Problem((), "is nested too deeply")),
+        ("a: \x07", DocumentProblem((), "holds a character that YAML does not allow")),
+        ("[" * 5000, DocumentProblem((), "is nested too deeply")),
     ],
 )
-def test_problems(text: str, problem: Problem) -> None:
+def test_problems(text: str, problem: DocumentProblem) -> None:
     """Each YAML mistake has one message with its line."""
     assert parse(text).problems == [problem]
 

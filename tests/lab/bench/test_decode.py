@@ -4,11 +4,11 @@ import pytest
 
 from deltaforge_dagster.sources.postgres.synthetic import decoder as synthetic_log
 from deltaforge_dagster.sources.postgres.synthetic import type_families
-from deltaforge_lab.bench.decode import Log, bench_decode
+from deltaforge_lab.bench.decode import LogKind, bench_decode
 
 
-@pytest.mark.parametrize(("source", "size"), [(Log.POSTGRES, 175), (Log.MYSQL, 87)])
-def test_measures_what_it_decodes(source: Log, size: int) -> None:
+@pytest.mark.parametrize(("source", "size"), [(LogKind.POSTGRES, 175), (LogKind.MYSQL, 87)])
+def test_measures_what_it_decodes(source: LogKind, size: int) -> None:
     """The benchmark decodes its whole stream and returns positive numbers."""
     measured = bench_decode(source, rows=1000, repeats=1)
 
@@ -24,4 +24,4 @@ def test_measures_each_family(family: str) -> None:
     decoded = synthetic_log.synthetic_decoder().feed(stream, len(stream))
 
     assert (decoded.error, decoded.consumed) == (None, len(stream))
-    assert bench_decode(Log.POSTGRES, rows=100, repeats=1, family=family)["rows"] == 100
+    assert bench_decode(LogKind.POSTGRES, rows=100, repeats=1, family=family)["rows"] == 100

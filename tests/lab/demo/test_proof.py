@@ -15,7 +15,7 @@ from deltaforge_lab.arrivals import Arrival, percentile, read_redis
 from deltaforge_lab.demo.proof import (
     ArrivalCounter,
     Proof,
-    Verdict,
+    SinkVerdict,
     arrival_rate,
     latencies,
     read_lines,
@@ -65,7 +65,7 @@ def event(table: str, key: int, op: Op, version: int) -> dict[str, Any]:
 EVENTS = [event(*step) for step in HISTORY]
 
 
-def judge(events: list[dict[str, Any]]) -> Verdict:
+def judge(events: list[dict[str, Any]]) -> SinkVerdict:
     """Return the verdict for a sink that has these events."""
     proof = Proof(recorded())
     for one in events:
@@ -77,7 +77,7 @@ def test_all_there_once_in_order_is_good() -> None:
     """A sink with exactly what was written has a good verdict."""
     verdict = judge(EVENTS)
 
-    assert verdict == Verdict(delivered=8, lost=0, duplicated=0, out_of_order=0, wrong=0)
+    assert verdict == SinkVerdict(delivered=8, lost=0, duplicated=0, out_of_order=0, wrong=0)
     assert verdict.good
 
 
@@ -152,7 +152,7 @@ def test_redis_is_read_stream_by_stream_in_order(
     for arrival in arrivals:
         proof.see(arrival.event)
 
-    assert proof.verdict() == Verdict(
+    assert proof.verdict() == SinkVerdict(
         delivered=8,
         lost=1,  # customers 1 u 2
         duplicated=1,  # orders 2 c 1

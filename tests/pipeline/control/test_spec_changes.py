@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
-from deltaforge_dagster.pipeline.control.spec_changes import Change, Standing, spec_changes
+from deltaforge_dagster.pipeline.control.spec_changes import SpecChange, Standing, spec_changes
 from deltaforge_dagster.pipeline.control.specs import kept_form
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.state.store import StateStore
@@ -43,7 +43,7 @@ def found(
     standing: Standing,
     changes: dict[str, Any],
     before: dict[str, Any] | None = None,
-) -> list[Change]:
+) -> list[SpecChange]:
     """Return the changes from the good file, with `before` changed, to one with `changes`."""
     old, new = (kept_form(load_pipeline(write(one)).spec) for one in (before or {}, changes))
     return spec_changes(old, new, standing)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.pipeline.deliver.dead_letter_views import View, views
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from tests.processors.rows import position_fields
 
 
@@ -20,7 +20,7 @@ def view(limit: int, **changes: Any) -> View:
     row |= {"table": "orders", "pos": 0x16B6C50, "row": 3, "tx_id": "731", "tx_end": True}
     row |= {"event_id": "e", "raw_payload": False, "after": '{"id":1,"n":1.10}'} | changes
     (found,) = views(
-        Origin("postgresql", "db", "acme", position_fields("postgresql")),
+        EventOrigin("postgresql", "db", "acme", position_fields("postgresql")),
         pa.RecordBatch.from_pylist([row], FRAME),
         limit,
     )

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import PositionLost
 from deltaforge_dagster.pipeline.deliver.resume import (
-    Journal,
-    Place,
+    JournalEnd,
+    JournalPlace,
     SkipSegments,
     SkipToEvent,
     decide,
@@ -78,8 +78,8 @@ def checkpoint(**changes: object) -> CheckpointRow:
 
 HELD = SinkPosition(UID, LINEAGE, 5, "id", 3, "e3", lsn(40), lsn(50), "shop")
 SEGMENT = Row(5, 40, 50, tuple(f"e{n}" for n in range(10)))
-JOURNAL = Journal(UID, "shop", next_segment=8, start=lsn(20))
-STAYS = Place(5, 3, complete=False)
+JOURNAL = JournalEnd(UID, "shop", next_segment=8, start=lsn(20))
+STAYS = JournalPlace(5, 3, complete=False)
 BY_SOURCE = SkipToEvent("e3", LsnPosition(40), LsnPosition(50))
 
 
@@ -94,7 +94,7 @@ def test_newer(ordinal: int, complete: bool) -> None:
     """The checkpoint was not written any more: it advances to what the sink has."""
     held = replace(HELD, ordinal=ordinal)
 
-    assert decide(checkpoint(), held, SEGMENT, JOURNAL) == Place(5, ordinal, complete)
+    assert decide(checkpoint(), held, SEGMENT, JOURNAL) == JournalPlace(5, ordinal, complete)
 
 
 def test_older() -> None:
@@ -102,7 +102,7 @@ def test_older() -> None:
     held = replace(HELD, ordinal=1)
     far = replace(HELD, segment=3)
 
-    assert decide(checkpoint(), held, SEGMENT, JOURNAL) == Place(5, 1, complete=False)
+    assert decide(checkpoint(), held, SEGMENT, JOURNAL) == JournalPlace(5, 1, complete=False)
     assert decide(checkpoint(), far, replace(SEGMENT, segment=3), JOURNAL).segment == 3  # type: ignore[union-attr]
 
 
@@ -153,14 +153,14 @@ def test_journal_rebuilt() -> None:
     held = replace(HELD, uid="uid-0", start=lsn(50))
     begins = replace(JOURNAL, start=lsn(60))
 
-    assert decide(rebuilt, held, None, begins) == Place(7, -1, complete=True)
+    assert decide(rebuilt, held, None, begins) == JournalPlace(7, -1, complete=True)
     assert decide(rebuilt, held, None, JOURNAL) == SkipToEvent(
         "e3", LsnPosition(50), LsnPosition(50)
     )
     with pytest.raises(PositionLost, match="begins later"):
         decide(replace(rebuilt, skip=lsn(55)), held, None, begins)
     gone_on = replace(rebuilt, skip=None, overrules=True)
-    assert decide(gone_on, held, None, begins) == Place(7, -1, complete=True)
+    assert decide(gone_on, held, None, begins) == JournalPlace(7, -1, complete=True)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_nothing_is_skipped_and_nothing_repeated(
     sizes, delivered, begins, held, rows = situation
     captured = data.draw(st.integers(0, len(rows)))
     fresh = checkpoint(segment=0, ordinal=-1, complete=True, lineage=None)
-    journal = Journal("uid-1", "shop", captured + 1, lsn(begins))
+    journal = JournalEnd("uid-1", "shop", captured + 1, lsn(begins))
     known = rows[:captured]
     reached = LsnPosition(known[-1].last if known else begins)
     lost_between = sum(sizes[:begins]) > delivered
     try:
         skip = decide(fresh, held, None, journal)
         assert isinstance(skip, SkipToEvent)
-        place = find_event(skip, Place(0, -1, complete=True), known, reached, ordinal_in)
+        place = find_event(skip, JournalPlace(0, -1, complete=True), known, reached, ordinal_in)
     except PositionLost:
         assert sum(sizes[:begins]) >= delivered, "everything was there"
         return
@@ -271,7 +271,9 @@ def test_it_is_found_in_the_end(
     assume(sum(sizes[:begins]) < delivered)
     skip = SkipToEvent(held.event_id, parse_position(held.start), parse_position(held.end))
 
-    place = find_event(skip, Place(0, -1, complete=True), rows, LsnPosition(len(sizes)), ordinal_in)
+    place = find_event(
+        skip, JournalPlace(0, -1, complete=True), rows, LsnPosition(len(sizes)), ordinal_in
+    )
 
     assert place is not None
 
@@ -279,10 +281,10 @@ def test_it_is_found_in_the_end(
 def test_whole_segments_only() -> None:
     """Without an event, as after a rebuild for a sink at least once, whole segments are skipped."""
     rows = [Row(8, 40, 45, ("a", "b")), Row(9, 45, 55, ("c",)), Row(10, 55, 60, ("d",))]
-    stays = Place(7, -1, complete=True)
+    stays = JournalPlace(7, -1, complete=True)
     skip = SkipSegments(LsnPosition(50))
 
-    assert find_segment(skip, stays, rows, LsnPosition(60)) == Place(8, 1, complete=True)
+    assert find_segment(skip, stays, rows, LsnPosition(60)) == JournalPlace(8, 1, complete=True)
     assert find_segment(skip, stays, rows[:1], LsnPosition(45)) is None
     assert find_segment(skip, stays, [], LsnPosition(50)) == stays
 
@@ -292,9 +294,9 @@ def test_what_has_no_length_is_not_skipped() -> None:
     rows = [Row(8, 40, 50, ("a",)), Row(9, 50, 50, ("r",)), Row(10, 50, 60, ("b",))]
     skip = SkipSegments(LsnPosition(60))
 
-    place = find_segment(skip, Place(7, -1, complete=True), rows, LsnPosition(60))
+    place = find_segment(skip, JournalPlace(7, -1, complete=True), rows, LsnPosition(60))
 
-    assert place == Place(8, 0, complete=True)
+    assert place == JournalPlace(8, 0, complete=True)
 
 
 def test_an_event_that_is_not_there() -> None:
@@ -303,5 +305,9 @@ def test_an_event_that_is_not_there() -> None:
     for known, captured in ((rows, 50), ([], 55)):
         with pytest.raises(PositionLost, match="e3, is not in the journal"):
             find_event(
-                BY_SOURCE, Place(0, -1, complete=True), known, LsnPosition(captured), ordinal_in
+                BY_SOURCE,
+                JournalPlace(0, -1, complete=True),
+                known,
+                LsnPosition(captured),
+                ordinal_in,
             )

@@ -23,7 +23,7 @@ from deltaforge_dagster.pipeline.process.chain_jobs import check_expressions, ru
 from deltaforge_dagster.pipeline.process.segment_job import ProcessingJob, processed_by
 from deltaforge_dagster.processors.chain import ChainSpec
 from deltaforge_dagster.processors.code import code_of
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.state.records import Processed
 from tests.e2e.conftest import shop
 from tests.fix_spark import SparkAddress, connected
@@ -70,7 +70,7 @@ class Sessions:
 def chain_of(*blocks: dict[str, Any]) -> ChainSpec:
     """Return a chain as a file has it."""
     processors = _PROCESSORS.validate_json(json.dumps(blocks))
-    return ChainSpec(processors, Origin("mysql", "db", "acme"), code=code_of(processors))
+    return ChainSpec(processors, EventOrigin("mysql", "db", "acme"), code=code_of(processors))
 
 
 class Bench:

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.pipeline.replay import comparison
-from deltaforge_dagster.pipeline.replay.comparison import Difference, compared
+from deltaforge_dagster.pipeline.replay.comparison import ReplayDifference, compared
 from tests.processors.rows import Row, batch, row
 
 
 def difference(
     recorded: Sequence[Row], made: Sequence[Row], *, sample: int = 5, values: bool = False
-) -> Difference:
+) -> ReplayDifference:
     """Compare rows in their order, whatever ordinals they have."""
     old, new = (
         [batch([{**one, "ordinal": number}]) for number, one in enumerate(rows)]

@@ -16,11 +16,11 @@ from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.processors.identity import identified
 from deltaforge_dagster.processors.javascript.javascript import JavaScript
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from tests.processors.javascript.test_script import PATIENT
 from tests.processors.rows import Row, batch, position_fields, row, rows
 
-ORIGIN = Origin("postgresql", "orders-db", "acme", position_fields("postgresql"))
+ORIGIN = EventOrigin("postgresql", "orders-db", "acme", position_fields("postgresql"))
 
 Make = Callable[[str], JavaScript]
 

@@ -11,7 +11,7 @@ import pytest
 
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.javascript import script as script_module
-from deltaforge_dagster.processors.javascript.script import Limits, Script
+from deltaforge_dagster.processors.javascript.script import CallLimits, Script
 
 EVENT: dict[str, Any] = {
     "before": None,
@@ -30,7 +30,7 @@ def event(event_id: str, **changed: Any) -> dict[str, Any]:
 
 Make = Callable[..., Script]
 
-PATIENT = Limits(cpu_ms=20_000, timeout_ms=120_000)
+PATIENT = CallLimits(cpu_ms=20_000, timeout_ms=120_000)
 """Limits that even a busy machine does not reach."""
 
 
@@ -39,7 +39,7 @@ def scripts() -> Iterator[Make]:
     """Create scripts, and close them after the test."""
     with ExitStack() as stack:
 
-        def make(source: str, limits: Limits = PATIENT) -> Script:
+        def make(source: str, limits: CallLimits = PATIENT) -> Script:
             script = Script("mask", source, limits)
             stack.callback(script.close)
             return script
@@ -218,7 +218,7 @@ def test_a_call_that_computes_for_too_long_is_ended(scripts: Make) -> None:
     """`cpu_ms` ends a loop, and the next call gets a new engine."""
     script = scripts(
         "let calls = 0; function processBatch(es) { if (++calls == 2) for (;;) {}; es[0].tags = [`${calls}`]; }",
-        Limits(cpu_ms=1_000, timeout_ms=200_000),
+        CallLimits(cpu_ms=1_000, timeout_ms=200_000),
     )
 
     assert called(script, event("a")) == [[0, {"tags": '["1"]'}]]
@@ -231,7 +231,7 @@ def test_a_call_that_waits_for_too_long_is_ended(scripts: Make) -> None:
     """`timeout_ms` ends a call that uses no processor time."""
     script = scripts(
         "function processBatch() { Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 60000); }",
-        Limits(cpu_ms=60_000, timeout_ms=200),
+        CallLimits(cpu_ms=60_000, timeout_ms=200),
     )
 
     with pytest.raises(ProcessorFailed, match=r"200 ms \(limits.timeout_ms\)"):
@@ -242,18 +242,18 @@ def test_a_script_that_loads_for_ever_is_refused(
     scripts: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An endless loop at the top level is ended, too, but by another limit than calls."""
-    scripts("for (const end = Date.now() + 700; Date.now() < end;); (e) => e", Limits())
+    scripts("for (const end = Date.now() + 700; Date.now() < end;); (e) => e", CallLimits())
     monkeypatch.setattr(script_module, "_LOAD_SECONDS", 0.3)
 
     with pytest.raises(SpecError, match=r"does not end within 0\.5 s when it is loaded"):
-        scripts("for (;;);", Limits())
+        scripts("for (;;);", CallLimits())
 
 
 def test_a_call_that_fills_the_memory_is_ended(scripts: Make) -> None:
     """`mem_mb` ends a call whose heap exceeds it."""
     script = scripts(
         "function processBatch() { const all = []; for (;;) all.push(new Array(1000).fill(1.5)); }",
-        Limits(cpu_ms=60_000, timeout_ms=120_000, mem_mb=64),
+        CallLimits(cpu_ms=60_000, timeout_ms=120_000, mem_mb=64),
     )
 
     with pytest.raises(ProcessorFailed, match=r"64 MiB \(limits.mem_mb\)"):

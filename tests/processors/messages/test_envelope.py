@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.processors.messages.envelope import (
     Envelope,
-    Origin,
+    EventOrigin,
     cloudevents_envelope,
     debezium_envelope,
     native_envelope,
@@ -29,9 +29,9 @@ from tests.processors.rows import (
     rows,
 )
 
-POSTGRES = Origin("postgresql", "orders-db", "acme", position_fields("postgresql"))
+POSTGRES = EventOrigin("postgresql", "orders-db", "acme", position_fields("postgresql"))
 PREFIX = 'com.example."shop"'
-ENVELOPES: dict[str, tuple[Envelope, Callable[[Row, Origin], dict[str, Any]]]] = {
+ENVELOPES: dict[str, tuple[Envelope, Callable[[Row, EventOrigin], dict[str, Any]]]] = {
     "native": (native_envelope, event),
     "debezium": (debezium_envelope, debezium),
     "cloudevents": (
@@ -41,7 +41,7 @@ ENVELOPES: dict[str, tuple[Envelope, Callable[[Row, Origin], dict[str, Any]]]] =
 }
 
 
-def envelopes(given_rows: list[Row], origin: Origin, kind: str = "native") -> list[str]:
+def envelopes(given_rows: list[Row], origin: EventOrigin, kind: str = "native") -> list[str]:
     """Return the envelopes of rows, in order."""
     made = ENVELOPES[kind][0](origin, batch(given_rows))
     made.validate(full=True)
@@ -52,7 +52,7 @@ def envelopes(given_rows: list[Row], origin: Origin, kind: str = "native") -> li
 @given(st.lists(rows, min_size=1, max_size=60), st.sampled_from(["postgresql", "mysql"]))
 def test_equals_the_reference(kind: str, given_rows: list[Row], connector: str) -> None:
     """For any row, the bytes equal those of `json.dumps` of the event, whatever characters its names have."""
-    origin = Origin(connector, 'the "source"\n', "ténant\\", position_fields(connector))
+    origin = EventOrigin(connector, 'the "source"\n', "ténant\\", position_fields(connector))
 
     found = envelopes(given_rows, origin, kind)
 
@@ -130,7 +130,9 @@ def test_ddl_has_its_place_and_is_no_snapshot() -> None:
     place = {"tx_id": "3e11:7", "file": "binlog.000001", "pos": 9, "schema_version": None}
     ddl_row = row(op="ddl", schema=None, table="_ddl", after=None, key=None, ddl=ddl, **place)
 
-    (found,) = envelopes([ddl_row], Origin("mysql", "orders-db", "acme", position_fields("mysql")))
+    (found,) = envelopes(
+        [ddl_row], EventOrigin("mysql", "orders-db", "acme", position_fields("mysql"))
+    )
 
     assert '"op":"r"' in found
     assert '"gtid":"3e11:7","file":"binlog.000001","pos":9}' in found

@@ -19,7 +19,7 @@ from deltaforge_dagster.processors.messages.expansion import (
     INSERT_HALF,
     SPLIT,
     TOMBSTONE,
-    Selection,
+    RowSelection,
     copy_id,
     expand,
     identified,
@@ -165,16 +165,16 @@ def test_every_message_has_its_own_id() -> None:
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (Selection(), "c u d t r ddl"),
-        (Selection(splits=True), "c d+ c+ d t r ddl"),
-        (Selection(tombstones=True), "c u d d- t r ddl"),
-        (Selection(splits=True, tombstones=True), "c d+ d- c+ d d- t r ddl"),
-        (Selection(splits=True, tombstones=True, skipped=("d", "r")), "c c+ t ddl"),
-        (Selection(splits=True, skipped=("u", "c")), "d+ d t r ddl"),
-        (Selection(skipped=("t", "u", "c")), "d r ddl"),
+        (RowSelection(), "c u d t r ddl"),
+        (RowSelection(splits=True), "c d+ c+ d t r ddl"),
+        (RowSelection(tombstones=True), "c u d d- t r ddl"),
+        (RowSelection(splits=True, tombstones=True), "c d+ d- c+ d d- t r ddl"),
+        (RowSelection(splits=True, tombstones=True, skipped=("d", "r")), "c c+ t ddl"),
+        (RowSelection(splits=True, skipped=("u", "c")), "d+ d t r ddl"),
+        (RowSelection(skipped=("t", "u", "c")), "d r ddl"),
     ],
 )
-def test_what_a_sink_gets(selection: Selection, expected: str) -> None:
+def test_what_a_sink_gets(selection: RowSelection, expected: str) -> None:
     """Halves replace an update and tombstones follow deletes; a DDL statement is not a snapshot row."""
     delete = row(op="d", before='{"id":1}', after=None)
     others = [row(op=op, after=None, key=None) for op in ("t", "r", "ddl")]
@@ -189,15 +189,15 @@ def test_what_a_sink_gets(selection: Selection, expected: str) -> None:
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (Selection(), [None, "js", "outbox"]),
-        (Selection(synthetic=False), [None]),
-        (Selection(captured=False), ["js", "outbox"]),
-        (Selection(producers=("js", "other")), ["js"]),
-        (Selection(synthetic=False, captured=False), []),
-        (Selection(synthetic=False, producers=("js",)), []),
+        (RowSelection(), [None, "js", "outbox"]),
+        (RowSelection(synthetic=False), [None]),
+        (RowSelection(captured=False), ["js", "outbox"]),
+        (RowSelection(producers=("js", "other")), ["js"]),
+        (RowSelection(synthetic=False, captured=False), []),
+        (RowSelection(synthetic=False, producers=("js",)), []),
     ],
 )
-def test_filter_by_who_made_an_event(selection: Selection, expected: list[str | None]) -> None:
+def test_filter_by_who_made_an_event(selection: RowSelection, expected: list[str | None]) -> None:
     """Every condition must hold."""
     frame = batch([row(synthetic=one) for one in (None, "js", "outbox")])
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.processors.messages import routing
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from tests.chance import examples
 from tests.processors.rows import Row, batch, dumps, event, images, position_fields, row, rows
 
-ORIGIN = Origin("postgresql", "orders-db", "acme", position_fields("postgresql"))
+ORIGIN = EventOrigin("postgresql", "orders-db", "acme", position_fields("postgresql"))
 
 
 def resolved(row: Row, path: str) -> str | None:

@@ -17,7 +17,7 @@ from deltaforge_dagster.config.processors.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
 from deltaforge_dagster.processors.code import code_of
-from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.processors.python import modules
 from tests.e2e.deployment import eventually
 from tests.processors.rows import Row, batch, row
@@ -48,7 +48,7 @@ def make_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make
             path=str(tmp_path),
             **options,
         )
-        return ChainSpec((block,), Origin("mysql", "db", "acme"), code=code_of([block]))
+        return ChainSpec((block,), EventOrigin("mysql", "db", "acme"), code=code_of([block]))
 
     yield make
     sys.modules.pop("user_code", None)

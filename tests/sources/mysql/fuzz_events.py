@@ -22,7 +22,7 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
 from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
 from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.synthetic import events as samples
-from deltaforge_dagster.sources.mysql.synthetic.events import Log
+from deltaforge_dagster.sources.mysql.synthetic.events import SyntheticLog
 from tests.sources.mysql import recorded
 from tests.sources.mysql.decode.test_decoder import every_type, make_decoder
 from tests.sources.mysql.test_events import XID, compressed, tagged, xa
@@ -49,9 +49,9 @@ def events_of(stream: bytes) -> list[bytes]:
 
 def corpus() -> list[list[bytes]]:
     """Return the events of some logs that a decoder reads to their end."""
-    xa_log = xa(xa(Log().start(), 1, 1, 2), 2, 3, one_phase=True)
+    xa_log = xa(xa(SyntheticLog().start(), 1, 1, 2), 2, 3, one_phase=True)
     xa_log.gtid(3).query(f"XA COMMIT {XID}")
-    mixed = Log().start().event(42, tagged(7, "batch")).query("CREATE TABLE `t` (id int)")
+    mixed = SyntheticLog().start().event(42, tagged(7, "batch")).query("CREATE TABLE `t` (id int)")
     mixed.gtid(8).query("TRUNCATE users").gtid(9).query("GRANT ALL ON *.* TO x").event(27, b"f")
     logs = [recorded.stream(), every_type().stream, xa_log.stream(), mixed.stream()]
     logs.append(samples.orders(30, rows_per_tx=10, rows_per_event=5))
@@ -107,7 +107,7 @@ def stream(chance: random.Random, logs: list[list[bytes]]) -> bytes:
         body = mutated(chance, compressed(b"".join(log[first:last])), 0.1)
         log[first:last] = [log[0][:4] + bytes([TRANSACTION_PAYLOAD]) + log[0][5:HEADER] + body]
         log[first] = without_checksum(log[first])
-    head = Log(checksums=False).start().stream()
+    head = SyntheticLog(checksums=False).start().stream()
     whole = b"".join(samples.packets(b"\0" + event) for event in log)
     return head + mutated(chance, whole, 0.1)
 

@@ -26,7 +26,7 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRu
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.synthetic.events import Field
+from deltaforge_dagster.sources.mysql.synthetic.events import SyntheticColumn
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 FORWARD = (1 << 64) - 1
@@ -124,7 +124,7 @@ class Table:
 
     db: str
     name: str
-    fields: Sequence[Field]
+    fields: Sequence[SyntheticColumn]
     key: Sequence[int]
     captured: bool = True
 
@@ -280,7 +280,7 @@ def _bits(data: bytes, count: int) -> list[bool]:
 
 
 def _image(
-    fields: Sequence[Field], present: list[bool], body: bytes, at: int
+    fields: Sequence[SyntheticColumn], present: list[bool], body: bytes, at: int
 ) -> tuple[dict[str, str], int]:
     sent = [f for f, there in zip(fields, present, strict=True) if there]
     width = (len(sent) + 7) // 8
@@ -296,7 +296,7 @@ def _image(
     return values, at
 
 
-def _size(column: Field, body: bytes, at: int) -> tuple[int, int]:
+def _size(column: SyntheticColumn, body: bytes, at: int) -> tuple[int, int]:
     """Return the size of a value, and where it starts."""
     first, second = (*column.metadata, 0, 0)[:2]
     fixed = {1: 1, 2: 2, 9: 3, 3: 4, 8: 8, 4: 4, 5: 8, 13: 1, 10: 3}
@@ -325,16 +325,16 @@ def decimal_size(digits: int, scale: int) -> int:
     return sum(side // 9 * 4 + partial[side % 9] for side in sides)
 
 
-def to_json(column: Field, value: bytes) -> str:
+def to_json(column: SyntheticColumn, value: bytes) -> str:
     """Return the JSON text of a value."""
     return _WRITERS[column.code](column, value)
 
 
-def _integer(column: Field, value: bytes) -> str:
+def _integer(column: SyntheticColumn, value: bytes) -> str:
     return str(int.from_bytes(value, "little", signed=not column.unsigned))
 
 
-def _decimal(column: Field, value: bytes) -> str:
+def _decimal(column: SyntheticColumn, value: bytes) -> str:
     digits, scale = column.metadata
     negative = value[0] < 128
     raw = int.from_bytes(value) ^ 1 << (8 * len(value) - 1)
@@ -356,19 +356,19 @@ def _fraction(value: bytes) -> int:
     return int.from_bytes(value) * int(100 ** (3 - len(value)))
 
 
-def _date(_: Field, value: bytes) -> str:
+def _date(_: SyntheticColumn, value: bytes) -> str:
     number = int.from_bytes(value, "little")
     return f'"{number >> 9:04}-{number >> 5 & 15:02}-{number & 31:02}"'
 
 
-def _datetime(_: Field, value: bytes) -> str:
+def _datetime(_: SyntheticColumn, value: bytes) -> str:
     number = int.from_bytes(value[:5]) - 0x8000000000
     year, month = divmod(number >> 22, 13)
     clock = f"{number >> 12 & 31:02}:{number >> 6 & 63:02}:{number & 63:02}"
     return f'"{year:04}-{month:02}-{number >> 17 & 31:02} {clock}.{_fraction(value[5:]):06}"'
 
 
-def _timestamp(_: Field, value: bytes) -> str:
+def _timestamp(_: SyntheticColumn, value: bytes) -> str:
     if not any(value):
         return '"0000-00-00T00:00:00.000000Z"'
     seconds = timedelta(seconds=int.from_bytes(value[:4]), microseconds=_fraction(value[4:]))
@@ -376,7 +376,7 @@ def _timestamp(_: Field, value: bytes) -> str:
     return f'"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"'
 
 
-def _time(_: Field, value: bytes) -> str:
+def _time(_: SyntheticColumn, value: bytes) -> str:
     size = len(value) - 3
     number = int.from_bytes(value) - (0x800000 << 8 * size)
     sign, number = ("-", -number) if number < 0 else ("", number)
@@ -389,7 +389,7 @@ def _base64(value: bytes) -> str:
     return f'{{"_base64":"{base64.b64encode(value).decode()}"}}'
 
 
-def _labelled(column: Field, value: bytes) -> str:
+def _labelled(column: SyntheticColumn, value: bytes) -> str:
     number = int.from_bytes(value, "little")
     if column.metadata[0] == 247:
         return json.dumps(("", *column.labels)[number], ensure_ascii=False)
@@ -397,7 +397,7 @@ def _labelled(column: Field, value: bytes) -> str:
     return json.dumps(",".join(shown), ensure_ascii=False)
 
 
-def _text(column: Field, value: bytes) -> str:
+def _text(column: SyntheticColumn, value: bytes) -> str:
     if column.code == 254 and column.metadata[0] in (247, 248):
         return _labelled(column, value)
     if column.collation == 63:
@@ -418,17 +418,17 @@ def _text(column: Field, value: bytes) -> str:
         return _base64(value)
 
 
-def _float(_: Field, value: bytes) -> str:
+def _float(_: SyntheticColumn, value: bytes) -> str:
     if len(value) == 4:
         return str(np.frombuffer(value, "<f4")[0])
     return repr(struct.unpack("<d", value)[0])
 
 
-def _year(_: Field, value: bytes) -> str:
+def _year(_: SyntheticColumn, value: bytes) -> str:
     return str(value[0] and value[0] + 1900)
 
 
-_WRITERS: dict[int, Callable[[Field, bytes], str]] = {
+_WRITERS: dict[int, Callable[[SyntheticColumn, bytes], str]] = {
     **dict.fromkeys((1, 2, 3, 8, 9), _integer),
     **dict.fromkeys((4, 5), _float),
     **dict.fromkeys((15, 252, 254), _text),

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from deltaforge_dagster.sources.mysql.synthetic.events import (
-    Field,
-    Log,
+    SyntheticColumn,
+    SyntheticLog,
     bitmap,
     description,
     packed,
@@ -37,9 +37,9 @@ def _bytes_of(size: int) -> Values:
 
 
 @st.composite
-def _integers(draw: st.DrawFn) -> tuple[Field, Values]:
+def _integers(draw: st.DrawFn) -> tuple[SyntheticColumn, Values]:
     code, size = draw(st.sampled_from([(1, 1), (2, 2), (9, 3), (3, 4), (8, 8)]))
-    return Field("", code, unsigned=draw(st.booleans())), _bytes_of(size)
+    return SyntheticColumn("", code, unsigned=draw(st.booleans())), _bytes_of(size)
 
 
 def decimal_bytes(digits: int, scale: int, number: int) -> bytes:
@@ -58,17 +58,17 @@ def decimal_bytes(digits: int, scale: int, number: int) -> bytes:
 
 
 @st.composite
-def _decimals(draw: st.DrawFn) -> tuple[Field, Values]:
+def _decimals(draw: st.DrawFn) -> tuple[SyntheticColumn, Values]:
     digits = draw(st.integers(1, 65))
     scale = draw(st.integers(0, min(digits, 30)))
     most = 10**digits - 1
     numbers = st.integers(-most, most) | st.sampled_from([0, most, -most, 1, -1])
     values = numbers.map(lambda number: decimal_bytes(digits, scale, number))
-    return Field("", 246, bytes([digits, scale])), values
+    return SyntheticColumn("", 246, bytes([digits, scale])), values
 
 
 @st.composite
-def _times(draw: st.DrawFn) -> tuple[Field, Values]:
+def _times(draw: st.DrawFn) -> tuple[SyntheticColumn, Values]:
     digits = draw(st.integers(0, 6))
     size = (digits + 1) // 2
     fraction = st.integers(0, 100**size - 1)
@@ -97,64 +97,66 @@ def _times(draw: st.DrawFn) -> tuple[Field, Values]:
             *(st.integers(0, most) for most in (838, 59, 59)),
             fraction,
         )
-    return Field("", code, bytes([digits])), values
+    return SyntheticColumn("", code, bytes([digits])), values
 
 
 @st.composite
-def _labelled(draw: st.DrawFn) -> tuple[Field, Values]:
+def _labelled(draw: st.DrawFn) -> tuple[SyntheticColumn, Values]:
     labels = draw(st.lists(_texts, min_size=1, max_size=4, unique=True))
     if draw(st.booleans()):
         labels += [f"label {i}" for i in range(draw(st.sampled_from([0, 251, 300])))]
         size = 1 if len(labels) < 256 else 2
         values = st.integers(0, len(labels)).map(lambda n: n.to_bytes(size, "little"))
-        return Field("", 254, bytes([247, size]), labels=tuple(labels)), values
+        return SyntheticColumn("", 254, bytes([247, size]), labels=tuple(labels)), values
     labels += [f"label {i}" for i in range(draw(st.sampled_from([0, 4, 12, 20, 60])))]
     size = next(s for s in (1, 2, 3, 4, 8) if len(labels) <= 8 * s)
     most = (1 << len(labels)) - 1
     values = st.integers(0, most).map(lambda bits: bits.to_bytes(size, "little"))
-    return Field("", 254, bytes([248, size]), labels=tuple(labels)), values
+    return SyntheticColumn("", 254, bytes([248, size]), labels=tuple(labels)), values
 
 
 @st.composite
-def _strings(draw: st.DrawFn) -> tuple[Field, Values]:
+def _strings(draw: st.DrawFn) -> tuple[SyntheticColumn, Values]:
     collation = draw(st.sampled_from([255, 45, 33, 11, 8, 63, 51, 54]))
     contents = st.binary(max_size=30) | _texts.map(str.encode)
     code = draw(st.sampled_from([15, 252, 254]))
     if code == 252:
         prefix = draw(st.integers(1, 4))
-        return Field("", 252, bytes([prefix]), collation=collation), contents.map(_sized(prefix))
+        return SyntheticColumn("", 252, bytes([prefix]), collation=collation), contents.map(
+            _sized(prefix)
+        )
     size = draw(st.sampled_from([120, 255, 256, 1000]))
     prefix = 1 if size < 256 else 2
     of_char = bytes([254 ^ size >> 8 << 4, size & 255])
     metadata = of_char if code == 254 else struct.pack("<H", size)
-    return Field("", code, metadata, collation=collation), contents.map(
+    return SyntheticColumn("", code, metadata, collation=collation), contents.map(
         lambda value: _sized(prefix)(value[:120])
     )
 
 
 @st.composite
-def _others(draw: st.DrawFn) -> tuple[Field, Values]:
+def _others(draw: st.DrawFn) -> tuple[SyntheticColumn, Values]:
     code = draw(st.sampled_from([4, 5, 10, 13, 16, 255]))
     if code == 4:
         floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
-        return Field("", 4, b"\4"), floats.map(lambda f: struct.pack("<f", f))
+        return SyntheticColumn("", 4, b"\4"), floats.map(lambda f: struct.pack("<f", f))
     if code == 5:
         floats = st.floats(allow_nan=False, allow_infinity=False)
-        return Field("", 5, b"\x08"), floats.map(lambda f: struct.pack("<d", f))
+        return SyntheticColumn("", 5, b"\x08"), floats.map(lambda f: struct.pack("<d", f))
     if code == 10:
         days = st.builds(
             lambda y, m, d: (y << 9 | m << 5 | d).to_bytes(3, "little"),
             *(st.integers(0, most) for most in (9999, 12, 31)),
         )
-        return Field("", 10), days
+        return SyntheticColumn("", 10), days
     if code == 13:
-        return Field("", 13), _bytes_of(1)
+        return SyntheticColumn("", 13), _bytes_of(1)
     if code == 16:
         bits = draw(st.integers(1, 64))
         values = st.integers(0, 2**bits - 1).map(lambda n: n.to_bytes((bits + 7) // 8))
-        return Field("", 16, bytes([bits % 8, bits // 8])), values
+        return SyntheticColumn("", 16, bytes([bits % 8, bits // 8])), values
     prefix = draw(st.integers(1, 4))
-    return Field("", 255, bytes([prefix])), st.binary(max_size=30).map(_sized(prefix))
+    return SyntheticColumn("", 255, bytes([prefix])), st.binary(max_size=30).map(_sized(prefix))
 
 
 columns = _integers() | _decimals() | _times() | _labelled() | _strings() | _others()
@@ -183,7 +185,7 @@ def _tables(draw: st.DrawFn) -> tuple[Table, list[Values]]:
 @st.composite
 def streams(draw: st.DrawFn) -> Made:
     """Valid streams of a few transactions on a few tables."""
-    log = Log(checksums=draw(st.booleans())).start()
+    log = SyntheticLog(checksums=draw(st.booleans())).start()
     drawn = draw(st.lists(_tables(), min_size=1, max_size=3))
     tables = {100 + i * 4096: table for i, (table, _) in enumerate(drawn)}
     for number in range(1, draw(st.integers(1, 4)) + 1):
@@ -204,7 +206,9 @@ def streams(draw: st.DrawFn) -> Made:
     return Made(log.stream(), tables)
 
 
-def _rows(draw: st.DrawFn, log: Log, table_id: int, table: Table, values: list[Values]) -> None:
+def _rows(
+    draw: st.DrawFn, log: SyntheticLog, table_id: int, table: Table, values: list[Values]
+) -> None:
     """Add a rows event: of any kind and version, all columns or some, nulls here and there."""
     count = len(values)
     kind = draw(st.sampled_from([23, 24, 25, 30, 31, 32]))

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.sources.mysql.decode.decoder import Decoded
+from deltaforge_dagster.sources.mysql.decode.decoder import DecodedBinlog
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.gtid_events import parse_tagged_gtid
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.gtid import GtidSet
-from deltaforge_dagster.sources.mysql.synthetic.events import FILE, SID, Log, packed
+from deltaforge_dagster.sources.mysql.synthetic.events import FILE, SID, SyntheticLog, packed
 from tests.sources.mysql import recorded
 from tests.sources.mysql.decode.test_decoder import (
     DESCRIPTION,
@@ -66,14 +66,14 @@ def compressed(content: bytes, *, kind: int = 0, size: int | None = None) -> byt
     return head + b"\0" + data
 
 
-def inner(build: Log) -> bytes:
+def inner(build: SyntheticLog) -> bytes:
     """Return the events of a log as they stand in a payload: no packets, no checksums."""
     return b"".join(part[5:] for part in build.parts)
 
 
-def plain() -> Log:
+def plain() -> SyntheticLog:
     """Return a log to build inner events with."""
-    return Log(checksums=False, parts=[b"     "])
+    return SyntheticLog(checksums=False, parts=[b"     "])
 
 
 def an_event() -> bytes:
@@ -84,7 +84,7 @@ def an_event() -> bytes:
 XID = Xid(1, b"order", b"7")
 
 
-def xa(log: Log, number: int, *rows: int, one_phase: bool = False) -> Log:
+def xa(log: SyntheticLog, number: int, *rows: int, one_phase: bool = False) -> SyntheticLog:
     """Add a transaction of XA that inserts rows into `users`, and is prepared."""
     log.gtid(number, 1_000_000 * number).query(f"XA START {XID}").table(TABLE, DESCRIPTION)
     inserts(log, *rows).query(f"XA END {XID}")
@@ -97,7 +97,7 @@ class TestStatements:
 
     def test_ddl_is_a_row(self) -> None:
         """A transaction of its own, of table `_ddl`, with the statement and its database."""
-        log = transaction(Log().start(), 1, 1).gtid(2, 2_500_000)
+        log = transaction(SyntheticLog().start(), 1, 1).gtid(2, 2_500_000)
         log.query("/* x */ alter table users add w int")
         transaction(log, 3, 2)
         catalog, progress = Catalog(), Progress()
@@ -121,7 +121,7 @@ class TestStatements:
 
     def test_truncate_is_a_row_of_its_table(self) -> None:
         """Only where the table is captured; the position passes it anyway."""
-        log = Log().start().gtid(1).query("TRUNCATE TABLE `users`").gtid(2)
+        log = SyntheticLog().start().gtid(1).query("TRUNCATE TABLE `users`").gtid(2)
         log.query("TRUNCATE other.users", "")
         batches, error = decode(log.stream(), captures=lambda db, _: db == "shop")
 
@@ -133,7 +133,12 @@ class TestStatements:
 
     def test_ddl_inside_a_transaction(self) -> None:
         """CREATE TABLE ... SELECT, logged for rows: the statement, then its rows, one transaction."""
-        log = Log().start().begin(1).query("CREATE TABLE users (id bigint) START TRANSACTION")
+        log = (
+            SyntheticLog()
+            .start()
+            .begin(1)
+            .query("CREATE TABLE users (id bigint) START TRANSACTION")
+        )
         inserts(log.table(TABLE, DESCRIPTION), 1, 2).commit()
         rows = rows_of(decode(log.stream())[0])
 
@@ -160,7 +165,7 @@ class TestStatements:
     )
     def test_what_concerns_no_table_is_passed(self, statement: str) -> None:
         """Accounts (with their passwords), temporary tables and statistics are no rows."""
-        log = Log().start().gtid(1).query(statement)
+        log = SyntheticLog().start().gtid(1).query(statement)
         batches, error = decode(log.stream())
 
         assert error is None
@@ -182,7 +187,9 @@ class TestStatements:
     )
     def test_rows_that_are_not_in_the_log_stop(self, statement: str) -> None:
         """A statement that fills a table, or that is not known, stops with its words."""
-        batches, error = decode(transaction(Log().start(), 1, 1).gtid(2).query(statement).stream())
+        batches, error = decode(
+            transaction(SyntheticLog().start(), 1, 1).gtid(2).query(statement).stream()
+        )
 
         assert isinstance(error, UnsupportedEvent | CorruptLog)
         assert f"after {FILE}" in str(error)
@@ -199,7 +206,7 @@ class TestStatements:
     )
     def test_a_query_is_not_seen_where_there_is_none(self, statement: str) -> None:
         """Names, literals and comments are not words of the statement."""
-        batches, error = decode(Log().start().gtid(1).query(statement).stream())
+        batches, error = decode(SyntheticLog().start().gtid(1).query(statement).stream())
 
         assert error is None
         assert [row["op"] for row in rows_of(batches)] == ["ddl"]
@@ -210,13 +217,18 @@ class TestStatements:
             b"\0" + bytes(4) + b"\1" + bytes(8) + b"\6\3std" + b"\4" + bytes([8, 0, 8, 0, 8, 0])
         )
         head = struct.pack("<IIBHH", 8, 0, 4, 0, len(variables)) + variables + b"shop\0"
-        log = Log().start().gtid(1).event(2, head + "CREATE TABLE é (id int)".encode("latin1"))
+        log = (
+            SyntheticLog()
+            .start()
+            .gtid(1)
+            .event(2, head + "CREATE TABLE é (id int)".encode("latin1"))
+        )
         (row,) = rows_of(decode(log.stream())[0])
 
         assert json.loads(row["ddl"])["sql"] == "CREATE TABLE é (id int)"
 
 
-def count(decoded: Decoded) -> int:
+def count(decoded: DecodedBinlog) -> int:
     """Return how many rows came."""
     return sum(batch.rows.num_rows for batch in decoded.batches if batch.rows)
 
@@ -232,13 +244,13 @@ class TestCompressed:
     @pytest.mark.parametrize("kind", [0, 255])
     def test_its_rows_are_those_of_the_transaction(self, kind: int) -> None:
         """Same ids as without compression; they stand where the payload stands."""
-        log = Log().start().gtid(1, 1_000_000)
+        log = SyntheticLog().start().gtid(1, 1_000_000)
         log.event(40, compressed(self.payload(1, 2, 3), kind=kind))
         end = log.pos
         transaction(log, 2, 4)
         batches, error = decode(log.stream())
         rows = rows_of(batches)
-        other = rows_of(decode(transaction(Log().start(), 1, 1, 2, 3).stream())[0])
+        other = rows_of(decode(transaction(SyntheticLog().start(), 1, 1, 2, 3).stream())[0])
 
         assert error is None
         assert [json.loads(row["after"])["id"] for row in rows] == [1, 2, 3, 4]
@@ -252,7 +264,9 @@ class TestCompressed:
         build = plain().query("BEGIN").table(TABLE, DESCRIPTION)
         inserts(build, *range(1000))
         build.parts += 1000 * build.parts[-1:]
-        stream = Log().start().gtid(1).event(40, compressed(inner(build.commit()))).stream()
+        stream = (
+            SyntheticLog().start().gtid(1).event(40, compressed(inner(build.commit()))).stream()
+        )
         decoder = make_decoder()
         decoded = decoder.feed(stream, len(stream))
         counts = [count(decoded)]
@@ -280,7 +294,9 @@ class TestCompressed:
     )
     def test_damage_is_named(self, body: bytes, words: str) -> None:
         """A payload that is not as it says stops with its place."""
-        batches, error = decode(transaction(Log().start(), 1, 1).gtid(2).event(40, body).stream())
+        batches, error = decode(
+            transaction(SyntheticLog().start(), 1, 1).gtid(2).event(40, body).stream()
+        )
 
         assert isinstance(error, DeltaforgeError)
         assert f" {FILE}:" in str(error)
@@ -294,7 +310,7 @@ class TestCompressed:
             plain().query("BEGIN").commit().event(4, bytes(8) + b"binlog.000009"),
             plain().query("BEGIN").commit().gtid(9),
         ):
-            log = Log().start().gtid(1).event(40, compressed(inner(build)))
+            log = SyntheticLog().start().gtid(1).event(40, compressed(inner(build)))
             assert isinstance(decode(log.stream())[1], CorruptLog)
 
 
@@ -303,7 +319,7 @@ class TestXa:
 
     def test_rows_come_with_the_commit(self) -> None:
         """As changes of the committing transaction, behind what was committed between."""
-        log = transaction(xa(Log().start(), 1, 1, 2), 2, 3)
+        log = transaction(xa(SyntheticLog().start(), 1, 1, 2), 2, 3)
         before, _ = decode(log.stream())
         log.gtid(3, 3_000_000).query(f"XA COMMIT {XID}")
         batches, error = decode(log.stream())
@@ -321,7 +337,7 @@ class TestXa:
 
     def test_a_rolled_back_one_is_never_seen(self) -> None:
         """Its name may be used again afterwards."""
-        log = xa(Log().start(), 1, 1).gtid(2).query(f"XA ROLLBACK {XID}")
+        log = xa(SyntheticLog().start(), 1, 1).gtid(2).query(f"XA ROLLBACK {XID}")
         xa(log, 3, 2).gtid(4).query(f"XA COMMIT {XID}")
         batches, error = decode(log.stream())
 
@@ -331,7 +347,7 @@ class TestXa:
 
     def test_one_phase(self) -> None:
         """XA COMMIT ... ONE PHASE: prepared and committed by one event."""
-        log = transaction(xa(Log().start(), 1, 1, 2, one_phase=True), 2, 3)
+        log = transaction(xa(SyntheticLog().start(), 1, 1, 2, one_phase=True), 2, 3)
         rows = rows_of(decode(log.stream())[0])
 
         assert [(row["tx_id"], row["tx_end"]) for row in rows] == [
@@ -345,16 +361,16 @@ class TestXa:
         build = plain().query(f"XA START {XID}").table(TABLE, DESCRIPTION)
         inserts(build, 1, 2).query(f"XA END {XID}")
         build.event(38, struct.pack("<Biii", 1, 1, 5, 1) + b"order7")
-        log = transaction(Log().start().gtid(1).event(40, compressed(inner(build))), 2, 3)
+        log = transaction(SyntheticLog().start().gtid(1).event(40, compressed(inner(build))), 2, 3)
 
         assert len(rows_of(decode(log.stream())[0])) == 3
 
     def test_what_is_not_kept_is_found_in_the_log(self) -> None:
         """A reader that began in between asks for the events again; ids are the same."""
-        whole = xa(Log().start(), 1, 1, 2).gtid(2).query(f"XA COMMIT {XID}")
+        whole = xa(SyntheticLog().start(), 1, 1, 2).gtid(2).query(f"XA COMMIT {XID}")
         build = plain().table(TABLE, DESCRIPTION)
         found = inner(inserts(build, 1, 2))
-        later = Log().start().gtid(2).query(f"XA COMMIT {XID}")
+        later = SyntheticLog().start().gtid(2).query(f"XA COMMIT {XID}")
         pieces = NoLog({XID: [found[:70], found[70:]]})
         rows = rows_of(decode(later.stream(), prepared=pieces)[0])
         expected = rows_of(decode(whole.stream())[0])
@@ -367,7 +383,7 @@ class TestXa:
     def test_large_ones_are_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Memory is bounded: what does not fit is asked for when it is committed."""
         monkeypatch.setattr("deltaforge_dagster.sources.mysql.stream.prepared.MAX_KEPT_BYTES", 50)
-        log = xa(Log().start(), 1, 1, 2).gtid(2).query(f"XA COMMIT {XID}")
+        log = xa(SyntheticLog().start(), 1, 1, 2).gtid(2).query(f"XA COMMIT {XID}")
         _, error = decode(log.stream())
 
         assert "no transaction" in str(error)
@@ -378,7 +394,7 @@ class TestTaggedGtids:
 
     def test_the_tag_belongs_to_the_name(self) -> None:
         """In `tx_id`, in the position, and in the event ids."""
-        log = Log().start().event(42, tagged(7, "batch", ts_us=9_000_000)).query("BEGIN")
+        log = SyntheticLog().start().event(42, tagged(7, "batch", ts_us=9_000_000)).query("BEGIN")
         inserts(log.table(TABLE, DESCRIPTION), 1).commit()
         transaction(log, 7, 2)
         progress = Progress()
@@ -434,7 +450,7 @@ EVENTS = {
 @pytest.mark.parametrize(("kind", "fate"), EVENTS.items())
 def test_every_type_of_event_has_its_fate(kind: int, fate: str) -> None:
     """Passed over, read, or a stop with name and place: an event is never skipped unknown."""
-    log = transaction(Log().start(), 1, 1).gtid(2)
+    log = transaction(SyntheticLog().start(), 1, 1).gtid(2)
     place = f"after {FILE}:{log.pos}"
     batches, error = decode(log.event(kind, b"").stream())
 
@@ -453,7 +469,7 @@ def test_every_type_of_event_has_its_fate(kind: int, fate: str) -> None:
 @pytest.mark.parametrize("kind", [43, 100, 175, 255])
 def test_unknown_events_may_be_ignorable(kind: int) -> None:
     """The flag of the event decides, as the server that wrote it says."""
-    log = transaction(Log().start(), 1, 1)
+    log = transaction(SyntheticLog().start(), 1, 1)
     batches, error = decode(log.event(kind, b"?", flags=0x80).stream())
     _, stopped = decode(log.event(kind, b"?").stream())
 
@@ -464,7 +480,7 @@ def test_unknown_events_may_be_ignorable(kind: int) -> None:
 
 def test_an_incident_stops() -> None:
     """The server says that events are missing from its log."""
-    _, error = decode(Log().start().gtid(1).event(26, b"\1\0\4lost").stream())
+    _, error = decode(SyntheticLog().start().gtid(1).event(26, b"\1\0\4lost").stream())
 
     assert isinstance(error, UnsupportedEvent)
     assert "INCIDENT" in str(error)
@@ -473,7 +489,7 @@ def test_an_incident_stops() -> None:
 def test_statement_format_stops_at_its_first_event() -> None:
     """INTVAR, RAND, USER_VAR and LOAD DATA prepare a statement that no row stands for."""
     for kind, name in {5: "INTVAR", 13: "RAND", 14: "USER_VAR", 17: "BEGIN_LOAD_QUERY"}.items():
-        _, error = decode(Log().start().begin(1).event(kind, bytes(9)).stream())
+        _, error = decode(SyntheticLog().start().begin(1).event(kind, bytes(9)).stream())
 
         assert isinstance(error, UnsupportedEvent)
         assert name in str(error)
@@ -481,7 +497,7 @@ def test_statement_format_stops_at_its_first_event() -> None:
 
 def test_a_file_that_was_not_closed_is_read_on() -> None:
     """A server that crashed begins another file; the old one says that it is in use."""
-    log = transaction(Log().start(), 1, 1)
+    log = transaction(SyntheticLog().start(), 1, 1)
     log.event(binlog.ROTATE, (4).to_bytes(8, "little") + b"binlog.000002", flags=0x20, end=0)
     log.start("binlog.000002").event(35, bytes(8))
     batches, error = decode(transaction(log, 2, 2).stream())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
 from deltaforge_dagster.testing.sources import take, whole
 from deltaforge_lab.servers.mysql import MysqlServer
 from tests.sources.fuzzing import fuzz
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.mysql
 def recorded(mysql_server: MysqlServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real log with values of every type: inserts, updates, deletes, partial updates."""
     stream = bytearray()
-    feed = Decoder.feed
+    feed = MysqlDecoder.feed
 
-    def recording(self: Decoder, data: Any, length: int) -> Any:
+    def recording(self: MysqlDecoder, data: Any, length: int) -> Any:
         decoded = feed(self, data, length)
         stream.extend(bytes(data[: decoded.consumed]))
         return decoded
@@ -39,7 +39,7 @@ def recorded(mysql_server: MysqlServer, tmp_path_factory: pytest.TempPathFactory
         bench.run("SET GLOBAL binlog_row_metadata = FULL")
         source = bench.source(tables=(f"{bench.database}.*",))
         start = source.ensure_start()
-        patch.setattr(Decoder, "feed", recording)
+        patch.setattr(MysqlDecoder, "feed", recording)
         rows = write_everything(bench)
         take(bench, start, whole(rows), source=source)
         bench.run("SET GLOBAL binlog_row_metadata = MINIMAL")

@@ -19,7 +19,7 @@ from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.sources.mysql.synthetic import events as samples
 from deltaforge_dagster.sources.mysql.synthetic.events import (
     ORDERS,
-    Log,
+    SyntheticLog,
     bitmap,
     orders_row,
     packed,
@@ -63,7 +63,14 @@ def test_a_table_with_hidden_columns_is_never_held() -> None:
     """Kept back would be the log as it is, hidden values and all: the pipeline stops instead."""
     nameless = samples.description("shop", "orders", ORDERS, full=False)
     content = packed(len(ORDERS)) + bitmap([True] * len(ORDERS)) + orders_row(1)
-    stream = Log().start().begin(1).table(108, nameless).rows(WRITE_ROWS_2, 108, content).commit()
+    stream = (
+        SyntheticLog()
+        .start()
+        .begin(1)
+        .table(108, nameless)
+        .rows(WRITE_ROWS_2, 108, content)
+        .commit()
+    )
     hide = rules(exclude=["*.note"])
 
     kept, _ = decode(stream.stream(), catalog=NotCertain())

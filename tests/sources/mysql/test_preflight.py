@@ -146,7 +146,7 @@ def test_tables_that_may_not_be_locked(bench: MysqlBench, monkeypatch: pytest.Mo
     """Without GTIDs a snapshot locks tables; whether it may is asked without locking one."""
     dsn = as_user(bench, "REPLICATION SLAVE", "REPLICATION CLIENT", "SELECT")
     assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok", "with GTIDs"
-    monkeypatch.setattr(server_log, "facts", lambda *_: server_log.Facts(gtids=False))
+    monkeypatch.setattr(server_log, "facts", lambda *_: server_log.BinlogSettings(gtids=False))
 
     found = look(bench, dsn=dsn, snapshot=True)["grants"]
 

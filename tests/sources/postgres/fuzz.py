@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
+from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.toast_reselect import Answer, Question
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS, CatalogType
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
-from deltaforge_dagster.sources.postgres.snapshot.selected import SelectedRows
+from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
 from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from tests.sources.postgres.reference import Registry
 
@@ -147,7 +147,7 @@ def update(chance: random.Random, message: bytes) -> bytes:
 
 def decode(chance: random.Random, recorded: Recorded, content: bytes) -> DeltaforgeError | None:
     """Decode in pieces, and check what comes out."""
-    decoder = Decoder(
+    decoder = PostgresDecoder(
         source_id="fuzz",
         db="fuzz",
         start=LsnPosition(0),
@@ -198,7 +198,9 @@ def select(chance: random.Random) -> None:
     copied = mutated(chance, b"".join(lines), 0.7)
     try:
         read_copied(copied, 3)
-        images, _ = SelectedRows({f"c{n}": type_ for n, type_ in enumerate(types)}).write(copied)
+        images, _ = PostgresSelectedRows({f"c{n}": type_ for n, type_ in enumerate(types)}).write(
+            copied
+        )
     except (CorruptLog, UnsupportedEvent):
         return
     try:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.kernels.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.chance import examples
 from tests.fix_postgres import POSTGRES_VERSIONS, PostgresVersion
@@ -54,7 +54,7 @@ class Readings:
         self._iso = iso
         self._bench = PostgresBench(server.create_database())
         self._stack = ExitStack()
-        ours = Server.from_dsn(self._bench.dsn, "test")
+        ours = PostgresSourceServer.from_dsn(self._bench.dsn, "test")
         self.version = int(server.version.split(".")[0])
         self._bench.execute(*MADE_UP, "CREATE PUBLICATION p FOR ALL TABLES")
         database = ours.database

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.postgres.connection.catalog import Catalog
-from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
+from deltaforge_dagster.sources.postgres.connection.catalog import PostgresCatalog
+from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.sources.fuzzing import fuzz
@@ -28,22 +28,22 @@ def recorded(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
     """A real stream with values of every type, and of arrays of them."""
     stream = bytearray()
     types: dict[int, CatalogType] = {}
-    feed, type_ = Decoder.feed, Catalog.type
+    feed, type_ = PostgresDecoder.feed, PostgresCatalog.type
 
-    def recording_feed(self: Decoder, data: Any, length: int) -> Any:
+    def recording_feed(self: PostgresDecoder, data: Any, length: int) -> Any:
         decoded = feed(self, data, length)
         stream.extend(bytes(data[: decoded.consumed]))
         return decoded
 
-    def recording_type(self: Catalog, oid: int) -> CatalogType | None:
+    def recording_type(self: PostgresCatalog, oid: int) -> CatalogType | None:
         found = type_(self, oid)
         if found is not None:
             types[oid] = found
         return found
 
     with pytest.MonkeyPatch.context() as patch, Readings(postgres_server) as readings:
-        patch.setattr(Decoder, "feed", recording_feed)
-        patch.setattr(Catalog, "type", recording_type)
+        patch.setattr(PostgresDecoder, "feed", recording_feed)
+        patch.setattr(PostgresCatalog, "type", recording_type)
 
         @settings(max_examples=1, suppress_health_check=list(HealthCheck))
         @given(st.data())

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.processors.messages.envelope import Origin, native_envelope
+from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
 from deltaforge_dagster.processors.messages.routing import row_key
 from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from tests.processors.rows import position_fields
@@ -19,7 +19,7 @@ from tests.sources.postgres.decode.test_decoder import (
     transaction,
 )
 
-ORIGIN = Origin("postgresql", "orders-db", "acme", position_fields("postgresql"))
+ORIGIN = EventOrigin("postgresql", "orders-db", "acme", position_fields("postgresql"))
 
 
 def test_truncates_and_messages_reach_the_envelope(tmp_path: Path) -> None:

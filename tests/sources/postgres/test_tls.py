@@ -17,7 +17,7 @@ from psycopg import conninfo, sql
 from deltaforge_dagster.errors import AuthFailed, SourceMisconfigured
 from deltaforge_dagster.processes.process import Account, temporary_directory
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.snapshot import copied
 from deltaforge_dagster.testing.sources import (
     Versions,
@@ -100,12 +100,12 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(
 
     with (
         pytest.raises(SourceMisconfigured, match="certificate"),
-        Server.from_dsn(dsn, "t").query(5),
+        PostgresSourceServer.from_dsn(dsn, "t").query(5),
     ):
         pass
 
     trusting = conninfo.make_conninfo(server.dsn, sslmode="require")
-    distrusting = Server.from_dsn(dsn, "t")
+    distrusting = PostgresSourceServer.from_dsn(dsn, "t")
     with (
         psycopg.connect(trusting, autocommit=True) as connection,
         pytest.raises(SourceMisconfigured, match="certificate"),
@@ -193,7 +193,7 @@ def test_client_certificates_and_an_authority_without_names(
         assert take(bench, start, whole(1)).changes == inserts("orders", 1)
 
         full = conninfo.make_conninfo(dsn, sslmode="verify-full")
-        distrusting = Server.from_dsn(full, "t")
+        distrusting = PostgresSourceServer.from_dsn(full, "t")
         with pytest.raises(SourceMisconfigured, match="certificate"), distrusting.query(5):
             pass
         with pytest.raises(SourceMisconfigured, match="certificate"):
@@ -209,7 +209,7 @@ def test_without_the_certificate_that_a_server_wants(
 
     with (
         pytest.raises((SourceMisconfigured, AuthFailed)) as caught,
-        Server.from_dsn(dsn, "t").query(5),
+        PostgresSourceServer.from_dsn(dsn, "t").query(5),
     ):
         pass
     assert "certificate" in str(caught.value)

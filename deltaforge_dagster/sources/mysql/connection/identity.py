@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from deltaforge_dagster.errors import PositionLost, SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.connection import server_log
-from deltaforge_dagster.sources.mysql.connection.server import Session
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.column_types import labels, labels_text
 from deltaforge_dagster.sources.mysql.schema.described_types import described_type
 from deltaforge_dagster.tables import Column, TableSchema
 
 
-def identity(session: Session) -> str:
+def identity(session: MysqlSession) -> str:
     """Return `server_uuid`, or what comes nearest to it on a server that has none (MariaDB)."""
     rows = session.rows(
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid', 'server_id')"
@@ -24,7 +24,7 @@ def identity(session: Session) -> str:
     return found.get("server_uuid") or found.get("server_uid") or found["server_id"]
 
 
-def relocate(session: Session, where: str, position: BinlogPosition) -> BinlogPosition:
+def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> BinlogPosition:
     """Return where reading goes on, on another server than before: behind the same GTIDs.
 
     Raises:
@@ -40,7 +40,7 @@ def relocate(session: Session, where: str, position: BinlogPosition) -> BinlogPo
     return position
 
 
-def sent_schema(session: Session, where: str, table: str) -> TableSchema:
+def sent_schema(session: MysqlSession, where: str, table: str) -> TableSchema:
     """Return `database.table` as its rows would be registered now.
 
     The type of a column that is not decoded is left empty.

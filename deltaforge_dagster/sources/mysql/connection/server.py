@@ -22,14 +22,14 @@ from pymysql.cursors import Cursor, DictCursor
 from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
 from deltaforge_dagster.sources.mysql.dsn import MysqlDsn, mysql_dsn
-from deltaforge_dagster.sources.stream.time_limit import Cutter
+from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _CONNECT_SECONDS = 2.0
 _CLIENT_ERRORS = range(2000, 3000)
 _TLS_ERROR = 2026
 
 
-class Session:
+class MysqlSession:
     """A connection for a few statements, each its own transaction."""
 
     def __init__(self, connection: pymysql.Connection) -> None:
@@ -88,7 +88,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class MysqlSourceServer:
     """The server and user of one pipeline's source.
 
     Attributes:
@@ -99,7 +99,7 @@ class Server:
     program: str
 
     @classmethod
-    def from_dsn(cls, dsn: str, program: str) -> Server:
+    def from_dsn(cls, dsn: str, program: str) -> MysqlSourceServer:
         """Return the server that `dsn` names.
 
         Raises:
@@ -118,7 +118,7 @@ class Server:
         return self.dsn.user
 
     @contextmanager
-    def query(self, seconds: float) -> Generator[Session]:
+    def query(self, seconds: float) -> Generator[MysqlSession]:
         """Open a connection for a few statements.
 
         Everything together may take `seconds`: then the connection is cut, even if the server
@@ -128,7 +128,7 @@ class Server:
             DeltaforgeError: Whatever the server refused, as in `refusals`.
         """
         with self._connected(seconds) as connection:
-            yield Session(connection)
+            yield MysqlSession(connection)
 
     def dump(
         self, settings: Sequence[str], command: int, body: bytes, seconds: float
@@ -161,7 +161,7 @@ class Server:
         """
         tls = self._tls()
         opened = self._open(min(seconds, _CONNECT_SECONDS))
-        with Cutter(opened.fileno(), seconds) as cutter:
+        with SocketTimeLimit(opened.fileno(), seconds) as cutter:
             try:
                 return self._handshake(opened, tls)
             except pymysql.MySQLError as error:
@@ -169,7 +169,7 @@ class Server:
                 raise self.problem(error, cutter, seconds) from error
 
     def problem(
-        self, error: pymysql.MySQLError, cutter: Cutter | None = None, seconds: float = 0
+        self, error: pymysql.MySQLError, cutter: SocketTimeLimit | None = None, seconds: float = 0
     ) -> DeltaforgeError:
         """Return what an error means on a connection that `time_limit` was to cut after `seconds`."""
         if cutter is not None and cutter.fired:
@@ -180,7 +180,7 @@ class Server:
     def _connected(self, seconds: float) -> Generator[pymysql.Connection]:
         tls = self._tls()
         opened = self._open(min(seconds, _CONNECT_SECONDS))
-        with Cutter(opened.fileno(), seconds) as cutter:
+        with SocketTimeLimit(opened.fileno(), seconds) as cutter:
             try:
                 connection = self._handshake(opened, tls)
                 try:

@@ -13,7 +13,7 @@ from typing import Any
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.mysql.connection import mariadb_log
 from deltaforge_dagster.sources.mysql.connection.refusals import SYNTAX, lost
-from deltaforge_dagster.sources.mysql.connection.server import Session
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
 from deltaforge_dagster.sources.mysql.gtid import GtidSet
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 
@@ -33,7 +33,7 @@ _NO_SUCH_PLACE = 1220
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class BinlogSettings:
     """The server's settings that decide how its log is read.
 
     Attributes:
@@ -43,7 +43,7 @@ class Facts:
     gtids: bool
 
 
-def facts(session: Session, where: str) -> Facts:
+def facts(session: MysqlSession, where: str) -> BinlogSettings:
     """Return what the server is, once it is as needed.
 
     Raises:
@@ -66,11 +66,11 @@ def facts(session: Session, where: str) -> Facts:
                 f"{where}: {name} is {values[name]}; {lasting(session, advice)}"
             )
     if session.is_mariadb:
-        return Facts(gtids=True)
-    return Facts(gtids=values.get("gtid_mode", "OFF").upper() == "ON")
+        return BinlogSettings(gtids=True)
+    return BinlogSettings(gtids=values.get("gtid_mode", "OFF").upper() == "ON")
 
 
-def lasting(session: Session, statement: str) -> str:
+def lasting(session: MysqlSession, statement: str) -> str:
     """Return a statement that sets a variable as this server can: only MySQL 8 has SET PERSIST.
 
     Elsewhere it holds until the next restart, and belongs into the configuration file as well.
@@ -80,7 +80,7 @@ def lasting(session: Session, statement: str) -> str:
     return statement.replace("SET PERSIST ", "SET GLOBAL ")
 
 
-def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
+def tail(session: MysqlSession, where: str, *, gtids: bool) -> BinlogPosition:
     """Return where the log ends now: file, offset and, with GTIDs, every one executed.
 
     With GTIDs the set is the position, and the rest says roughly where that is: a busy server's
@@ -93,7 +93,7 @@ def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
     return BinlogPosition(str(found["File"]), int(found["Position"]), gtid_set)
 
 
-def status(session: Session) -> dict[str, Any] | None:
+def status(session: MysqlSession) -> dict[str, Any] | None:
     """Return the log's newest file, where that ends, and which databases are left out; None without a log."""
     found = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
     if found is None:  # before MySQL 8.2
@@ -101,26 +101,28 @@ def status(session: Session) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def check_grants(session: Session) -> None:
+def check_grants(session: MysqlSession) -> None:
     """Ask for the beginning of the log, which takes the same privilege as reading it."""
     session.rows("SHOW BINLOG EVENTS LIMIT 1")
 
 
-def executed(session: Session) -> str:
+def executed(session: MysqlSession) -> str:
     """Return every GTID that the server has executed, or of MariaDB the last one of each domain."""
     if session.is_mariadb:
         return str(mariadb_log.executed(session))
     return str(GtidSet.parse(_global(session, "gtid_executed")))
 
 
-def _purged(session: Session) -> str:
+def _purged(session: MysqlSession) -> str:
     """Return those that the log no longer has."""
     if session.is_mariadb:
         return str(mariadb_log.purged(session))
     return str(GtidSet.parse(_global(session, "gtid_purged")))
 
 
-def check_held(session: Session, where: str, position: BinlogPosition, found: Facts) -> None:
+def check_held(
+    session: MysqlSession, where: str, position: BinlogPosition, found: BinlogSettings
+) -> None:
     """See to it that the log still has everything after `position`.
 
     Raises:
@@ -151,12 +153,12 @@ def check_held(session: Session, where: str, position: BinlogPosition, found: Fa
         _check_anonymous(session, where, position)
 
 
-def log_files(session: Session) -> dict[str, int]:
+def log_files(session: MysqlSession) -> dict[str, int]:
     """Return the files of the log, oldest first, and their sizes in bytes."""
     return {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
 
 
-def _check_anonymous(session: Session, where: str, position: BinlogPosition) -> None:
+def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition) -> None:
     """See to it that the next transaction has a GTID.
 
     By GTIDs the server begins at the newest file that only lacks what the reader has. Transactions
@@ -180,7 +182,7 @@ def _check_anonymous(session: Session, where: str, position: BinlogPosition) -> 
         begin = ""
 
 
-def _check_file(session: Session, where: str, position: BinlogPosition) -> None:
+def _check_file(session: MysqlSession, where: str, position: BinlogPosition) -> None:
     sizes = log_files(session)
     if position.file not in sizes:
         raise lost(where, f"the binary log file {position.file} was purged")
@@ -192,5 +194,5 @@ def _check_file(session: Session, where: str, position: BinlogPosition) -> None:
         )
 
 
-def _global(session: Session, name: str) -> str:
+def _global(session: MysqlSession, name: str) -> str:
     return str(session.rows(f"SELECT @@GLOBAL.{name} AS value")[0]["value"])

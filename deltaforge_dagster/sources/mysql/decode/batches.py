@@ -44,11 +44,11 @@ from deltaforge_dagster.sources.mysql.decode.rows import (
     REPORT_WIDTH,
     write_changes,
 )
-from deltaforge_dagster.sources.mysql.events.binlog import Query
+from deltaforge_dagster.sources.mysql.events.binlog import QueryEvent
 from deltaforge_dagster.sources.mysql.events.table_map import MAX_COLUMNS
-from deltaforge_dagster.sources.mysql.schema.versions import TableVersions
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions
 from deltaforge_dagster.sources.mysql.values.json_binary import FRAME_WIDTH, MAX_DEPTH
-from deltaforge_dagster.sources.outbox import SCHEMA, OutboxTables
+from deltaforge_dagster.sources.outbox import SCHEMA, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.arrays import StampNames, coded, id_column, record_batch
 from deltaforge_dagster.sources.rows.event_ids import ID_SIZE
 from deltaforge_dagster.sources.rows.hiding import Shown
@@ -72,7 +72,7 @@ def gtid_prefix(sid: bytes, tag: str, *, of_mariadb: bool = False) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowLocation:
     """What a row is about, and where it stands: as the columns of those names in the frame."""
 
     op: str
@@ -83,15 +83,15 @@ class Place:
     row: int
 
 
-class BatchWriter:
+class MysqlBatchWriter:
     """Writes rows of one stream into record batches; its scratch memory is used again and again."""
 
     def __init__(
         self,
-        versions: TableVersions,
+        versions: MysqlTableVersions,
         seed: npt.NDArray[np.uint64],
         max_rows: int,
-        outboxes: OutboxTables,
+        outboxes: MysqlOutboxTables,
     ) -> None:
         self._versions = versions
         self._outboxes = outboxes
@@ -105,7 +105,7 @@ class BatchWriter:
         self._names = StampNames()
         self.tags: dict[int, str] = {0: ""}
 
-    def statement(self, query: Query, place: Place, line: Longs) -> pa.RecordBatch:
+    def statement(self, query: QueryEvent, place: RowLocation, line: Longs) -> pa.RecordBatch:
         """Return the row of a statement; `line` is that of its transaction."""
         rows = np.zeros((1, ROW_WIDTH), np.int64)
         rows[0, ROW_INDEX] = place.row

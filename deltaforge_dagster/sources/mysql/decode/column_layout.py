@@ -10,7 +10,7 @@ import numpy as np
 from deltaforge_dagster.sources.mysql.decode.layout import COLUMN_WIDTH
 from deltaforge_dagster.sources.mysql.values.charset_tables import code_points
 from deltaforge_dagster.sources.mysql.values.charsets import Charset
-from deltaforge_dagster.sources.mysql.values.types import ENUM, SET, ValueType
+from deltaforge_dagster.sources.mysql.values.types import ENUM, SET, MysqlValueType
 
 
 class ColumnLayout:
@@ -30,8 +30,8 @@ class ColumnLayout:
         self.characters = np.empty(0, np.uint16)
         self._tables: dict[str, int] = {}
 
-    def add(self, name: str, type_: ValueType, labels: Sequence[str], *, is_key: bool) -> int:
-        """Lay out a column; return the bytes that it adds to a row's JSON (`ValueType.room`)."""
+    def add(self, name: str, type_: MysqlValueType, labels: Sequence[str], *, is_key: bool) -> int:
+        """Lay out a column; return the bytes that it adds to a row's JSON (`MysqlValueType.room`)."""
         start, end = self._add_text(json.dumps(name, ensure_ascii=False) + ":")
         first, second = type_.first, type_.second
         room = end - start + 1 + type_.room
@@ -43,11 +43,11 @@ class ColumnLayout:
         self._add_line(type_, is_key, start, end, first, second)
         return room
 
-    def add_skipped(self, type_: ValueType) -> None:
+    def add_skipped(self, type_: MysqlValueType) -> None:
         """Lay out a column whose values are passed over."""
         self._add_line(type_, False, 0, 0, 0, 0)
 
-    def _add_line(self, type_: ValueType, *fields: int) -> None:
+    def _add_line(self, type_: MysqlValueType, *fields: int) -> None:
         line = [type_.kind, type_.size, type_.prefix, *fields]
         self.columns = np.vstack([self.columns, np.array([line], np.int64)])
 

@@ -1,6 +1,6 @@
 """From bytes of the binary log to change batches: the decoder of the MySQL source.
 
-A `Decoder` is given the dump stream in pieces, as the socket hands them out, and returns record
+A `MysqlDecoder` is given the dump stream in pieces, as the socket hands them out, and returns record
 batches in the columns of `frame.CAPTURED`. A piece is handled in rounds: `scan` notes the changes and
 transactions in it until something stops it, `write_changes` writes their row images, and the rest of
 the columns is put around them in bulk (`transaction_assembler`). Python acts once per piece and for rare events
@@ -23,8 +23,8 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
-from deltaforge_dagster.sources.mysql.decode.batches import BatchWriter
-from deltaforge_dagster.sources.mysql.decode.held import KeptRows
+from deltaforge_dagster.sources.mysql.decode.batches import MysqlBatchWriter
+from deltaforge_dagster.sources.mysql.decode.held_events import KeptRows
 from deltaforge_dagster.sources.mysql.decode.layout import (
     BARE,
     BEGUN,
@@ -52,15 +52,15 @@ from deltaforge_dagster.sources.mysql.decode.stops import (
 )
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
     MAX_ROWS,
-    Progress,
+    PositionTracker,
     TransactionAssembler,
 )
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.versions import Catalog, TableVersions
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.prepared import FindsEncoded
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
-from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
+from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
 from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES
@@ -69,7 +69,7 @@ _FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedBinlog:
     """What a piece of the stream held.
 
     Attributes:
@@ -89,7 +89,7 @@ class Decoded:
     again: bool = False
 
 
-class Decoder:
+class MysqlDecoder:
     """Decodes one dump stream, from the first packet after the command to its end.
 
     Changes of tables for which `captures(database, table)` is false are passed over, but counted,
@@ -106,20 +106,20 @@ class Decoder:
         self,
         *,
         source_id: str,
-        progress: Progress,
+        progress: PositionTracker,
         registry: SchemaRegistry,
-        catalog: Catalog,
+        catalog: TableCatalog,
         captures: Callable[[str, str], bool],
         prepared: FindsEncoded,
         forms: ValueForms = LABEL_FORMS,
         held: Mapping[str, str] | None = None,
         until: BinlogPosition | None = None,
-        outboxes: OutboxTables = NO_OUTBOX,
+        outboxes: MysqlOutboxTables = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
     ) -> None:
         self._inner: list[NestedEvents] = []
         self._inner_bytes = 0
-        self._versions = TableVersions(
+        self._versions = MysqlTableVersions(
             registry=registry,
             catalog=catalog,
             captures=captures,
@@ -127,7 +127,7 @@ class Decoder:
             held=held,
             rules=rules,
         )
-        self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
+        self._writer = MysqlBatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
         self._found = TransactionAssembler(self._writer, progress)
         self._state = self._found.state
         self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
@@ -143,11 +143,11 @@ class Decoder:
         )
         self._error: DeltaforgeError | None = None
 
-    def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> Decoded:
+    def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedBinlog:
         """Decode `data[:length]`: the bytes the last call left over, and new ones behind them.
 
         `data` may be overwritten as soon as this returns. Never raises an error of the tree by
-        itself: see `Decoded.error`. A decoder that returned one returns it again.
+        itself: see `DecodedBinlog.error`. A decoder that returned one returns it again.
         """
         source = read_only(data)[:length]
         state = self._state
@@ -174,7 +174,9 @@ class Decoder:
                 again = self._error is None
         if self._error is None and not again and not state[OPEN]:
             self._found.tell_passed()
-        return Decoded(int(state[OFFSET]), tuple(self._found.batches), foreign, self._error, again)
+        return DecodedBinlog(
+            int(state[OFFSET]), tuple(self._found.batches), foreign, self._error, again
+        )
 
     def _round(self, source: Bytes) -> int:
         """Scan once, hand on what was found, act where Python has to; return why it stopped."""

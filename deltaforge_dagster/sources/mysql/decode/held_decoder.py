@@ -9,8 +9,8 @@ import pyarrow as pa
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
-from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
-from deltaforge_dagster.sources.mysql.decode.held import (
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
+from deltaforge_dagster.sources.mysql.decode.held_events import (
     KeptBatch,
     KeptRows,
     KeptStatement,
@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRu
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
-from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
+from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 
@@ -54,7 +54,7 @@ def decode_held(
     source_id: str,
     registry: SchemaRegistry,
     forms: ValueForms,
-    outboxes: OutboxTables = NO_OUTBOX,
+    outboxes: MysqlOutboxTables = NO_OUTBOX,
     rules: ColumnRules = NO_RULES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the changes of held events of one table, as if they had never been held.
@@ -72,7 +72,7 @@ def decode_held(
         UnsupportedEvent: The columns of the table are still not known.
         CorruptLog: What was kept is not whole.
     """
-    decoder = Decoder(
+    decoder = MysqlDecoder(
         source_id=source_id,
         progress=_Places(),
         registry=registry,

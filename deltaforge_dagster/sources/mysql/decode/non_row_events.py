@@ -14,8 +14,13 @@ import numpy as np
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
-from deltaforge_dagster.sources.mysql.decode.batches import DDL_TABLE, BatchWriter, Place
-from deltaforge_dagster.sources.mysql.decode.held import Kept, KeptBatch, KeptRows, KeptStatement
+from deltaforge_dagster.sources.mysql.decode.batches import DDL_TABLE, MysqlBatchWriter, RowLocation
+from deltaforge_dagster.sources.mysql.decode.held_events import (
+    Kept,
+    KeptBatch,
+    KeptRows,
+    KeptStatement,
+)
 from deltaforge_dagster.sources.mysql.decode.layout import (
     BEGUN,
     CHECKSUM,
@@ -67,7 +72,7 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import Transa
 from deltaforge_dagster.sources.mysql.events.binlog import (
     EVENT_NAMES,
     HEADER,
-    Query,
+    QueryEvent,
     has_checksums,
     is_of_mariadb,
     parse_query,
@@ -81,11 +86,11 @@ from deltaforge_dagster.sources.mysql.events.gtid_events import (
 from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
-from deltaforge_dagster.sources.mysql.events.statements import Kind, Xid, statement, xid_of
+from deltaforge_dagster.sources.mysql.events.statements import StatementKind, Xid, statement, xid_of
 from deltaforge_dagster.sources.mysql.events.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.ddl import Change, table_changes
-from deltaforge_dagster.sources.mysql.schema.versions import Catalog, TableVersions
+from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, table_changes
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.log_scan import table_of
 from deltaforge_dagster.sources.mysql.stream.prepared import (
     FindsEncoded,
@@ -120,10 +125,10 @@ class NonRowEvents:
     def __init__(
         self,
         found: TransactionAssembler,
-        writer: BatchWriter,
-        versions: TableVersions,
+        writer: MysqlBatchWriter,
+        versions: MysqlTableVersions,
         *,
-        catalog: Catalog,
+        catalog: TableCatalog,
         captures: Callable[[str, str], bool],
         prepared: FindsEncoded,
         until: BinlogPosition | None,
@@ -219,27 +224,27 @@ class NonRowEvents:
         state[UNTIL] = self._until.pos if self._until and self._until.file == name else 0
         self._found.file = name
 
-    def _statement(self, query: Query) -> None:
+    def _statement(self, query: QueryEvent) -> None:
         """Act on a statement that is no transaction control as every transaction has it."""
         state = self._state
         found = statement(query)
         match found.kind:
-            case Kind.PASSED:
+            case StatementKind.PASSED:
                 pass
-            case Kind.ROLLBACK if state[INDEX] == 0 and found.words == "ROLLBACK":
+            case StatementKind.ROLLBACK if state[INDEX] == 0 and found.words == "ROLLBACK":
                 self._found.commit()
                 return
-            case Kind.DEFINES | Kind.EMPTIES:
+            case StatementKind.DEFINES | StatementKind.EMPTIES:
                 self._define(query, found.kind)
-            case Kind.XA_START if state[OPEN] == GROUP:
+            case StatementKind.XA_START if state[OPEN] == GROUP:
                 state[OPEN] = PREPARING
                 self._kept.begin()
-            case Kind.XA_END if state[OPEN] == PREPARING:
+            case StatementKind.XA_END if state[OPEN] == PREPARING:
                 pass
-            case Kind.XA_COMMIT | Kind.XA_ROLLBACK if state[OPEN] == GROUP:
+            case StatementKind.XA_COMMIT | StatementKind.XA_ROLLBACK if state[OPEN] == GROUP:
                 self._decide(query, found.kind)
                 return
-            case Kind.UNKNOWN:
+            case StatementKind.UNKNOWN:
                 raise UnsupportedEvent(
                     f"the log holds a statement {found.words} ..., which this version does not know,"
                     f" {self._where()}"
@@ -274,31 +279,31 @@ class NonRowEvents:
         event = HeldEvent(table, self._versions.held[table], kept.data())
         self._found.batches.append(ChangeBatch(None, None, held=(event,)))
 
-    def _define(self, query: Query, kind: Kind) -> None:
+    def _define(self, query: QueryEvent, kind: StatementKind) -> None:
         """Take notice of DDL, and make a row of it; a TRUNCATE is one of the captured table's."""
         self._catalog.statement(query.database, query.statement, self._found.here())
         self._versions.forget()
-        if kind is Kind.DEFINES:
+        if kind is StatementKind.DEFINES:
             for table in self._versions.held:
                 self._keep(table, KeptStatement(query.database, query.statement))
-        if kind is Kind.DEFINES:
+        if kind is StatementKind.DEFINES:
             self._add_statement("ddl", query.database, DDL_TABLE, query)
             return
         for change in table_changes(query.statement, query.database):
-            if change.change is Change.EMPTIES and change.table is not None:
+            if change.change is DdlEffect.EMPTIES and change.table is not None:
                 self._truncated(change.db, change.table, query)
 
-    def _truncated(self, db: str, table: str, query: Query) -> None:
+    def _truncated(self, db: str, table: str, query: QueryEvent) -> None:
         if self._captures(db, table):
             self._add_statement("t", db, table, query)
 
-    def _add_statement(self, op: str, db: str, table: str, query: Query) -> None:
+    def _add_statement(self, op: str, db: str, table: str, query: QueryEvent) -> None:
         """Hold the row of a statement, as the last change of its transaction so far."""
         state = self._state
         tx = self._found.txs[int(state[TXS]) - 1]
         row = self._writer.statement(
             query,
-            Place(op, db, table, self._found.file, int(state[EVENT_POS]), int(state[INDEX])),
+            RowLocation(op, db, table, self._found.file, int(state[EVENT_POS]), int(state[INDEX])),
             tx,
         )
         state[INDEX] += 1
@@ -315,12 +320,12 @@ class NonRowEvents:
         else:
             self._found.commit()
 
-    def _decide(self, query: Query, kind: Kind) -> None:
+    def _decide(self, query: QueryEvent, kind: StatementKind) -> None:
         """Commit or roll back a prepared transaction; its rows belong to this one."""
         xid = xid_of(query.statement)
         if xid is None:
             raise CorruptLog(f"an XA statement that names no transaction, {self._where()}")
-        if kind is Kind.XA_COMMIT:
+        if kind is StatementKind.XA_COMMIT:
             self._replay(xid)
         else:
             self._kept.forget(xid)

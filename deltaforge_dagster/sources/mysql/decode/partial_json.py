@@ -35,7 +35,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
 )
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.events.binlog import HEADER, UPDATE_ROWS_2
-from deltaforge_dagster.sources.mysql.schema.versions import TableVersions
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions
 from deltaforge_dagster.sources.mysql.values.types import JSON
 
 _PARTIAL_JSON = 1
@@ -57,7 +57,7 @@ class Scalar:
     data: bytes
 
 
-class _Reader:
+class _DiffReader:
     """Reads fields one after the other."""
 
     def __init__(self, content: bytes, at: int = 0) -> None:
@@ -81,7 +81,7 @@ class _Reader:
         return first if first < 251 else self.number({252: 2, 253: 3}.get(first, 8))
 
 
-def whole_event(event: bytes, versions: TableVersions) -> bytes:
+def whole_event(event: bytes, versions: MysqlTableVersions) -> bytes:
     """Return the UPDATE_ROWS event that says the same; both with their headers, without checksums.
 
     Raises:
@@ -116,7 +116,7 @@ def whole_update(body: bytes, columns: Longs, *, captured: bool = True) -> bytes
         CorruptLog: The bytes do not follow the format.
         UnsupportedEvent: The old image does not have a document that was changed.
     """
-    reader = _Reader(body)
+    reader = _DiffReader(body)
     reader.take(8)
     reader.take(reader.number(2) - 2)
     if reader.packed() != len(columns):
@@ -149,7 +149,7 @@ def _present(bits: bytes, count: int) -> list[int]:
     return [i for i in range(count) if bits[i >> 3] >> (i & 7) & 1]
 
 
-def _image(reader: _Reader, columns: Longs, present: list[int]) -> dict[int, bytes | None]:
+def _image(reader: _DiffReader, columns: Longs, present: list[int]) -> dict[int, bytes | None]:
     """Read an image: the value of each column in it, without its size, None for null."""
     nulls = reader.take((len(present) + 7) // 8)
     values: dict[int, bytes | None] = {}
@@ -178,7 +178,7 @@ def _changed(document: bytes | None, difference: bytes) -> bytes:
         )
     try:
         root = _parse(document[0], document[1:], 0) if document else Scalar(_LITERAL, b"\0")
-        reader = _Reader(difference)
+        reader = _DiffReader(difference)
         while reader:
             operation = reader.number(1)
             path = reader.take(reader.packed()).decode()

@@ -16,7 +16,7 @@ import pyarrow as pa
 from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch
-from deltaforge_dagster.sources.mysql.decode.batches import BatchWriter
+from deltaforge_dagster.sources.mysql.decode.batches import MysqlBatchWriter
 from deltaforge_dagster.sources.mysql.decode.layout import (
     EVENT_POS,
     GTID_OF_MARIADB,
@@ -58,7 +58,7 @@ class GtidRun(NamedTuple):
     of_mariadb: bool = False
 
 
-class Progress(Protocol):
+class PositionTracker(Protocol):
     """Turns what was read into positions: it knows the executed GTID set of the stream."""
 
     def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
@@ -86,7 +86,7 @@ class TransactionAssembler:
         batches: What is to be handed on; whoever takes them empties the list.
     """
 
-    def __init__(self, writer: BatchWriter, progress: Progress) -> None:
+    def __init__(self, writer: MysqlBatchWriter, progress: PositionTracker) -> None:
         self.state = np.zeros(STATE_WIDTH, np.int64)
         self.rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
         self.txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)

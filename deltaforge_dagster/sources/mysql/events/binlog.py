@@ -93,14 +93,14 @@ EVENT_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class QueryEvent:
     """A statement of the log: its default database ("" for none) and its text."""
 
     database: str
     statement: str
 
 
-def parse_query(body: bytes) -> Query:
+def parse_query(body: bytes) -> QueryEvent:
     """Read a QUERY event's body.
 
     Raises:
@@ -120,7 +120,7 @@ def parse_query(body: bytes) -> Query:
         statement = charset.decode(text)
     except (ValueError, LookupError):  # a statement may hold bytes of any kind in its literals
         statement = text.decode(errors="replace")
-    return Query(database.decode(errors="replace"), statement)
+    return QueryEvent(database.decode(errors="replace"), statement)
 
 
 _UTF_8 = 45

@@ -74,7 +74,7 @@ def tag_hash(tag: str) -> int:
     return int.from_bytes(digest, "little") >> 1 or 1
 
 
-class _Message:
+class _MessageReader:
     """Reads numbers of variable size one after the other."""
 
     def __init__(self, body: bytes) -> None:
@@ -117,7 +117,7 @@ def parse_tagged_gtid(body: bytes) -> GtidEvent:
         CorruptLog: The body does not follow the format.
         UnsupportedEvent: It has a field that is not known, and must be.
     """
-    message = _Message(body)
+    message = _MessageReader(body)
     version, size, needed = message.number(), message.number(), message.number()
     if version != _VERSION or needed > _FIELDS:
         raise UnsupportedEvent(

@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from deltaforge_dagster.sources.mysql.events.binlog import Query, first_words
+from deltaforge_dagster.sources.mysql.events.binlog import QueryEvent, first_words
 
 
-class Kind(Enum):
+class StatementKind(Enum):
     """What a statement is."""
 
     PASSED = auto()
@@ -35,7 +35,12 @@ class Kind(Enum):
     UNKNOWN = auto()
 
 
-WORTH_A_RUN = frozenset(Kind) - {Kind.PASSED, Kind.ROLLBACK, Kind.XA_START, Kind.XA_END}
+WORTH_A_RUN = frozenset(StatementKind) - {
+    StatementKind.PASSED,
+    StatementKind.ROLLBACK,
+    StatementKind.XA_START,
+    StatementKind.XA_END,
+}
 """Statements that lead to changes, or to an error that somebody should see."""
 
 
@@ -43,7 +48,7 @@ WORTH_A_RUN = frozenset(Kind) - {Kind.PASSED, Kind.ROLLBACK, Kind.XA_START, Kind
 class Statement:
     """A statement's kind, and its first words in capitals for messages."""
 
-    kind: Kind
+    kind: StatementKind
     words: str
 
 
@@ -59,33 +64,37 @@ _CHANGES = (
     "UPDATE", "VALUES", "WITH",
 )  # fmt: skip
 _VERBS = {
-    **dict.fromkeys(_PASSED, Kind.PASSED),
-    **dict.fromkeys(_CHANGES, Kind.CHANGES),
-    "TRUNCATE": Kind.EMPTIES,
-    "ROLLBACK": Kind.ROLLBACK,
+    **dict.fromkeys(_PASSED, StatementKind.PASSED),
+    **dict.fromkeys(_CHANGES, StatementKind.CHANGES),
+    "TRUNCATE": StatementKind.EMPTIES,
+    "ROLLBACK": StatementKind.ROLLBACK,
 }
 _XA = {
-    "XA BEGIN": Kind.XA_START,
-    "XA START": Kind.XA_START,
-    "XA END": Kind.XA_END,
-    "XA COMMIT": Kind.XA_COMMIT,
-    "XA ROLLBACK": Kind.XA_ROLLBACK,
+    "XA BEGIN": StatementKind.XA_START,
+    "XA START": StatementKind.XA_START,
+    "XA END": StatementKind.XA_END,
+    "XA COMMIT": StatementKind.XA_COMMIT,
+    "XA ROLLBACK": StatementKind.XA_ROLLBACK,
 }
 
 
-def statement(query: Query) -> Statement:
+def statement(query: QueryEvent) -> Statement:
     """Return what a statement is."""
     words = first_words(query.statement)
     return Statement(_kind(words, query.statement), words)
 
 
-def _kind(words: str, text: str) -> Kind:
+def _kind(words: str, text: str) -> StatementKind:
     verb, _, what = words.partition(" ")
     if verb in _DEFINES:
         if what in _ELSEWHERE:
-            return Kind.PASSED
-        return Kind.CHANGES if words == "CREATE TABLE" and _fills(text) else Kind.DEFINES
-    return _XA.get(words) or _VERBS.get(verb, Kind.UNKNOWN)
+            return StatementKind.PASSED
+        return (
+            StatementKind.CHANGES
+            if words == "CREATE TABLE" and _fills(text)
+            else StatementKind.DEFINES
+        )
+    return _XA.get(words) or _VERBS.get(verb, StatementKind.UNKNOWN)
 
 
 _QUOTED = re.compile(

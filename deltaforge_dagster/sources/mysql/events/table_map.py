@@ -96,7 +96,7 @@ class TableMap:
         return [collation for type_, collation in pairs if type_.is_text]
 
 
-class _Reader:
+class _TableMapReader:
     """Reads the fields of an event one after the other."""
 
     def __init__(self, content: bytes) -> None:
@@ -143,14 +143,14 @@ def parse_table_map(content: bytes) -> TableMap:
         CorruptLog: The bytes do not follow the format.
         UnsupportedEvent: Labels are in a character set that is not decoded.
     """
-    reader = _Reader(content)
+    reader = _TableMapReader(content)
     reader.take(ID_SIZE + 2)
     db, table = reader.name(), reader.name()
     count = reader.packed()
     if not 0 < count <= MAX_COLUMNS:
         raise CorruptLog(f"a TABLE_MAP event of {db}.{table} with {count} columns")
     codes = reader.take(count)
-    metadata = _Reader(reader.text())
+    metadata = _TableMapReader(reader.text())
     types = [log_type(code, metadata.take(metadata_size(code))) for code in codes]
     if metadata:
         raise UnsupportedEvent(f"table {db}.{table} has a type that is not known ({list(codes)})")
@@ -189,13 +189,13 @@ def _collations(
     collations: list[int | None] = [None] * len(types)
     concerned = [i for i, t in enumerate(types) if concerns(t)]
     if each is not None:
-        numbers = list(_Reader(each).rest())
+        numbers = list(_TableMapReader(each).rest())
         if len(numbers) != len(concerned):
             raise CorruptLog("a TABLE_MAP event whose collations do not fit its columns")
         for column, number in zip(concerned, numbers, strict=True):
             collations[column] = number
     elif default is not None:
-        reader = _Reader(default)
+        reader = _TableMapReader(default)
         number = reader.packed()
         for column in concerned:
             collations[column] = number
@@ -209,10 +209,10 @@ def _collations(
 
 def _described(types: list[LogType], fields: dict[int, bytes]) -> CatalogTable:
     """Return what FULL metadata say; the labels are in each column's character set."""
-    names_of = _Reader(fields[4])
+    names_of = _TableMapReader(fields[4])
     names = [names_of.text().decode(errors="replace") for _ in types]
     collations = _collations(types, lambda t: t.has_labels, fields.get(10), fields.get(11))
-    sets, enums = _Reader(fields.get(5, b"")), _Reader(fields.get(6, b""))
+    sets, enums = _TableMapReader(fields.get(5, b"")), _TableMapReader(fields.get(6, b""))
     columns = []
     for name, type_, collation in zip(names, types, collations, strict=True):
         labels: tuple[str, ...] = ()
@@ -223,9 +223,9 @@ def _described(types: list[LogType], fields: dict[int, bytes]) -> CatalogTable:
         columns.append(CatalogColumn(name, labels))
     key: list[int] = []
     if 8 in fields:
-        key = list(_Reader(fields[8]).rest())
+        key = list(_TableMapReader(fields[8]).rest())
     elif 9 in fields:
-        key = list(_Reader(fields[9]).rest())[::2]
+        key = list(_TableMapReader(fields[9]).rest())[::2]
     if any(column >= len(types) for column in key):
         raise CorruptLog("a TABLE_MAP event whose key does not fit its columns")
     return CatalogTable(tuple(columns), tuple(names[column] for column in key))

@@ -22,12 +22,12 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.mysql.connection import server_log
-from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.column_types import is_binary, labels
-from deltaforge_dagster.sources.mysql.schema.ddl import Change, TableChange, table_changes
+from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, TableChange, table_changes
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,
@@ -85,7 +85,7 @@ class _Table:
         return CatalogTable(tuple(self.columns), tuple(self.primary_key))
 
 
-class Catalog:
+class MysqlCatalog:
     """The definitions of a server's tables, for one reader of its log.
 
     Args:
@@ -96,7 +96,11 @@ class Catalog:
     """
 
     def __init__(
-        self, server: Server, registry: SourceNotes, start: BinlogPosition, reader_id: int
+        self,
+        server: MysqlSourceServer,
+        registry: SourceNotes,
+        start: BinlogPosition,
+        reader_id: int,
     ) -> None:
         self._server = server
         self._registry = registry
@@ -214,7 +218,7 @@ class Catalog:
 
 
 def statements_between(
-    server: Server, begin: BinlogPosition, until: BinlogPosition, reader_id: int
+    server: MysqlSourceServer, begin: BinlogPosition, until: BinlogPosition, reader_id: int
 ) -> list[tuple[BinlogPosition, TableChange]]:
     """Return which tables the log changes between two places, and where each statement ends."""
     if until <= begin:
@@ -230,14 +234,14 @@ def statements_between(
             if event.type == binlog.QUERY:
                 query = binlog.parse_query(event.body)
                 changes = table_changes(query.statement, query.database)
-                found += [(event.end, one) for one in changes if one.change is Change.DEFINES]
+                found += [(event.end, one) for one in changes if one.change is DdlEffect.DEFINES]
             if event.end >= until:
                 break
     return found
 
 
 def definitions_now(
-    server: Server, start: BinlogPosition, reader_id: int, seconds: float
+    server: MysqlSourceServer, start: BinlogPosition, reader_id: int, seconds: float
 ) -> dict[str, str]:
     """Return the definitions of all tables that have not changed since `start`, as texts by key."""
     found = read_tables(server, seconds)
@@ -253,13 +257,15 @@ def definitions_now(
     return {key_of(name): text for name in tables if (text := text_of(tables, name))}
 
 
-def tables_now(server: Server, name: Name) -> dict[Name, CatalogTable]:
+def tables_now(server: MysqlSourceServer, name: Name) -> dict[Name, CatalogTable]:
     """Return one table as the catalog has it now, nothing when it has none of that name."""
     found = read_tables(server, _SECONDS, name)
     return {one: table.definition() for one, table in found.items()}
 
 
-def read_tables(server: Server, seconds: float, only: Name | None = None) -> dict[Name, _Table]:
+def read_tables(
+    server: MysqlSourceServer, seconds: float, only: Name | None = None
+) -> dict[Name, _Table]:
     """Return all tables of users, or one, as the catalog has them now."""
     which, parameters = (_OF_USERS, SYSTEM_DATABASES) if only is None else (_ONE, only)
     with server.query(seconds) as session:
@@ -278,7 +284,7 @@ def read_tables(server: Server, seconds: float, only: Name | None = None) -> dic
     return found
 
 
-def table_details(session: Session, where: str, table: str) -> TableDetails:
+def table_details(session: MysqlSession, where: str, table: str) -> TableDetails:
     """Return what the log does not say of `database.table`.
 
     Raises:
@@ -307,7 +313,7 @@ def table_details(session: Session, where: str, table: str) -> TableDetails:
     )
 
 
-def captured_tables(session: Session, captures: Callable[[str, str], bool]) -> list[str]:
+def captured_tables(session: MysqlSession, captures: Callable[[str, str], bool]) -> list[str]:
     """Return `database.table` of every base table that is captured."""
     found = session.rows(
         "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"

@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
-    Kind,
     NotUnderstoodError,
     Token,
+    TokenKind,
     TokenReader,
     items,
 )
@@ -98,7 +98,7 @@ def _type_name(reader: TokenReader) -> str:
 
 def _label(tokens: list[Token]) -> str:
     """Return a label in quotes."""
-    if len(tokens) != 1 or tokens[0].kind not in {Kind.TEXT, Kind.EITHER}:
+    if len(tokens) != 1 or tokens[0].kind not in {TokenKind.TEXT, TokenKind.EITHER}:
         raise NotUnderstoodError
     text = tokens[0].text
     # A backslash depends on the session's mode, blanks at the end on the character set.

@@ -11,14 +11,14 @@ import itertools
 from dataclasses import dataclass
 from enum import Enum
 
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Kind, Token, read_tokens
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Token, TokenKind, read_tokens
 
 _OPTIONAL = {"TEMPORARY", "IF", "NOT", "EXISTS", "ONLINE", "OFFLINE", "IGNORE"}
 _ELSEWHERE = {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "PARTITION"}
 """What ALTER TABLE may add, drop or rename without touching a column or the primary key."""
 
 
-class Change(Enum):
+class DdlEffect(Enum):
     """What a statement does to a table."""
 
     DEFINES = "defines"
@@ -31,7 +31,7 @@ class Change(Enum):
 class TableChange:
     """A table that a statement changes; `table` is None for every table of a database."""
 
-    change: Change
+    change: DdlEffect
     db: str
     table: str | None
 
@@ -42,16 +42,18 @@ class TableChange:
 
 def table_changes(statement: str, database: str) -> list[TableChange]:
     """Return what a statement does to tables; `database` is that of names without one."""
-    tokens = [token for token in read_tokens(statement) if token.kind is not Kind.TEXT]
+    tokens = [token for token in read_tokens(statement) if token.kind is not TokenKind.TEXT]
     words = [token.word for token in tokens]
     at = _skip_optional(words, 1)
     verb, what = words[0] if words else "", words[at] if at < len(words) else ""
     if verb == "TRUNCATE":
         begin = at + 1 if what == "TABLE" else at
-        return [TableChange(Change.EMPTIES, *name) for name in _names(tokens, begin, database, 1)]
+        return [
+            TableChange(DdlEffect.EMPTIES, *name) for name in _names(tokens, begin, database, 1)
+        ]
     if verb == "DROP" and what in {"DATABASE", "SCHEMA"}:
         named = tokens[_skip_optional(words, at + 1) :][:1]
-        return [TableChange(Change.DEFINES, token.text, None) for token in named]
+        return [TableChange(DdlEffect.DEFINES, token.text, None) for token in named]
     found: list[tuple[str, str]] = []
     if verb == "DROP" and what == "INDEX" and "ON" in words:
         if tokens[at + 1].text.upper() == "PRIMARY":
@@ -61,7 +63,7 @@ def table_changes(statement: str, database: str) -> list[TableChange]:
             found = _names(tokens, at + 1, database, 1) + _renamed_to(tokens, words, database)
     elif verb in {"DROP", "RENAME"} and what in {"TABLE", "TABLES"}:
         found = _names(tokens, at + 1, database, None)
-    return [TableChange(Change.DEFINES, *name) for name in found]
+    return [TableChange(DdlEffect.DEFINES, *name) for name in found]
 
 
 def _alters_columns(words: list[str]) -> bool:

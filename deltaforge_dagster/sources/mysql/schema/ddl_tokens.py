@@ -27,7 +27,7 @@ _TOKEN = re.compile(
 )
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """What a token is written as."""
 
     WORD = "word"
@@ -46,17 +46,17 @@ class Token:
     """A word, without its quotes; a string keeps its backslashes."""
 
     text: str
-    kind: Kind
+    kind: TokenKind
 
     @property
     def word(self) -> str:
         """A key word in capitals, or a sign; "" for whatever stands in quotes."""
-        return self.text.upper() if self.kind in {Kind.WORD, Kind.SIGN} else ""
+        return self.text.upper() if self.kind in {TokenKind.WORD, TokenKind.SIGN} else ""
 
     @property
     def quoted(self) -> bool:
         """Whether it stands in quotes of any kind."""
-        return self.kind not in {Kind.WORD, Kind.SIGN}
+        return self.kind not in {TokenKind.WORD, TokenKind.SIGN}
 
 
 def read_tokens(statement: str) -> Iterator[Token]:
@@ -64,15 +64,15 @@ def read_tokens(statement: str) -> Iterator[Token]:
     for match in _TOKEN.finditer(statement):
         kind = match.lastgroup
         if kind == "back":
-            yield Token(match["back"].replace("``", "`"), Kind.NAME)
+            yield Token(match["back"].replace("``", "`"), TokenKind.NAME)
         elif kind == "double":
-            yield Token(match["double"].replace('""', '"'), Kind.EITHER)
+            yield Token(match["double"].replace('""', '"'), TokenKind.EITHER)
         elif kind == "single":
-            yield Token(match["single"].replace("''", "'"), Kind.TEXT)
+            yield Token(match["single"].replace("''", "'"), TokenKind.TEXT)
         elif kind == "word":
-            yield Token(match["word"], Kind.WORD)
+            yield Token(match["word"], TokenKind.WORD)
         elif kind == "sign":
-            yield Token(match["sign"], Kind.SIGN)
+            yield Token(match["sign"], TokenKind.SIGN)
 
 
 class NotUnderstoodError(Exception):
@@ -133,7 +133,7 @@ class TokenReader:
     def name(self) -> str:
         """Take a name."""
         token = self.take()
-        if token.kind in {Kind.TEXT, Kind.SIGN}:
+        if token.kind in {TokenKind.TEXT, TokenKind.SIGN}:
             raise NotUnderstoodError
         return token.text
 

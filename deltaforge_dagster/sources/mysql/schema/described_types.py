@@ -1,7 +1,7 @@
 """Types as the catalog writes them, and what the log would say of the same column.
 
 `information_schema.COLUMNS` has a column's type as text (`COLUMN_TYPE`) and its character set
-(`CHARACTER_SET_NAME`). From these comes the same `ValueType` as from a TABLE_MAP event.
+(`CHARACTER_SET_NAME`). From these comes the same `MysqlValueType` as from a TABLE_MAP event.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from deltaforge_dagster.sources.mysql.values.types import (
     GEOMETRIES,
     LABEL_FORMS,
     LogType,
+    MysqlValueType,
     ValueForms,
-    ValueType,
     mariadb_type,
     value_type,
 )
@@ -36,7 +36,7 @@ def described_type(
     charset: str | None,
     labels: Sequence[str] = (),
     forms: ValueForms = LABEL_FORMS,
-) -> ValueType:
+) -> MysqlValueType:
     """Return how values of a column are read.
 
     Args:

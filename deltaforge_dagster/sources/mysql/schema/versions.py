@@ -40,8 +40,8 @@ from deltaforge_dagster.sources.mysql.events.table_map import (
 from deltaforge_dagster.sources.mysql.schema.column_types import ANY_SIGN, is_unsigned, labels_text
 from deltaforge_dagster.sources.mysql.values.charsets import BINARY_COLLATION, any_collation
 from deltaforge_dagster.sources.mysql.values.types import (
+    MysqlValueType,
     ValueForms,
-    ValueType,
     fixed_type,
     may_be_fixed,
     skipped_type,
@@ -56,7 +56,7 @@ _MAX_MAPS = 4096
 """Tables remembered at once; more are described again."""
 
 
-class Catalog(Protocol):
+class TableCatalog(Protocol):
     """What the decoder asks of the source's catalog; both may block, and both are asked rarely."""
 
     def table(
@@ -81,7 +81,7 @@ class Catalog(Protocol):
         ...
 
 
-class TableVersions:
+class MysqlTableVersions:
     """The table versions of one stream, by number, and which of them is in force per table id.
 
     Args:
@@ -107,7 +107,7 @@ class TableVersions:
         self,
         *,
         registry: SchemaRegistry,
-        catalog: Catalog,
+        catalog: TableCatalog,
         captures: Callable[[str, str], bool],
         forms: ValueForms,
         held: Mapping[str, str] | None = None,
@@ -147,7 +147,7 @@ class TableVersions:
         captured = self._captures(described.db, described.table)
         name = f"table {described.db}.{described.table}"
         known = None
-        types: list[ValueType] = []
+        types: list[MysqlValueType] = []
         if captured:
             known = self._unless_held(described, name, position)
         if known is not None:
@@ -242,7 +242,11 @@ class TableVersions:
         self.map_texts = np.concatenate([self.map_texts, np.frombuffer(content, np.uint8)])
 
     def _add(
-        self, described: TableMap, types: list[ValueType], known: CatalogTable, position: Position
+        self,
+        described: TableMap,
+        types: list[MysqlValueType],
+        known: CatalogTable,
+        position: Position,
     ) -> int:
         """Register a new version, lay it out, and return its number."""
         names = [column.name for column in known.columns]
@@ -307,7 +311,7 @@ def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
 
 def _types(
     described: TableMap, known: CatalogTable, name: str, forms: ValueForms
-) -> list[ValueType]:
+) -> list[MysqlValueType]:
     """Return how the columns' values are read."""
     columns = zip(
         known.columns, described.types, described.unsigned, described.collations, strict=True

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.sources.mysql.connection.server import Session
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
 from deltaforge_dagster.sources.mysql.snapshot.selected import SelectedColumn, expression, quoted
 from deltaforge_dagster.sources.mysql.values.types import (
     BIT,
@@ -85,7 +85,7 @@ class KeyColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MysqlSnapshotTable:
     """A table as snapshots address it.
 
     Attributes:
@@ -123,7 +123,9 @@ def _compare(columns: Sequence[str], literals: Sequence[str], strict: str, last:
     return f"({column} {strict}= {literal} AND ({column} {strict} {literal} OR {rest}))"
 
 
-def plan(session: Session, found: Target, chunk_rows: int, where: str | None) -> Iterator[Chunk]:
+def plan(
+    session: MysqlSession, found: MysqlSnapshotTable, chunk_rows: int, where: str | None
+) -> Iterator[Chunk]:
     """Yield the chunks of one table.
 
     Args:
@@ -146,7 +148,7 @@ def plan(session: Session, found: Target, chunk_rows: int, where: str | None) ->
     yield last
 
 
-def _walk(session: Session, found: Target, last: Chunk, step: int) -> str | None:
+def _walk(session: MysqlSession, found: MysqlSnapshotTable, last: Chunk, step: int) -> str | None:
     """Return the key of the row so many rows after a chunk's beginning, None without one."""
     names = [one.column.name for one in found.key]
     where = " AND ".join(bounds(names, last)) or "TRUE"

@@ -34,7 +34,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.mysql.connection import server_log
-from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.preflight import retention_seconds
 from deltaforge_dagster.sources.mysql.schema.catalog import captured_tables
@@ -45,16 +45,16 @@ from deltaforge_dagster.sources.mysql.snapshot.read_view import GtidReadView, Po
 from deltaforge_dagster.sources.mysql.snapshot.result_rows import Rows, send_query
 from deltaforge_dagster.sources.mysql.snapshot.selected import (
     SESSION,
+    MysqlSelectedRows,
     SelectedColumn,
-    SelectedRows,
     quoted,
 )
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
-from deltaforge_dagster.sources.outbox import OutboxTables
+from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead, ReadView
 from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
-from deltaforge_dagster.sources.stream.time_limit import Cutter, notice_loss
+from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import Column, TableSchema
 
@@ -96,10 +96,10 @@ class MysqlSnapshots:
         rules: What is hidden of rows.
     """
 
-    server: Server
+    server: MysqlSourceServer
     source_id: str
     patterns: TablePatterns
-    outboxes: OutboxTables
+    outboxes: MysqlOutboxTables
     forms: ValueForms
     rules: ColumnRules
 
@@ -173,7 +173,7 @@ class MysqlSnapshots:
             pass  # nothing is known; it is asked again
         return []
 
-    def target(self, session: Session, table: str) -> chunks.Target:
+    def target(self, session: MysqlSession, table: str) -> chunks.MysqlSnapshotTable:
         """Return a table as it is now.
 
         Raises:
@@ -210,7 +210,7 @@ class MysqlSnapshots:
         )
         if self.rules.hides(as_read, key_names):  # bounds are kept
             divides = ()
-        return chunks.Target(
+        return chunks.MysqlSnapshotTable(
             as_read,
             tuple(one.column for one in columns.values()),
             divides,
@@ -251,7 +251,7 @@ class MysqlReader:
         if self._busy:
             self.close()
         connection = self._connected()
-        with Cutter(_descriptor(connection), _QUESTION_SECONDS) as cutter:
+        with SocketTimeLimit(_descriptor(connection), _QUESTION_SECONDS) as cutter:
             try:
                 return self._read(connection, chunk)
             except pymysql.MySQLError as error:
@@ -273,7 +273,7 @@ class MysqlReader:
             connection = self._snapshots.server.connect(_QUESTION_SECONDS)
             self._connection = connection
             notice_loss(_descriptor(connection))
-            session = Session(connection)
+            session = MysqlSession(connection)
             found = server_log.facts(session, where)
             self._gtids = found.gtids and not session.is_mariadb
             _run(session, *SESSION[:-1], f"SET net_write_timeout = {_SLOWEST_READER}")
@@ -282,7 +282,7 @@ class MysqlReader:
         return self._connection
 
     def _read(self, connection: pymysql.Connection, chunk: Chunk) -> ChunkRead:
-        ours, session = self._snapshots, Session(connection)
+        ours, session = self._snapshots, MysqlSession(connection)
         self._busy = True
         _run(session, "SET character_set_results = utf8mb4")
         name = ".".join(map(quoted, chunk.table.split(".", 1)))
@@ -292,7 +292,7 @@ class MysqlReader:
         position = server_log.tail(session, ours.server.where, gtids=False)
         now = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) AS us")
         _run(session, SESSION[-1])
-        selected = SelectedRows(found.columns, found.table.primary_key)
+        selected = MysqlSelectedRows(found.columns, found.table.primary_key)
         rows = SnapshotRows(
             ours.source_id,
             chunk,
@@ -316,19 +316,19 @@ class MysqlReader:
         return ChunkRead(rows.table, read_view, position, self._batches(answer, selected, rows))
 
     def _batches(
-        self, answer: Iterator[Rows], selected: SelectedRows, rows: SnapshotRows
+        self, answer: Iterator[Rows], selected: MysqlSelectedRows, rows: SnapshotRows
     ) -> Iterator[pa.RecordBatch]:
         connection = self._connection
         assert connection is not None
         try:
             for piece in answer:
                 yield rows.batch(*selected.write(piece))
-            _run(Session(connection), "COMMIT")
+            _run(MysqlSession(connection), "COMMIT")
             self._busy = False
         except pymysql.MySQLError as error:
             raise self._snapshots.server.problem(error) from error
 
-    def _begin(self, session: Session, table: str) -> ReadView:
+    def _begin(self, session: MysqlSession, table: str) -> ReadView:
         """Begin a transaction, and return what it sees."""
         begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         if self._gtids:
@@ -347,7 +347,7 @@ class MysqlReader:
         return PositionReadView(place)
 
     @contextmanager
-    def _locked(self, table: str) -> Generator[Session]:
+    def _locked(self, table: str) -> Generator[MysqlSession]:
         """Keep everybody from writing a table, once all who do have ended."""
         server = self._snapshots.server
         with server.query(_QUESTION_SECONDS) as session:
@@ -372,6 +372,6 @@ def _descriptor(connection: pymysql.Connection) -> int:
     return int(connection._sock.fileno())  # noqa: SLF001 - PyMySQL has no other way
 
 
-def _run(session: Session, *statements: str) -> None:
+def _run(session: MysqlSession, *statements: str) -> None:
     for statement in statements:
         session.rows(statement)

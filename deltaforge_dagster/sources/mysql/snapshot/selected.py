@@ -2,7 +2,7 @@
 
 A type has one form, whether its value comes from the log or is asked for. What the server sends in
 answer to a SELECT is text, which kernels write as they write the log's values (`result_text`). The
-session must have run `SESSION`, and the statement must ask for `SelectedRows.expressions`: then
+session must have run `SESSION`, and the statement must ask for `MysqlSelectedRows.expressions`: then
 nothing is rounded, padded, shifted by a time zone or converted to another character set.
 
 ==============  =======================================  ==================================
@@ -33,7 +33,7 @@ from deltaforge_dagster.sources.mysql.decode.column_layout import ColumnLayout
 from deltaforge_dagster.sources.mysql.snapshot.result_rows import Rows, split_rows
 from deltaforge_dagster.sources.mysql.snapshot.result_text import gather, write_selected
 from deltaforge_dagster.sources.mysql.values.floats import VECTOR_GROWTH
-from deltaforge_dagster.sources.mysql.values.types import FLOAT, SIGNED, ValueType
+from deltaforge_dagster.sources.mysql.values.types import FLOAT, SIGNED, MysqlValueType
 from deltaforge_dagster.sources.rows.arrays import text_column
 
 SESSION = (
@@ -60,11 +60,11 @@ class SelectedColumn:
     """A column to ask for: its name, type, and the labels of an ENUM or SET."""
 
     name: str
-    type: ValueType
+    type: MysqlValueType
     labels: tuple[str, ...] = ()
 
 
-class SelectedRows:
+class MysqlSelectedRows:
     """Writes rows of one table.
 
     Args:
@@ -164,13 +164,13 @@ def _numbers(source: Bytes, bounds: Longs, column: SelectedColumn) -> npt.NDArra
 def warm() -> None:
     """Compile the kernels of rows that are selected, or load them from the cache."""
     columns = [
-        SelectedColumn("id", ValueType("int", SIGNED, 4)),
-        SelectedColumn("f", ValueType("double", FLOAT, 8)),
+        SelectedColumn("id", MysqlValueType("int", SIGNED, 4)),
+        SelectedColumn("f", MysqlValueType("double", FLOAT, 8)),
     ]
     bounds, state = np.empty((2, 2), np.int64), np.zeros(3, np.int64)
     source = read_only(b"\4\0\0\1\0011\0011")  # a packet with two values
     split_rows(source, source.size, 2, bounds, state)
-    SelectedRows(columns, ("id",)).write(Rows(source, bounds))
+    MysqlSelectedRows(columns, ("id",)).write(Rows(source, bounds))
 
 
 def expression(column: SelectedColumn) -> str:

@@ -18,7 +18,7 @@ import struct
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.connection import mariadb_log
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
-from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
 from deltaforge_dagster.sources.mysql.gtid import GtidSet
 from deltaforge_dagster.sources.mysql.mariadb_gtid import is_of_mariadb
@@ -49,7 +49,12 @@ SETTINGS = (
 
 
 def open_dump(
-    server: Server, start: BinlogPosition, reader_id: int, seconds: float, *, follow: bool = True
+    server: MysqlSourceServer,
+    start: BinlogPosition,
+    reader_id: int,
+    seconds: float,
+    *,
+    follow: bool = True,
 ) -> StreamSocket:
     """Return the stream of everything after `start`.
 
@@ -85,7 +90,7 @@ def open_dump(
     return stream
 
 
-def _is_mariadb(server: Server, gtids: str, seconds: float) -> bool:
+def _is_mariadb(server: MysqlSourceServer, gtids: str, seconds: float) -> bool:
     """Say whose GTIDs those are; only when there are none yet the server is asked."""
     if gtids:
         return is_of_mariadb(gtids)
@@ -93,7 +98,7 @@ def _is_mariadb(server: Server, gtids: str, seconds: float) -> bool:
         return session.is_mariadb
 
 
-def refusal(server: Server, packet: bytes) -> DeltaforgeError:
+def refusal(server: MysqlSourceServer, packet: bytes) -> DeltaforgeError:
     """Return the error for a packet that is no event: the end of the stream, or why it ends.
 
     ERR packet: `0xFF | Int16 number | '#' | Byte5 state | text`.

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from deltaforge_dagster.errors import CorruptLog, SourceUnavailable
-from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.gtid_events import parse_gtid
@@ -83,7 +83,7 @@ class LogScan:
 
     def __init__(
         self,
-        server: Server,
+        server: MysqlSourceServer,
         start: BinlogPosition,
         reader_id: int,
         seconds: float,
@@ -188,7 +188,7 @@ def _packet_end(buffer: PieceBuffer, at: int) -> int | None:
 
 
 def executed_before(
-    server: Server, position: BinlogPosition, reader_id: int, seconds: float
+    server: MysqlSourceServer, position: BinlogPosition, reader_id: int, seconds: float
 ) -> GtidSet:
     """Return the GTIDs that the server had executed when its log stood at `position`.
 
@@ -220,7 +220,7 @@ _BEGINS = {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIAD
 
 
 def between_transactions(
-    server: Server, position: BinlogPosition, reader_id: int, seconds: float
+    server: MysqlSourceServer, position: BinlogPosition, reader_id: int, seconds: float
 ) -> BinlogPosition:
     """Return the last place between two transactions at `position` or before, without GTIDs.
 

@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unkn
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.definitions import fit, lacks_charsets
-from deltaforge_dagster.sources.mysql.schema.versions import Catalog
+from deltaforge_dagster.sources.mysql.schema.versions import TableCatalog
 from deltaforge_dagster.sources.mysql.stream.dump import SILENCE_SECONDS
 from deltaforge_dagster.sources.mysql.stream.section_planner import SectionPlanner
 from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES, PieceBuffer
@@ -33,7 +33,7 @@ MAX_OFFSET = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class SectionTables:
     """What is known of the tables in a part of the log that defines none.
 
     It is catalog and registry of those who decode the part: they ask for nothing else.
@@ -42,9 +42,9 @@ class Tables:
     stamps: dict[TableSchema, SchemaStamp] = field(default_factory=dict)
     definitions: dict[Name, CatalogTable] = field(default_factory=dict)
 
-    def copy(self) -> Tables:
+    def copy(self) -> SectionTables:
         """Return what is known now."""
-        return Tables(dict(self.stamps), dict(self.definitions))
+        return SectionTables(dict(self.stamps), dict(self.definitions))
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Return the stamp of a version that is registered already."""
@@ -122,13 +122,13 @@ class BinlogSection:
     end: BinlogPosition
     log_bytes: int
     server: str
-    tables: Tables
+    tables: SectionTables
 
 
 class Remembering:
     """Catalog and registry of a section planner: asks those of the source, and keeps what they say."""
 
-    def __init__(self, catalog: Catalog, registry: SourceNotes, tables: Tables) -> None:
+    def __init__(self, catalog: TableCatalog, registry: SourceNotes, tables: SectionTables) -> None:
         self._catalog = catalog
         self._registry = registry
         self._tables = tables
@@ -161,7 +161,7 @@ class Remembering:
 def plan_sections(
     stream: StreamSocket,
     planner: SectionPlanner,
-    tables: Tables,
+    tables: SectionTables,
     start: BinlogPosition,
     *,
     log_bytes: Callable[[], int],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from deltaforge_dagster.sources.mysql.connection import server_log
-from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.nested_events import events
@@ -23,7 +23,7 @@ _PEEK_SECONDS = 2.5
 
 
 def has_changes(
-    server: Server, patterns: TablePatterns, source_id: str, start: BinlogPosition
+    server: MysqlSourceServer, patterns: TablePatterns, source_id: str, start: BinlogPosition
 ) -> bool:
     """Say whether the log after `start` is worth a run; see `source.MysqlSource.has_changes`.
 
@@ -42,7 +42,7 @@ def has_changes(
     return False
 
 
-def _moved(server: Server, start: BinlogPosition) -> bool:
+def _moved(server: MysqlSourceServer, start: BinlogPosition) -> bool:
     """Say whether the log has grown since `start`, which it must still hold."""
     where = server.where
     with server.query(_HEAD_SECONDS) as session:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from deltaforge_dagster.errors import CorruptLog, PositionLost
-from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START, log_files
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
@@ -115,7 +115,7 @@ class PreparedLog:
         reader_id: A server id for looking through the log.
     """
 
-    def __init__(self, server: Server, reader_id: int) -> None:
+    def __init__(self, server: MysqlSourceServer, reader_id: int) -> None:
         self._server = server
         self._reader_id = reader_id
 

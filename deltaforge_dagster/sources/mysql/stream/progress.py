@@ -16,7 +16,7 @@ from deltaforge_dagster.sources.mysql.mariadb_gtid import DomainGtids, is_of_mar
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 
 
-class Progress:
+class StreamProgress:
     """The position of one reader, from `start` on; told of every transaction of the log."""
 
     def __init__(self, start: BinlogPosition) -> None:

@@ -1,6 +1,6 @@
 """Where transactions end in a log, without reading what is in them.
 
-`SectionPlanner` takes a dump stream as `decoder.Decoder` does and keeps the same account of transactions and
+`SectionPlanner` takes a dump stream as `decoder.MysqlDecoder` does and keeps the same account of transactions and
 positions, but passes over the rows: it only counts the bytes of events that have captured ones. So
 it costs little beside decoding. It registers table versions as they come, as a decoder does: those
 who decode the parts of the log between two of its positions find them all registered.
@@ -16,7 +16,7 @@ from typing import Any
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes
-from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
 from deltaforge_dagster.sources.mysql.decode.layout import (
     EVENT,
     EVENT_END,
@@ -58,8 +58,8 @@ class _Passed(NonRowEvents):
             raise UnsupportedEvent(f"what follows cannot be decoded by itself, {self._where()}")
 
 
-class SectionPlanner(Decoder):
-    """Yields positions between transactions, in batches without rows; takes what `Decoder` takes.
+class SectionPlanner(MysqlDecoder):
+    """Yields positions between transactions, in batches without rows; takes what `MysqlDecoder` takes.
 
     Whatever ends it is its `Decoded.error`.
     """

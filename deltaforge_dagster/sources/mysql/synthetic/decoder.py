@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
@@ -22,13 +22,13 @@ def warm() -> None:
     synthetic_decoder().feed(stream, len(stream))
 
 
-def synthetic_decoder() -> Decoder:
+def synthetic_decoder() -> MysqlDecoder:
     """Return a decoder for synthetic streams (`events`): no registry, no catalog."""
-    return Decoder(
+    return MysqlDecoder(
         source_id="made-up",
         progress=_NoProgress(),
         registry=_NoRegistry(),
-        catalog=_NoCatalog(),
+        catalog=_NoTables(),
         captures=lambda _database, _table: True,
         prepared=_NoLog(),
     )
@@ -82,7 +82,7 @@ class _NoLog:
         raise PositionLost(f"no XA transaction {xid} before {until.file}:{until.pos}")
 
 
-class _NoCatalog:
+class _NoTables:
     """A catalog that knows no table."""
 
     def table(

@@ -62,7 +62,7 @@ def packets(content: bytes) -> bytes:
 
 
 @dataclass
-class Log:
+class SyntheticLog:
     """A stream in the making: what the server would send, and how far the file has grown."""
 
     checksums: bool = True
@@ -70,7 +70,9 @@ class Log:
     clock: int = 1_767_322_245
     parts: list[bytes] = field(default_factory=list)
 
-    def event(self, kind: int, body: bytes, *, flags: int = 0, end: int | None = None) -> Log:
+    def event(
+        self, kind: int, body: bytes, *, flags: int = 0, end: int | None = None
+    ) -> SyntheticLog:
         """Add an event; `end` stands in its header in place of where the file has grown to."""
         # Before a file says that it has none, the server sends the checksums it was asked for.
         summed = self.checksums or kind == FORMAT_DESCRIPTION or not self.parts
@@ -85,7 +87,7 @@ class Log:
         self.parts.append(packets(b"\0" + event))
         return self
 
-    def start(self, file: str = FILE, position: int = 4) -> Log:
+    def start(self, file: str = FILE, position: int = 4) -> SyntheticLog:
         """Add what a dump of a file begins with."""
         self.event(
             ROTATE, struct.pack("<Q", position) + file.encode(), flags=FLAG_ARTIFICIAL, end=0
@@ -94,12 +96,12 @@ class Log:
         body = struct.pack("<H50sIB", 4, b"8.0.15", 0, HEADER) + bytes(40)
         return self.event(FORMAT_DESCRIPTION, body + bytes([self.checksums]))
 
-    def begin(self, number: int, ts_us: int = 0, *, original: int | None = None) -> Log:
+    def begin(self, number: int, ts_us: int = 0, *, original: int | None = None) -> SyntheticLog:
         """Add a GTID event (an ANONYMOUS_GTID event for number 0) and BEGIN."""
         self.gtid(number, ts_us, original=original)
         return self.query("BEGIN")
 
-    def gtid(self, number: int, ts_us: int = 0, *, original: int | None = None) -> Log:
+    def gtid(self, number: int, ts_us: int = 0, *, original: int | None = None) -> SyntheticLog:
         """Add a GTID event; `original` is when another server committed it, at `ts_us` this one."""
         sid = SID if number else bytes(16)
         body = struct.pack("<B16sqBqq", 0, sid, number, 2, 0, 1)
@@ -109,24 +111,24 @@ class Log:
             body += (ts_us | 1 << 55).to_bytes(7, "little") + original.to_bytes(7, "little")
         return self.event(GTID if number else ANONYMOUS_GTID, body + packed(300) + bytes(4))
 
-    def query(self, statement: str, database: str = "shop") -> Log:
+    def query(self, statement: str, database: str = "shop") -> SyntheticLog:
         """Add a QUERY event, with some status variables."""
         name = database.encode()
         head = struct.pack("<IIBHH", 8, 0, len(name), 0, 5)
         return self.event(QUERY, head + b"\0" * 5 + name + b"\0" + statement.encode())
 
-    def table(self, table_id: int, description: bytes) -> Log:
+    def table(self, table_id: int, description: bytes) -> SyntheticLog:
         """Add a TABLE_MAP event."""
         return self.event(TABLE_MAP, table_id.to_bytes(6, "little") + b"\1\0" + description)
 
-    def rows(self, kind: int, table_id: int, content: bytes, *, extra: bytes = b"") -> Log:
+    def rows(self, kind: int, table_id: int, content: bytes, *, extra: bytes = b"") -> SyntheticLog:
         """Add a rows event: `content` goes from the number of columns on."""
         head = table_id.to_bytes(6, "little") + b"\1\0"
         if kind >= WRITE_ROWS_2:
             head += struct.pack("<H", 2 + len(extra)) + extra
         return self.event(kind, head + content)
 
-    def commit(self, xid: int = 9) -> Log:
+    def commit(self, xid: int = 9) -> SyntheticLog:
         """Add an XID event."""
         return self.event(XID, struct.pack("<q", xid))
 
@@ -136,7 +138,7 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Field:
+class SyntheticColumn:
     """A column for `description`: its type in the log, and what FULL metadata say of it."""
 
     name: str
@@ -155,7 +157,7 @@ _ENUM, _SET, _STRING = 247, 248, 254
 def description(
     database: str,
     table: str,
-    fields: Sequence[Field],
+    fields: Sequence[SyntheticColumn],
     key: Sequence[int] = (),
     *,
     full: bool = True,
@@ -193,12 +195,12 @@ def description(
 
 
 ORDERS = (
-    Field("id", 8, nullable=False),
-    Field("customer", 15, b"\x90\x01", collation=255),
-    Field("amount", 246, b"\x0a\x02"),
-    Field("status", 15, b"\x50\x00", collation=255),
-    Field("created_at", 18, b"\x06"),
-    Field("note", 252, b"\x02", collation=255),
+    SyntheticColumn("id", 8, nullable=False),
+    SyntheticColumn("customer", 15, b"\x90\x01", collation=255),
+    SyntheticColumn("amount", 246, b"\x0a\x02"),
+    SyntheticColumn("status", 15, b"\x50\x00", collation=255),
+    SyntheticColumn("created_at", 18, b"\x06"),
+    SyntheticColumn("note", 252, b"\x02", collation=255),
 )
 """An ordinary table: `id bigint primary key, customer varchar(100), amount decimal(10,2), status
 varchar(20), created_at datetime(6), note text`, all utf8mb4."""
@@ -230,7 +232,7 @@ def orders(rows: int, *, rows_per_tx: int = 1000, rows_per_event: int = 80) -> b
 
     Their events have the usual size, 8 KiB.
     """
-    log = Log().start().gtid(1).query("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    log = SyntheticLog().start().gtid(1).query("CREATE TABLE orders (id bigint PRIMARY KEY)")
     table = description("shop", "orders", ORDERS, (0,))
     head = packed(len(ORDERS)) + bitmap([True] * len(ORDERS))
     for first in range(0, rows, rows_per_tx):

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from deltaforge_dagster.sources.mysql.events.binlog import WRITE_ROWS_2
 from deltaforge_dagster.sources.mysql.synthetic.events import (
-    Field,
-    Log,
+    SyntheticColumn,
+    SyntheticLog,
     bitmap,
     description,
     packed,
@@ -62,36 +62,54 @@ def _moment(row: int, column: int) -> bytes:
     return ((1 << 39) | day).to_bytes(5) + (row * 1000).to_bytes(3)
 
 
-_FAMILIES: dict[str, tuple[Field, _Make]] = {
-    "int": (Field("", 3), lambda r, c: struct.pack("<i", (r - 9) * 70_001 + c)),
-    "bigint": (Field("", 8), lambda r, c: struct.pack("<q", (r - 9) * 700_000_000_001 + c)),
+_FAMILIES: dict[str, tuple[SyntheticColumn, _Make]] = {
+    "int": (SyntheticColumn("", 3), lambda r, c: struct.pack("<i", (r - 9) * 70_001 + c)),
+    "bigint": (
+        SyntheticColumn("", 8),
+        lambda r, c: struct.pack("<q", (r - 9) * 700_000_000_001 + c),
+    ),
     "decimal": (
-        Field("", 246, b"\x0c\2"),
+        SyntheticColumn("", 246, b"\x0c\2"),
         lambda r, c: (
             (r * 7919 + c | 1 << 39).to_bytes(5)[:1] + (r * 7919 + c).to_bytes(4) + bytes([r % 100])
         ),
     ),
-    "float": (Field("", 4, b"\4"), lambda r, c: struct.pack("<f", r * 1.1 + c)),
-    "double": (Field("", 5, b"\x08"), lambda r, c: struct.pack("<d", r * 1.1 + c / 3)),
-    "datetime": (Field("", 18, b"\6"), _moment),
+    "float": (SyntheticColumn("", 4, b"\4"), lambda r, c: struct.pack("<f", r * 1.1 + c)),
+    "double": (SyntheticColumn("", 5, b"\x08"), lambda r, c: struct.pack("<d", r * 1.1 + c / 3)),
+    "datetime": (SyntheticColumn("", 18, b"\6"), _moment),
     "timestamp": (
-        Field("", 17, b"\6"),
+        SyntheticColumn("", 17, b"\6"),
         lambda r, c: (1_767_322_245 + r * 86_413 + c).to_bytes(4) + (r * 999).to_bytes(3),
     ),
-    "text": (Field("", 15, b"\x90\x01", collation=255), _text("utf-8", "an ordinary text")),
-    "text beyond ASCII": (Field("", 15, b"\x90\x01", collation=255), _text("utf-8", "größer 日本")),
-    "text in latin1": (Field("", 15, b"\x90\x01", collation=8), _text("latin-1", "größer, älter")),
-    "text in gbk": (Field("", 15, b"\x90\x01", collation=28), _text("gbk", "普通的文字 text")),
+    "text": (
+        SyntheticColumn("", 15, b"\x90\x01", collation=255),
+        _text("utf-8", "an ordinary text"),
+    ),
+    "text beyond ASCII": (
+        SyntheticColumn("", 15, b"\x90\x01", collation=255),
+        _text("utf-8", "größer 日本"),
+    ),
+    "text in latin1": (
+        SyntheticColumn("", 15, b"\x90\x01", collation=8),
+        _text("latin-1", "größer, älter"),
+    ),
+    "text in gbk": (
+        SyntheticColumn("", 15, b"\x90\x01", collation=28),
+        _text("gbk", "普通的文字 text"),
+    ),
     "enum": (
-        Field("", 254, b"\xf7\1", labels=("new", "paid", "shipped", "cancelled")),
+        SyntheticColumn("", 254, b"\xf7\1", labels=("new", "paid", "shipped", "cancelled")),
         lambda r, c: bytes([(r + c) % 4 + 1]),
     ),
     "varbinary": (
-        Field("", 15, b"\x2c\x01", collation=63),
+        SyntheticColumn("", 15, b"\x2c\x01", collation=63),
         _text("latin-1", "\xff\xfe bytes"),
     ),
-    "blob": (Field("", 252, b"\2", collation=63), _text("utf-8", "an ordinary blob of bytes")),
-    "json": (Field("", 245, b"\4"), _document),
+    "blob": (
+        SyntheticColumn("", 252, b"\2", collation=63),
+        _text("utf-8", "an ordinary blob of bytes"),
+    ),
+    "json": (SyntheticColumn("", 245, b"\4"), _document),
 }
 
 _MIXED = (
@@ -108,7 +126,7 @@ def stream(name: str, rows: int) -> bytes:
     """Return the log of `rows` inserts into a table of a key and ten columns of a family."""
     columns = [_FAMILIES[one] for one in (_MIXED if name == "mixed" else [name] * COLUMNS)]
     fields = [
-        Field("id", 8, nullable=False),
+        SyntheticColumn("id", 8, nullable=False),
         *(replace(field, name=f"c{column}") for column, (field, _) in enumerate(columns)),
     ]
     images = [
@@ -120,7 +138,7 @@ def stream(name: str, rows: int) -> bytes:
     per_event = max(1, _EVENT_BYTES // len(images[-1]))
     head = packed(len(fields)) + bitmap([True] * len(fields))
     described = description("shop", "family", fields, (0,))
-    log = Log().start().gtid(1).query("CREATE TABLE family (id bigint PRIMARY KEY)")
+    log = SyntheticLog().start().gtid(1).query("CREATE TABLE family (id bigint PRIMARY KEY)")
     for first in range(0, rows, _ROWS_PER_TX):
         last = min(first + _ROWS_PER_TX, rows)
         log.begin(first // _ROWS_PER_TX + 2, 1_767_322_245_000_000 + first).table(108, described)

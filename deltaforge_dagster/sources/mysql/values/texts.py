@@ -189,7 +189,7 @@ def write_text(
 ) -> int:
     """Write a text or bytes; what is no text in its character set becomes `{"_base64":"..."}`.
 
-    `first` and `second` are those of `types.ValueType`. At most 6 n + 32 bytes. `INVALID` for a
+    `first` and `second` are those of `types.MysqlValueType`. At most 6 n + 32 bytes. `INVALID` for a
     kind that is neither.
     """
     if kind == UTF_8_TEXT or kind == BYTES:

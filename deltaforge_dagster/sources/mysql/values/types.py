@@ -229,7 +229,7 @@ def _log_type(code: int, metadata: bytes) -> LogType:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueType:
+class MysqlValueType:
     """A type as the decoder needs it.
 
     Attributes:
@@ -260,7 +260,7 @@ def may_be_fixed(type_: LogType) -> bool:
     return type_.code == _STRING and type_.first in {size for size, _, _ in _FIXED.values()}
 
 
-def fixed_type(type_: LogType, name: str) -> ValueType | None:
+def fixed_type(type_: LogType, name: str) -> MysqlValueType | None:
     """Return the type for a column that MariaDB's catalog calls `name`, None for any other type."""
     size, _, _ = _FIXED.get(name, (0, 0, 0))
     if not size or type_.code != _STRING or type_.first != size:
@@ -268,12 +268,12 @@ def fixed_type(type_: LogType, name: str) -> ValueType | None:
     return mariadb_type(name)
 
 
-def mariadb_type(name: str) -> ValueType | None:
+def mariadb_type(name: str) -> MysqlValueType | None:
     """Return MariaDB's type of that name, None for names of others."""
     if name not in _FIXED:
         return None
     _, kind, room = _FIXED[name]
-    return ValueType(name, kind, prefix=1, room=room)
+    return MysqlValueType(name, kind, prefix=1, room=room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
     *,
     unsigned: bool,
     forms: ValueForms = LABEL_FORMS,
-) -> ValueType:
+) -> MysqlValueType:
     """Return how values of a column are read.
 
     Args:
@@ -319,17 +319,17 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
     suffix = " unsigned" if unsigned else ""
     if code in _INTEGERS:
         name, size = _INTEGERS[code]
-        return ValueType(name + suffix, UNSIGNED if unsigned else SIGNED, size)
+        return MysqlValueType(name + suffix, UNSIGNED if unsigned else SIGNED, size)
     if code == _NEWDECIMAL:
         digits, scale = type_.first, type_.second
         name = f"decimal({digits},{scale}){suffix}"
-        return ValueType(
+        return MysqlValueType(
             name, DECIMAL, decimal_size(digits, scale), room=digits + 8, first=digits, second=scale
         )
     if code == _FLOAT:
-        return ValueType("float" + suffix, FLOAT, 4, room=FLOAT_ROOM)
+        return MysqlValueType("float" + suffix, FLOAT, 4, room=FLOAT_ROOM)
     if code == _DOUBLE:
-        return ValueType("double" + suffix, FLOAT, 8, room=FLOAT_ROOM)
+        return MysqlValueType("double" + suffix, FLOAT, 8, room=FLOAT_ROOM)
     if code in _TIMES:
         name, kind, size = _TIMES[code]
         if kind == TIMESTAMP and forms.timestamp_micros:
@@ -338,24 +338,24 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
         if digits > 6:
             raise UnsupportedEvent(f"{name}({digits})")
         shown = f"{name}({digits})" if digits else name
-        return ValueType(shown, kind, size + (digits + 1) // 2, room=48, first=digits)
+        return MysqlValueType(shown, kind, size + (digits + 1) // 2, room=48, first=digits)
     if code == _DATE:
-        return ValueType("date", DATE, 3)
+        return MysqlValueType("date", DATE, 3)
     if code == _YEAR:
-        return ValueType("year", YEAR, 1)
+        return MysqlValueType("year", YEAR, 1)
     if code == _BIT:
         bits = type_.second * 8 + type_.first
-        return ValueType(f"bit({bits})", BIT, (bits + 7) // 8)
+        return MysqlValueType(f"bit({bits})", BIT, (bits + 7) // 8)
     if code == _ENUM:
-        return ValueType("enum", UNSIGNED if forms.enum_index else ENUM, type_.first)
+        return MysqlValueType("enum", UNSIGNED if forms.enum_index else ENUM, type_.first)
     if code == _SET:
-        return ValueType("set", UNSIGNED if forms.set_bits else SET, type_.first)
+        return MysqlValueType("set", UNSIGNED if forms.set_bits else SET, type_.first)
     if code == _JSON:
-        return ValueType("json", JSON, prefix=type_.first, room=DOCUMENT_ROOM)
+        return MysqlValueType("json", JSON, prefix=type_.first, room=DOCUMENT_ROOM)
     if code == _GEOMETRY:
-        return ValueType("geometry", BLOB, prefix=type_.first)
+        return MysqlValueType("geometry", BLOB, prefix=type_.first)
     if code == _VECTOR:
-        return ValueType("vector", VECTOR, prefix=type_.first)
+        return MysqlValueType("vector", VECTOR, prefix=type_.first)
     if type_.is_text and collation is not None:
         return _text_type(type_, collation, binary_text=forms.binary_text)
     if code in _BEFORE_5_6:
@@ -365,19 +365,19 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
     raise UnsupportedEvent(f"type {code} of the binary log")
 
 
-def _text_type(type_: LogType, collation: int, *, binary_text: bool) -> ValueType:
+def _text_type(type_: LogType, collation: int, *, binary_text: bool) -> MysqlValueType:
     charset = CHARSETS.get(collation)
     if charset is None:
         raise UnsupportedEvent(f"text with the unknown collation {collation}")
     binary = charset.form is Form.BINARY
     if type_.code == _BLOB:
         name = _BLOBS.get(type_.first, "") + ("blob" if binary else "text")
-        found = ValueType(name, BLOB, prefix=type_.first)
+        found = MysqlValueType(name, BLOB, prefix=type_.first)
     else:
         size = type_.first
         fixed = "" if type_.code == _STRING else "var"
         name = f"{fixed}{'binary' if binary else 'char'}({size // charset.width})"
-        found = ValueType(name, BYTES if binary_text else BLOB, prefix=1 if size < 256 else 2)
+        found = MysqlValueType(name, BYTES if binary_text else BLOB, prefix=1 if size < 256 else 2)
         if binary and type_.code == _STRING:
             room, text = 6 * size + 32, int(binary_text)
             found = replace(found, kind=PADDED_BYTES, room=room, first=size, second=text)
@@ -397,7 +397,7 @@ def _text_type(type_: LogType, collation: int, *, binary_text: bool) -> ValueTyp
             return replace(found, kind=UTF_32_TEXT)
 
 
-def skipped_type(type_: LogType) -> ValueType:
+def skipped_type(type_: LogType) -> MysqlValueType:
     """Return how values of a column are passed over whose changes are not captured.
 
     Raises:
@@ -405,6 +405,6 @@ def skipped_type(type_: LogType) -> ValueType:
     """
     if type_.is_text:
         if type_.code == _BLOB:
-            return ValueType("", BLOB, prefix=type_.first)
-        return ValueType("", BLOB, prefix=1 if type_.first < 256 else 2)
+            return MysqlValueType("", BLOB, prefix=type_.first)
+        return MysqlValueType("", BLOB, prefix=1 if type_.first < 256 else 2)
     return value_type(type_, None, unsigned=False)

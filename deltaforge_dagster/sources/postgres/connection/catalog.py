@@ -48,7 +48,7 @@ Connect = Callable[[float], AbstractContextManager[psycopg.Connection]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PublishableTable:
     """A table that a publication can hold: permanent, ordinary or partitioned."""
 
     oid: int
@@ -74,7 +74,7 @@ class Table:
 class Uncovered:
     """A table that matches the pipeline's patterns and is not captured, or not as it should be."""
 
-    table: Table
+    table: PublishableTable
     sent: bool
     """The publication sends its rows."""
     bare: bool
@@ -82,7 +82,7 @@ class Uncovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ReplicationSlot:
     """A row of `pg_replication_slots` (manual: that view). LSNs as integers."""
 
     name: str
@@ -101,7 +101,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerSettings:
     """What a server must be and have for us, as one query finds it."""
 
     version: int
@@ -132,7 +132,7 @@ class ColumnsNow:
     columns: dict[str, ColumnNow]
 
 
-def facts(connection: psycopg.Connection) -> Facts:
+def facts(connection: psycopg.Connection) -> ServerSettings:
     """Return the server's facts."""
     row = connection.execute(
         """
@@ -143,10 +143,10 @@ def facts(connection: psycopg.Connection) -> Facts:
         """
     ).fetchone()
     assert row is not None
-    return Facts(row[0], row[1], row[2], parse_lsn(row[3]), row[4])
+    return ServerSettings(row[0], row[1], row[2], parse_lsn(row[3]), row[4])
 
 
-def slot(connection: psycopg.Connection, name: str) -> Slot | None:
+def slot(connection: psycopg.Connection, name: str) -> ReplicationSlot | None:
     """Return the replication slot of that name, or None."""
     row = connection.execute(
         """
@@ -166,7 +166,7 @@ def slot(connection: psycopg.Connection, name: str) -> Slot | None:
         lost = "a standby's conflict"
     if not lost and everything.get("wal_status") == "lost":
         lost = "max_slot_wal_keep_size"
-    return Slot(
+    return ReplicationSlot(
         name,
         row[0],
         row[1],
@@ -180,7 +180,7 @@ def slot(connection: psycopg.Connection, name: str) -> Slot | None:
     )
 
 
-def tables(connection: psycopg.Connection) -> list[Table]:
+def tables(connection: psycopg.Connection) -> list[PublishableTable]:
     """Return every table of users, by schema and name."""
     rows = connection.execute(
         f"""
@@ -200,17 +200,19 @@ def tables(connection: psycopg.Connection) -> list[Table]:
          ORDER BY 2, 3
         """  # noqa: S608 - of constants
     ).fetchall()
-    return [Table(*row) for row in rows]
+    return [PublishableTable(*row) for row in rows]
 
 
-def captured(found: Sequence[Table], patterns: TablePatterns) -> list[Table]:
+def captured(found: Sequence[PublishableTable], patterns: TablePatterns) -> list[PublishableTable]:
     """Return the tables that match; of a partitioned table that does, not its partitions too."""
     matching = [table for table in found if patterns.matches(table.schema, table.name)]
     chosen = {table.oid for table in matching}
     return [table for table in matching if table.root not in chosen]
 
 
-def without_identity(connection: psycopg.Connection, chosen: Sequence[Table]) -> list[str]:
+def without_identity(
+    connection: psycopg.Connection, chosen: Sequence[PublishableTable]
+) -> list[str]:
     """Return `schema.table` of those that have no replica identity, or a partition without one.
 
     Once such a table is published, PostgreSQL refuses every UPDATE and DELETE of it.
@@ -228,7 +230,7 @@ def without_identity(connection: psycopg.Connection, chosen: Sequence[Table]) ->
 
 
 def leaves_without_identity(
-    connection: psycopg.Connection, chosen: Sequence[Table]
+    connection: psycopg.Connection, chosen: Sequence[PublishableTable]
 ) -> list[sql.Identifier]:
     """Return, of tables and their partitions, those with rows of their own and no replica identity."""
     rows = connection.execute(
@@ -246,7 +248,9 @@ def leaves_without_identity(
     return [sql.Identifier(*row) for row in rows]
 
 
-def uncreatable(connection: psycopg.Connection, chosen: Sequence[Table]) -> tuple[bool, list[str]]:
+def uncreatable(
+    connection: psycopg.Connection, chosen: Sequence[PublishableTable]
+) -> tuple[bool, list[str]]:
     """Return whether the role may create publications here, and which tables it does not own."""
     row = connection.execute(
         "SELECT has_database_privilege(current_database(), 'CREATE'),"
@@ -310,7 +314,7 @@ def uncovered(
             most,
         ),
     ).fetchall()
-    return [Uncovered(Table(*row[:5]), row[5], row[6]) for row in rows]
+    return [Uncovered(PublishableTable(*row[:5]), row[5], row[6]) for row in rows]
 
 
 def absent(connection: psycopg.Connection, patterns: TablePatterns) -> list[str]:
@@ -441,7 +445,7 @@ def column_details(connection: psycopg.Connection, oid: int) -> dict[str, Column
     }
 
 
-class Catalog:
+class PostgresCatalog:
     """The catalog as the decoder asks it; opens a connection for each question, which is rare.
 
     With `remade`, types that are gone are those that have their names now.

@@ -61,7 +61,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ConnectionParameters:
     """Where to connect, and as whom; `host` beginning with `/` is a directory of Unix sockets."""
 
     host: str
@@ -74,7 +74,7 @@ class Address:
     tls: Tls | None
 
 
-def connect(address: Address, seconds: float, *, replication: bool) -> socket.socket:
+def connect(address: ConnectionParameters, seconds: float, *, replication: bool) -> socket.socket:
     """Return the socket of an authenticated session, with a timeout of `seconds`.
 
     Args:
@@ -118,7 +118,7 @@ def error_fields(body: bytes) -> dict[str, str]:
     return {field[0]: field[1:] for field in fields}
 
 
-def _open(address: Address, seconds: float) -> socket.socket:
+def _open(address: ConnectionParameters, seconds: float) -> socket.socket:
     if address.host.startswith("/"):
         connected = socket.socket(socket.AF_UNIX)
         try:

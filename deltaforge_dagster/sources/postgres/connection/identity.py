@@ -17,7 +17,7 @@ import psycopg
 from deltaforge_dagster.errors import CorruptLog, PositionLost
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.types import modified_name
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.tables import Column, TableSchema
@@ -44,7 +44,7 @@ def identity(connection: psycopg.Connection) -> str:
 
 def relocate(
     connection: psycopg.Connection,
-    server: Server,
+    server: PostgresSourceServer,
     slot: str,
     *,
     position: LsnPosition,
@@ -94,7 +94,7 @@ def relocate(
 
 
 def sent_schema(
-    connection: psycopg.Connection, table: catalog.Table, publication: str, version: int
+    connection: psycopg.Connection, table: catalog.PublishableTable, publication: str, version: int
 ) -> TableSchema:
     """Return a table with the columns, types and key that the log would describe it with now.
 
@@ -149,7 +149,7 @@ def logged_schema(sent: TableSchema) -> TableSchema:
     return replace(sent, columns=tuple(columns))
 
 
-def _branches(server: Server, timeline: int, seconds: float) -> dict[int, int]:
+def _branches(server: PostgresSourceServer, timeline: int, seconds: float) -> dict[int, int]:
     """Return where each older timeline was left, from the history file of this one."""
     if timeline == 1:
         return {}
@@ -162,7 +162,7 @@ def _branches(server: Server, timeline: int, seconds: float) -> dict[int, int]:
         ) from error
 
 
-def _lost(server: Server, why: str) -> PositionLost:
+def _lost(server: PostgresSourceServer, why: str) -> PositionLost:
     return PositionLost(
         f"{server.where}: position lost after failover: {why}. Re-snapshot required."
     )

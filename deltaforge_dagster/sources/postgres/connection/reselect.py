@@ -15,7 +15,10 @@ from psycopg import sql
 from deltaforge_dagster.errors import PermissionMissing
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.refusals import one_line
-from deltaforge_dagster.sources.postgres.connection.server import KeptConnection, Server
+from deltaforge_dagster.sources.postgres.connection.server import (
+    KeptConnection,
+    PostgresSourceServer,
+)
 from deltaforge_dagster.sources.postgres.decode.toast_reselect import Answer, Question
 from deltaforge_dagster.tables import Column
 
@@ -27,7 +30,7 @@ _ANSWER_BYTES = 16 << 20
 class Reselection:
     """Reads rows of now by their keys, as `fills.Reselect` promises."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresSourceServer) -> None:
         self._server = server
         self._kept = KeptConnection(server, _SECONDS)
 

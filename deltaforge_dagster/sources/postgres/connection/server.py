@@ -33,7 +33,7 @@ from deltaforge_dagster.sources.postgres.connection.refusals import (
     translate,
 )
 from deltaforge_dagster.sources.postgres.dsn import postgres_dsn
-from deltaforge_dagster.sources.stream.time_limit import Cutter
+from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 SETTINGS = {
     "client_encoding": "UTF8",
@@ -66,7 +66,7 @@ _DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": 
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PostgresSourceServer:
     """The server, database and role of one pipeline's source.
 
     Attributes:
@@ -77,7 +77,7 @@ class Server:
     _parameters: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def from_dsn(cls, dsn: str, application_name: str) -> Server:
+    def from_dsn(cls, dsn: str, application_name: str) -> PostgresSourceServer:
         """Return the server that `dsn` names: a URL or `key=value` pairs.
 
         Raises:
@@ -120,7 +120,7 @@ class Server:
         """
         began = time.monotonic()
         connection = self.connect(seconds, replication=replication)
-        with Cutter(connection.fileno(), seconds - (time.monotonic() - began)) as cutter:
+        with SocketTimeLimit(connection.fileno(), seconds - (time.monotonic() - began)) as cutter:
             try:
                 yield connection
             except psycopg.Error as error:
@@ -128,7 +128,9 @@ class Server:
             finally:
                 connection.close()
 
-    def problem(self, error: psycopg.Error, seconds: float, cutter: Cutter) -> DeltaforgeError:
+    def problem(
+        self, error: psycopg.Error, seconds: float, cutter: SocketTimeLimit
+    ) -> DeltaforgeError:
         """Return what an error on a connection means that `time_limit` was to cut after `seconds`."""
         if cutter.fired:
             return SourceUnavailable(f"{self.where}: no answer within {seconds:g} s")
@@ -153,7 +155,7 @@ class Server:
         options = _options(self._parameters)
         if silence is not None:
             options = f"-c wal_sender_timeout={int(silence * 1000)} {options}"
-        address = handshake.Address(
+        address = handshake.ConnectionParameters(
             host=info.host,
             port=info.port,
             user=info.user,
@@ -211,7 +213,7 @@ class Server:
         attempt succeeds (certificates, Kerberos: things that pg8000 is not asked to check).
         """
         given = self._parameters
-        address = handshake.Address(
+        address = handshake.ConnectionParameters(
             host=str(given["host"]).split(",")[0],
             port=int(str(given["port"]).split(",")[0]),
             user=self.user,
@@ -230,7 +232,7 @@ class Server:
         return connection_error(text, self.where)
 
     def _handshake(
-        self, address: handshake.Address, seconds: float, *, replication: bool
+        self, address: handshake.ConnectionParameters, seconds: float, *, replication: bool
     ) -> socket.socket:
         problem: DeltaforgeError
         try:
@@ -264,10 +266,10 @@ class KeptConnection:
 
     Args:
         server: Where.
-        seconds: What one question may take, as in `Server.query`.
+        seconds: What one question may take, as in `PostgresSourceServer.query`.
     """
 
-    def __init__(self, server: Server, seconds: float) -> None:
+    def __init__(self, server: PostgresSourceServer, seconds: float) -> None:
         self._server = server
         self._seconds = seconds
         self._connection: psycopg.Connection | None = None
@@ -285,7 +287,9 @@ class KeptConnection:
             self.close()
         connection = self._connection or server.connect(self._seconds)
         self._connection = connection
-        with Cutter(connection.fileno(), self._seconds - (time.monotonic() - began)) as cutter:
+        with SocketTimeLimit(
+            connection.fileno(), self._seconds - (time.monotonic() - began)
+        ) as cutter:
             try:
                 connection.execute("BEGIN READ ONLY")
                 yield connection

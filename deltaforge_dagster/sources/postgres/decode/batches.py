@@ -51,7 +51,7 @@ from deltaforge_dagster.sources.postgres.decode.toast_reselect import (
     Fills,
     Reselect,
 )
-from deltaforge_dagster.sources.postgres.decode.versions import TableVersions
+from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableVersions
 from deltaforge_dagster.sources.rows.arrays import StampNames, coded, id_column, record_batch
 from deltaforge_dagster.sources.rows.event_ids import ID_SIZE
 from deltaforge_dagster.sources.rows.hiding import Shown
@@ -74,13 +74,13 @@ UnchangedToast = Literal[0, 1] | Reselect
 """What stands for a value that was not sent: `rows.MARK`, `rows.OMIT`, or what this finds now."""
 
 
-class BatchWriter:
+class PostgresBatchWriter:
     """Writes rows of one stream into record batches; its scratch memory is used again and again."""
 
     def __init__(
         self,
         db: str,
-        versions: TableVersions,
+        versions: PostgresTableVersions,
         seed: npt.NDArray[np.uint64],
         max_rows: int,
         unchanged_toast: UnchangedToast,

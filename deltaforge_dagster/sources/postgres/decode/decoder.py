@@ -1,6 +1,6 @@
 """From bytes of the replication stream to change batches: the decoder of the PostgreSQL source.
 
-A `Decoder` is given the stream in pieces, as the socket hands them out, and returns record batches
+A `PostgresDecoder` is given the stream in pieces, as the socket hands them out, and returns record batches
 in the columns of `frame.CAPTURED`. A piece is handled in three steps: `scan` notes the changes and
 transactions in it, `write_changes` writes their row images, and the rest of the columns is put
 around them in bulk. Python acts once per piece and for rare messages, never per row. The decoder
@@ -20,8 +20,8 @@ from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEv
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
-from deltaforge_dagster.sources.postgres.decode.batches import BatchWriter, UnchangedToast
-from deltaforge_dagster.sources.postgres.decode.held import KeptChange, changes_of, decoded
+from deltaforge_dagster.sources.postgres.decode.batches import PostgresBatchWriter, UnchangedToast
+from deltaforge_dagster.sources.postgres.decode.held_events import KeptChange, changes_of, decoded
 from deltaforge_dagster.sources.postgres.decode.layout import (
     END,
     IDLE_LSN,
@@ -76,8 +76,12 @@ from deltaforge_dagster.sources.postgres.decode.scan import (
     read_64,
     scan,
 )
-from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, Catalog, ValueType
-from deltaforge_dagster.sources.postgres.decode.versions import TableVersions
+from deltaforge_dagster.sources.postgres.decode.types import (
+    BUILT_IN,
+    PostgresValueType,
+    TypeCatalog,
+)
+from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableVersions
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -99,7 +103,7 @@ _DAMAGE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedPgoutput:
     """What a piece of the stream held.
 
     Attributes:
@@ -118,7 +122,7 @@ class Decoded:
     error: DeltaforgeError | None = None
 
 
-class Decoder:
+class PostgresDecoder:
     """Decodes one replication stream, from `START_REPLICATION` to its end.
 
     Transactions that committed before `start` are skipped whole: they were read before. Changes of
@@ -136,15 +140,15 @@ class Decoder:
         db: str,
         start: LsnPosition,
         registry: SchemaRegistry,
-        catalog: Catalog,
+        catalog: TypeCatalog,
         captures: Callable[[str, str], bool],
         unchanged_toast: UnchangedToast = MARK,
         outboxes: Globs = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
         held: Mapping[str, str] | None = None,
-        built_in: Mapping[int, ValueType] = BUILT_IN,
+        built_in: Mapping[int, PostgresValueType] = BUILT_IN,
     ) -> None:
-        self._versions = TableVersions(
+        self._versions = PostgresTableVersions(
             db=db,
             registry=registry,
             catalog=catalog,
@@ -154,7 +158,7 @@ class Decoder:
             held=held or {},
             built_in=built_in,
         )
-        self._writer = BatchWriter(
+        self._writer = PostgresBatchWriter(
             db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast
         )
         self._messages = MessageFilter()
@@ -169,11 +173,11 @@ class Decoder:
         self._unclaimed = 0
         self._error: DeltaforgeError | None = None
 
-    def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> Decoded:
+    def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedPgoutput:
         """Decode `data[:length]`: the bytes the last call left over, and new ones behind them.
 
         `data` may be overwritten as soon as this returns. Never raises an error of the tree by
-        itself: see `Decoded.error`. A decoder that returned one returns it again.
+        itself: see `DecodedPgoutput.error`. A decoder that returned one returns it again.
         """
         source = read_only(data)[:length]
         state = self._state
@@ -192,7 +196,9 @@ class Decoder:
                     stop = FULL
         if stop == FOREIGN and self._error is None:
             foreign = chr(source[state[OFFSET]])
-        return Decoded(int(state[OFFSET]), tuple(batches), bool(state[REPLY]), foreign, self._error)
+        return DecodedPgoutput(
+            int(state[OFFSET]), tuple(batches), bool(state[REPLY]), foreign, self._error
+        )
 
     def _scan(self, source: Bytes) -> int:
         """Fill rows and txs, acting on the messages that need Python; return why it ended."""

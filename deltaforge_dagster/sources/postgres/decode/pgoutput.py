@@ -125,7 +125,7 @@ def xlog(lsn: int, message: bytes) -> bytes:
     return copy_data(b"w" + struct.pack(">qqq", lsn, lsn, 0) + message)
 
 
-class _Reader:
+class _FieldReader:
     """Reads fields off a message, and never beyond it."""
 
     def __init__(self, content: bytes, what: str) -> None:
@@ -166,7 +166,7 @@ def parse_relation(content: bytes) -> Relation:
     Raises:
         CorruptLog: The bytes are not a Relation message, or name a column twice.
     """
-    reader = _Reader(content, "a Relation message")
+    reader = _FieldReader(content, "a Relation message")
     oid = reader.number(">I")
     schema = reader.string() or "pg_catalog"  # sent empty for system tables
     table = reader.string()
@@ -192,7 +192,7 @@ def parse_type(content: bytes) -> SentType:
     Raises:
         CorruptLog: The bytes are not a Type message.
     """
-    reader = _Reader(content, "a Type message")
+    reader = _FieldReader(content, "a Type message")
     oid = reader.number(">I")
     schema = reader.string() or "pg_catalog"
     name = reader.string()
@@ -206,7 +206,7 @@ def parse_message(content: bytes) -> LogicalMessage:
     Raises:
         CorruptLog: The bytes are not a logical message.
     """
-    reader = _Reader(content, "a logical message")
+    reader = _FieldReader(content, "a logical message")
     flags = reader.number(">B")
     lsn = reader.number(">q")
     prefix = reader.string()

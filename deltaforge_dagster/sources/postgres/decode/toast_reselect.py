@@ -29,7 +29,7 @@ from deltaforge_dagster.sources.postgres.decode.unchanged_toast import (
     find_unchanged_toast,
     new_holes,
 )
-from deltaforge_dagster.sources.postgres.decode.versions import TableVersions
+from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableVersions
 from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
 from deltaforge_dagster.tables import Column, TableSchema
 
@@ -102,7 +102,7 @@ NOTHING = np.empty((0, FILL_WIDTH), np.int64)
 class Filler:
     """Finds what rows of one stream lack, and asks for it."""
 
-    def __init__(self, versions: TableVersions, reselect: Reselect) -> None:
+    def __init__(self, versions: PostgresTableVersions, reselect: Reselect) -> None:
         self._versions = versions
         self._reselect = reselect
         self._holes = new_holes(_HOLES)

@@ -60,7 +60,7 @@ class CatalogType:
     base: int = 0
 
 
-class Catalog(Protocol):
+class TypeCatalog(Protocol):
     """What the decoder asks of the source's catalog; all may block, and all are asked rarely."""
 
     def primary_key(self, relation: int) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Catalog(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ValueType:
+class PostgresValueType:
     """A type as the decoder needs it.
 
     Attributes:
@@ -176,8 +176,8 @@ _SCALARS = {
 
 _BOX = 603
 
-BUILT_IN = {oid: ValueType(name, kind) for oid, (name, kind, _) in _SCALARS.items()} | {
-    array: ValueType(f"{name}[]", kind, ";" if oid == _BOX else ",")
+BUILT_IN = {oid: PostgresValueType(name, kind) for oid, (name, kind, _) in _SCALARS.items()} | {
+    array: PostgresValueType(f"{name}[]", kind, ";" if oid == _BOX else ",")
     for oid, (name, kind, array) in _SCALARS.items()
 }
 """Types that every PostgreSQL server has under the same OID."""
@@ -190,10 +190,10 @@ ISO_TIMESTAMPS = BUILT_IN | {
 
 def value_type(
     oid: int,
-    catalog: Catalog,
+    catalog: TypeCatalog,
     sent: SentType | None = None,
-    built_in: Mapping[int, ValueType] = BUILT_IN,
-) -> ValueType:
+    built_in: Mapping[int, PostgresValueType] = BUILT_IN,
+) -> PostgresValueType:
     """Return how values of the type are written.
 
     A domain's values look like those of the type it is made of, as they do for every client of the
@@ -218,13 +218,13 @@ def value_type(
     if found.element:
         element = value_type(found.element, catalog, built_in=built_in)
         kind = STRING if element.delimiter else element.kind
-        return ValueType(found.name, kind, found.delimiter)
-    return ValueType(found.name, STRING)
+        return PostgresValueType(found.name, kind, found.delimiter)
+    return PostgresValueType(found.name, STRING)
 
 
 def _gone_type(
-    oid: int, catalog: Catalog, sent: SentType | None, built_in: Mapping[int, ValueType]
-) -> ValueType:
+    oid: int, catalog: TypeCatalog, sent: SentType | None, built_in: Mapping[int, PostgresValueType]
+) -> PostgresValueType:
     """Return a type that was dropped, by the name that the log has.
 
     Of a domain that is the name of its base type. One of the server's own is known by it. Any other
@@ -246,7 +246,7 @@ def _gone_type(
             f"type {name} ({oid}) is no longer in the catalog, and may have been an array; make its"
             " element's type again, and release the table with --catalog"
         )
-    return ValueType(name, STRING)
+    return PostgresValueType(name, STRING)
 
 
 _PLAIN_MODIFIER = {1042: 4, 1043: 4, 1560: 0, 1562: 0}

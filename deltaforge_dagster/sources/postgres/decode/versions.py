@@ -31,8 +31,8 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
 from deltaforge_dagster.sources.postgres.decode.scan import HELD, IGNORED, UNKNOWN
 from deltaforge_dagster.sources.postgres.decode.types import (
     BUILT_IN,
-    Catalog,
-    ValueType,
+    PostgresValueType,
+    TypeCatalog,
     modified_name,
     value_type,
 )
@@ -42,7 +42,7 @@ from deltaforge_dagster.sources.rows.hiding import Hiding
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 
-class TableVersions:
+class PostgresTableVersions:
     """The table versions of one stream, by number, and which of them is in force per relation.
 
     Attributes:
@@ -60,12 +60,12 @@ class TableVersions:
         *,
         db: str,
         registry: SchemaRegistry,
-        catalog: Catalog,
+        catalog: TypeCatalog,
         captures: Callable[[str, str], bool],
         outboxes: Globs,
         rules: ColumnRules,
         held: Mapping[str, str],
-        built_in: Mapping[int, ValueType] = BUILT_IN,
+        built_in: Mapping[int, PostgresValueType] = BUILT_IN,
     ) -> None:
         self.held = dict(held)
         self.hiding = Hiding(rules)
@@ -216,7 +216,7 @@ class TableVersions:
         return self._lay_out(relation.oid, schema, types, stamp)
 
     def _lay_out(
-        self, relation: int, schema: TableSchema, types: list[ValueType], stamp: SchemaStamp
+        self, relation: int, schema: TableSchema, types: list[PostgresValueType], stamp: SchemaStamp
     ) -> int:
         """Add a version to the arrays that the kernels read, and return its number."""
         self.relations.append(relation)
@@ -235,7 +235,9 @@ class TableVersions:
         self.names = np.concatenate([self.names, names])
         return len(self.schemas) - 1
 
-    def _type(self, relation: Relation, column: str, oid: int, position: LsnPosition) -> ValueType:
+    def _type(
+        self, relation: Relation, column: str, oid: int, position: LsnPosition
+    ) -> PostgresValueType:
         try:
             return value_type(oid, self._catalog, self._sent_types.get(oid), self._built_in)
         except UnsupportedEvent as error:
@@ -256,7 +258,7 @@ class TableVersions:
 
 
 def lay_out_columns(
-    columns: Sequence[str], types: Sequence[ValueType], key: Collection[str], names_at: int
+    columns: Sequence[str], types: Sequence[PostgresValueType], key: Collection[str], names_at: int
 ) -> tuple[Longs, Bytes]:
     """Return a table's columns as the kernels read them (`layout`), and their names.
 

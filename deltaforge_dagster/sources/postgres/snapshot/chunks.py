@@ -26,7 +26,7 @@ _ROWS_PER_BLOCK = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PostgresSnapshotTable:
     """A table as snapshots address it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Target:
         operators: In which schema the key's comparisons stand; None if they cannot be named.
     """
 
-    table: catalog.Table
+    table: catalog.PublishableTable
     key: tuple[str, ...]
     operators: str | None
 
@@ -56,18 +56,20 @@ class Target:
         return sql.SQL("ROW({}) {} ROW({})").format(columns, compare, values)
 
 
-def target(connection: psycopg.Connection, table: catalog.Table) -> Target:
+def target(
+    connection: psycopg.Connection, table: catalog.PublishableTable
+) -> PostgresSnapshotTable:
     """Return how a table is addressed."""
     key = catalog.primary_key(connection, table.oid)
     now = catalog.columns_now(connection, table.oid, table.schema, table.name)
     schemas = {now.columns[name].operators for name in key}
     if schemas == {"pg_catalog"} or (len(key) == 1 and schemas):
-        return Target(table, key, schemas.pop())
-    return Target(table, key, None)
+        return PostgresSnapshotTable(table, key, schemas.pop())
+    return PostgresSnapshotTable(table, key, None)
 
 
 def plan(
-    connection: psycopg.Connection, found: Target, chunk_rows: int, where: str | None
+    connection: psycopg.Connection, found: PostgresSnapshotTable, chunk_rows: int, where: str | None
 ) -> Iterator[Chunk]:
     """Yield the chunks of one table.
 
@@ -89,7 +91,7 @@ def plan(
 
 
 def _by_key(
-    connection: psycopg.Connection, found: Target, chunk_rows: int, where: str | None
+    connection: psycopg.Connection, found: PostgresSnapshotTable, chunk_rows: int, where: str | None
 ) -> Iterator[Chunk]:
     rows, _ = _size(connection, found.table)
     step = max(chunk_rows, rows // MAX_CHUNKS)
@@ -104,7 +106,7 @@ def _by_key(
 
 
 def _walk(
-    connection: psycopg.Connection, found: Target, after: str | None, step: int
+    connection: psycopg.Connection, found: PostgresSnapshotTable, after: str | None, step: int
 ) -> str | None:
     """Return the key of the row so many rows after a key, as SQL literals; None without one."""
     begin = sql.SQL("") if after is None else sql.SQL("WHERE ") + found.bound(">", after)
@@ -128,7 +130,7 @@ def _walk(
 
 
 def _by_block(
-    connection: psycopg.Connection, found: Target, chunk_rows: int, where: str | None
+    connection: psycopg.Connection, found: PostgresSnapshotTable, chunk_rows: int, where: str | None
 ) -> Iterator[Chunk]:
     rows, blocks = _size(connection, found.table)
     per_block = max(rows // blocks, 1) if blocks and rows else _ROWS_PER_BLOCK
@@ -140,7 +142,7 @@ def _by_block(
         yield Chunk(name, number, "ctid", str(start), end, where, step * per_block)
 
 
-def _size(connection: psycopg.Connection, table: catalog.Table) -> tuple[int, int]:
+def _size(connection: psycopg.Connection, table: catalog.PublishableTable) -> tuple[int, int]:
     """Return about how many rows a table has, and how many blocks it had just now."""
     row = connection.execute(
         """

@@ -30,18 +30,18 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.refusals import translate
-from deltaforge_dagster.sources.postgres.connection.server import Server
-from deltaforge_dagster.sources.postgres.decode.types import ValueType, value_type
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType, value_type
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.snapshot import chunks, copied
 from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
-from deltaforge_dagster.sources.postgres.snapshot.selected import SelectedRows
+from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
 from deltaforge_dagster.sources.postgres.snapshot.watermark import Watermark
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead
 from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
-from deltaforge_dagster.sources.stream.time_limit import Cutter, notice_loss
+from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns
 
 _QUESTION_SECONDS = 30.0
@@ -73,13 +73,13 @@ class PostgresSnapshots:
         built_in: The types that need no catalog, in the form that values are to have.
     """
 
-    server: Server
+    server: PostgresSourceServer
     source_id: str
     slot: str
     publication: str
     patterns: TablePatterns
     rules: ColumnRules
-    built_in: Mapping[int, ValueType]
+    built_in: Mapping[int, PostgresValueType]
 
     def watermark(self) -> str:
         """Return which transactions are open now, of those that may not know of the publication.
@@ -161,7 +161,7 @@ class PostgresSnapshots:
                     found.append(Finding("slot", "warning", text))
         return found
 
-    def _tables(self, names: Sequence[str] | None) -> list[catalog.Table]:
+    def _tables(self, names: Sequence[str] | None) -> list[catalog.PublishableTable]:
         """Return tables by their names, as the publication sends them."""
         with self.server.query(_QUESTION_SECONDS) as connection:
             sent = catalog.published(connection, self.publication) or frozenset()
@@ -182,7 +182,9 @@ class PostgresSnapshots:
         return [captured[name] for name in names]
 
     @contextmanager
-    def _readable(self, connection: psycopg.Connection, table: catalog.Table) -> Generator[None]:
+    def _readable(
+        self, connection: psycopg.Connection, table: catalog.PublishableTable
+    ) -> Generator[None]:
         try:
             yield
         except psycopg.errors.InsufficientPrivilege as error:
@@ -202,12 +204,12 @@ class PostgresReader:
     _connection: psycopg.Connection | None = None
     _samples: list[Watermark] = field(default_factory=list)
     _sampled_at: float = field(default_factory=time.monotonic)
-    _types: dict[int, ValueType] = field(default_factory=dict)
+    _types: dict[int, PostgresValueType] = field(default_factory=dict)
 
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
         """Begin to read a chunk; see `sources.snapshot.ChunkReader`."""
         connection = self._idle()
-        with Cutter(connection.fileno(), _QUESTION_SECONDS + _OPEN_SECONDS) as cutter:
+        with SocketTimeLimit(connection.fileno(), _QUESTION_SECONDS + _OPEN_SECONDS) as cutter:
             try:
                 return self._read(connection, chunk, Watermark.parse(watermark))
             except psycopg.Error as error:
@@ -254,11 +256,11 @@ class PostgresReader:
         rows = SnapshotRows(
             ours.source_id, chunk, read_view, table=logged, rules=ours.rules, ts_us=ts_us
         )
-        batches = self._batches(lines, SelectedRows(types, logged.primary_key), rows)
+        batches = self._batches(lines, PostgresSelectedRows(types, logged.primary_key), rows)
         return ChunkRead(rows.table, read_view, position, batches)
 
     def _batches(
-        self, lines: Iterator[Bytes | bytes], selected: SelectedRows, rows: SnapshotRows
+        self, lines: Iterator[Bytes | bytes], selected: PostgresSelectedRows, rows: SnapshotRows
     ) -> Iterator[pa.RecordBatch]:
         connection = self._connection
         assert connection is not None
@@ -271,7 +273,7 @@ class PostgresReader:
             raise translate(error.sqlstate, str(error), server.where, server.user) from error
 
     def _begin(
-        self, connection: psycopg.Connection, table: catalog.Table, watermark: Watermark
+        self, connection: psycopg.Connection, table: catalog.PublishableTable, watermark: Watermark
     ) -> tuple[XidReadView, LsnPosition, int]:
         """Begin a transaction that sees everything that was open at the watermark.
 
@@ -325,7 +327,7 @@ class PostgresReader:
             self._sampled_at = time.monotonic()
             self._samples = [*self._samples[-_SAMPLES:], Watermark.now(connection)]
 
-    def _table(self, connection: psycopg.Connection, name: str) -> catalog.Table:
+    def _table(self, connection: psycopg.Connection, name: str) -> catalog.PublishableTable:
         row = connection.execute(
             """
             SELECT c.oid::int8, n.nspname, c.relname, c.relkind = 'p', NULL::int8
@@ -336,17 +338,19 @@ class PostgresReader:
         ).fetchone()
         if row is None:
             raise SourceMisconfigured(f"{self.snapshots.server.where}: there is no table {name}")
-        return catalog.Table(*row)
+        return catalog.PublishableTable(*row)
 
-    def _type(self, oid: int) -> ValueType:
+    def _type(self, oid: int) -> PostgresValueType:
         if oid not in self._types:
-            found = catalog.Catalog(self.snapshots.server.query)
+            found = catalog.PostgresCatalog(self.snapshots.server.query)
             self._types[oid] = value_type(oid, found, built_in=self.snapshots.built_in)
         return self._types[oid]
 
 
 def _select(
-    found: chunks.Target, columns: Sequence[str], conditions: Sequence[sql.Composable]
+    found: chunks.PostgresSnapshotTable,
+    columns: Sequence[str],
+    conditions: Sequence[sql.Composable],
 ) -> sql.Composed:
     """Return the SELECT of rows that fulfil all conditions."""
     query = sql.SQL("SELECT {} FROM {}").format(
@@ -357,7 +361,7 @@ def _select(
     return query
 
 
-def _bounds(found: chunks.Target, chunk: Chunk) -> list[sql.Composed]:
+def _bounds(found: chunks.PostgresSnapshotTable, chunk: Chunk) -> list[sql.Composed]:
     """Return the conditions of a chunk's bounds."""
     if chunk.kind == "key":
         after = [] if chunk.after is None else [found.bound(">", chunk.after)]
@@ -378,7 +382,7 @@ def _conditions(text: str | None) -> list[sql.Composed]:
 
 
 def _row_filter(
-    connection: psycopg.Connection, table: catalog.Table, publication: str
+    connection: psycopg.Connection, table: catalog.PublishableTable, publication: str
 ) -> str | None:
     """Return which rows of a table the publication sends (manual: "Row Filters"), None for all."""
     if connection.info.server_version < _ROW_FILTER_VERSION:

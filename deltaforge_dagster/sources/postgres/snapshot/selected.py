@@ -35,7 +35,7 @@ from deltaforge_dagster.sources.postgres.decode.rows import (
     write_changes,
 )
 from deltaforge_dagster.sources.postgres.decode.toast_reselect import NOTHING
-from deltaforge_dagster.sources.postgres.decode.types import ValueType
+from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType
 from deltaforge_dagster.sources.postgres.decode.versions import lay_out_columns
 from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
 from deltaforge_dagster.sources.rows.arrays import text_column
@@ -43,7 +43,7 @@ from deltaforge_dagster.sources.rows.arrays import text_column
 _LEAST_ROOM = 1 << 16
 
 
-class SelectedRows:
+class PostgresSelectedRows:
     """Writes row images and keys of one table's rows, byte for byte those of the log.
 
     The rows must come from a session with our settings (`server.SETTINGS`), by
@@ -54,7 +54,7 @@ class SelectedRows:
         key: Names of the key columns.
     """
 
-    def __init__(self, columns: Mapping[str, ValueType], key: Collection[str] = ()) -> None:
+    def __init__(self, columns: Mapping[str, PostgresValueType], key: Collection[str] = ()) -> None:
         self._columns = columns
         self._lines, self._names = lay_out_columns(list(columns), list(columns.values()), key, 0)
         self._table = np.array([[0, len(columns), len(key)]], np.int64)
@@ -120,4 +120,4 @@ class SelectedRows:
 
 def warm() -> None:
     """Compile the kernels of rows that are selected, or load them from the cache."""
-    SelectedRows({"id": ValueType("integer", INTEGER)}, ("id",)).write(b"1\n")
+    PostgresSelectedRows({"id": PostgresValueType("integer", INTEGER)}, ("id",)).write(b"1\n")

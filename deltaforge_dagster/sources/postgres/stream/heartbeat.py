@@ -11,7 +11,7 @@ import logging
 import threading
 
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Heartbeat:
     A heartbeat that fails is logged and nothing more: the log is read without it.
     """
 
-    def __init__(self, server: Server, seconds: float) -> None:
+    def __init__(self, server: PostgresSourceServer, seconds: float) -> None:
         self._server = server
         self._seconds = seconds
         self._ended = threading.Event()

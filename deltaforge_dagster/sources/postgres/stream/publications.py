@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sources.findings import Finding, each, listed
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.refusals import one_line
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.tables import TablePatterns
 
 logger = logging.getLogger(__name__)
@@ -53,9 +53,9 @@ class Coverage:
 
     ours: bool
     absent: Sequence[str]
-    unpublished: Sequence[catalog.Table]
-    bare: Sequence[catalog.Table]
-    refused: Sequence[catalog.Table]
+    unpublished: Sequence[catalog.PublishableTable]
+    bare: Sequence[catalog.PublishableTable]
+    refused: Sequence[catalog.PublishableTable]
 
 
 def coverage(connection: psycopg.Connection, name: str, patterns: TablePatterns) -> Coverage | None:
@@ -81,7 +81,11 @@ def coverage(connection: psycopg.Connection, name: str, patterns: TablePatterns)
 
 
 def create(
-    connection: psycopg.Connection, server: Server, name: str, patterns: TablePatterns, version: int
+    connection: psycopg.Connection,
+    server: PostgresSourceServer,
+    name: str,
+    patterns: TablePatterns,
+    version: int,
 ) -> None:
     """Create the publication with every table that matches now and has a replica identity.
 
@@ -130,7 +134,7 @@ def create(
 
 
 def extend(
-    connection: psycopg.Connection, server: Server, name: str, patterns: TablePatterns
+    connection: psycopg.Connection, server: PostgresSourceServer, name: str, patterns: TablePatterns
 ) -> None:
     """Add the tables that match and are not sent, to a publication that was made here.
 
@@ -159,7 +163,7 @@ def extend(
 
 
 def check(
-    connection: psycopg.Connection, server: Server, name: str, patterns: TablePatterns
+    connection: psycopg.Connection, server: PostgresSourceServer, name: str, patterns: TablePatterns
 ) -> None:
     """Check that the publication sends what the patterns ask for.
 
@@ -186,7 +190,7 @@ def check(
         logger.warning("%s: %s", server.where, finding.line)
 
 
-def missing(server: Server, name: str) -> PositionLost:
+def missing(server: PostgresSourceServer, name: str) -> PositionLost:
     """Return the error for a publication that is gone."""
     return PositionLost(
         f"{server.where}: publication {name!r} is gone; the log written without it cannot be decoded. "
@@ -194,7 +198,7 @@ def missing(server: Server, name: str) -> PositionLost:
     )
 
 
-def too_young(server: Server, name: str) -> PositionLost:
+def too_young(server: PostgresSourceServer, name: str) -> PositionLost:
     """Return the error for log that was written before the publication was made."""
     return PositionLost(
         f"{server.where}: publication {name!r} did not exist when this part of the log was written, which "
@@ -245,7 +249,7 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
 
 
 def _left_out(
-    connection: psycopg.Connection, names: Sequence[str], tables: Sequence[catalog.Table]
+    connection: psycopg.Connection, names: Sequence[str], tables: Sequence[catalog.PublishableTable]
 ) -> Finding:
     """Return that tables without a replica identity, which are among `tables`, are not captured."""
     return Finding(
@@ -257,7 +261,9 @@ def _left_out(
     )
 
 
-def give_identity(connection: psycopg.Connection, tables: Sequence[catalog.Table]) -> str:
+def give_identity(
+    connection: psycopg.Connection, tables: Sequence[catalog.PublishableTable]
+) -> str:
     """Return the statements that give tables, or their partitions, a replica identity."""
     return each(
         [
@@ -268,7 +274,11 @@ def give_identity(connection: psycopg.Connection, tables: Sequence[catalog.Table
 
 
 def creation(
-    connection: psycopg.Connection, server: Server, name: str, patterns: TablePatterns, version: int
+    connection: psycopg.Connection,
+    server: PostgresSourceServer,
+    name: str,
+    patterns: TablePatterns,
+    version: int,
 ) -> list[Finding]:
     """Return whether `create` would succeed, as findings; makes nothing."""
     tables = catalog.captured(catalog.tables(connection), patterns)
@@ -312,8 +322,8 @@ def foreign(connection: psycopg.Connection, name: str, patterns: TablePatterns) 
 
 
 def _existing(
-    connection: psycopg.Connection, server: Server, patterns: TablePatterns
-) -> list[catalog.Table]:
+    connection: psycopg.Connection, server: PostgresSourceServer, patterns: TablePatterns
+) -> list[catalog.PublishableTable]:
     """Return every table of users, after checking that those named are among them."""
     absent = catalog.absent(connection, patterns)
     if absent:
@@ -321,27 +331,29 @@ def _existing(
     return catalog.tables(connection)
 
 
-def _no_tables(server: Server, absent: Sequence[str]) -> SourceMisconfigured:
+def _no_tables(server: PostgresSourceServer, absent: Sequence[str]) -> SourceMisconfigured:
     return SourceMisconfigured(
         f"{server.where}: source.config.tables names what is no table here: {', '.join(absent)}"
     )
 
 
-def _names(tables: Sequence[catalog.Table]) -> str:
+def _names(tables: Sequence[catalog.PublishableTable]) -> str:
     return ", ".join(table.full_name for table in tables)
 
 
-def _add(connection: psycopg.Connection, name: str, tables: Sequence[catalog.Table]) -> str:
+def _add(
+    connection: psycopg.Connection, name: str, tables: Sequence[catalog.PublishableTable]
+) -> str:
     return _adding(name, tables).as_string(connection)
 
 
-def _adding(name: str, tables: Sequence[catalog.Table]) -> sql.Composed:
+def _adding(name: str, tables: Sequence[catalog.PublishableTable]) -> sql.Composed:
     return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
         sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
     )
 
 
-def _creating(name: str, tables: Sequence[catalog.Table], version: int) -> sql.Composed:
+def _creating(name: str, tables: Sequence[catalog.PublishableTable], version: int) -> sql.Composed:
     statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(
         sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
     )

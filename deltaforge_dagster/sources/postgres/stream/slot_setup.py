@@ -9,7 +9,7 @@ from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -17,11 +17,11 @@ from deltaforge_dagster.sources.tables import TablePatterns
 
 def ensure_start(
     connection: psycopg.Connection,
-    server: Server,
+    server: PostgresSourceServer,
     config: PostgresSourceConfig,
     patterns: TablePatterns,
     *,
-    facts: catalog.Facts,
+    facts: catalog.ServerSettings,
     failover: bool,
     at: int | None,
 ) -> LsnPosition:
@@ -72,7 +72,7 @@ def _wanted_lsn(config: PostgresSourceConfig) -> int | None:
 
 
 def _refuse_unreachable(
-    server: Server, config: PostgresSourceConfig, wanted: int | None, flushed_lsn: int
+    server: PostgresSourceServer, config: PostgresSourceConfig, wanted: int | None, flushed_lsn: int
 ) -> None:
     if wanted is not None and wanted < flushed_lsn:
         raise PositionLost(
@@ -83,9 +83,9 @@ def _refuse_unreachable(
 
 
 def _start(
-    server: Server,
+    server: PostgresSourceServer,
     config: PostgresSourceConfig,
-    found: catalog.Slot,
+    found: catalog.ReplicationSlot,
     wanted: int | None,
     flushed_lsn: int,
 ) -> LsnPosition:

@@ -21,7 +21,7 @@ from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSAGES_VERSION
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
@@ -37,7 +37,12 @@ _POLL_SECONDS = 0.2
 
 
 def create(
-    connection: psycopg.Connection, server: Server, name: str, *, failover: bool, version: int
+    connection: psycopg.Connection,
+    server: PostgresSourceServer,
+    name: str,
+    *,
+    failover: bool,
+    version: int,
 ) -> None:
     """Create the slot; the server first waits for the transactions that are open now.
 
@@ -72,7 +77,7 @@ def create(
         raise may_not_replicate(server.where, server.user) from error
 
 
-def check_failover(server: Server, version: int) -> None:
+def check_failover(server: PostgresSourceServer, version: int) -> None:
     """Check that the server knows failover slots.
 
     Raises:
@@ -84,7 +89,9 @@ def check_failover(server: Server, version: int) -> None:
         )
 
 
-def check(found: catalog.Slot | None, server: Server, name: str) -> catalog.Slot:
+def check(
+    found: catalog.ReplicationSlot | None, server: PostgresSourceServer, name: str
+) -> catalog.ReplicationSlot:
     """Return the slot if it is there and ours to read.
 
     Raises:
@@ -109,7 +116,7 @@ def check(found: catalog.Slot | None, server: Server, name: str) -> catalog.Slot
 
 
 def useless(
-    connection: psycopg.Connection, server: Server, name: str, publication: str
+    connection: psycopg.Connection, server: PostgresSourceServer, name: str, publication: str
 ) -> str | None:
     """Return why nothing can be read from a slot any more; None when it can, or when there is none.
 
@@ -141,7 +148,7 @@ def useless(
     return None
 
 
-def drop(connection: psycopg.Connection, server: Server, name: str) -> None:
+def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
     """Drop a slot.
 
     Raises:
@@ -166,7 +173,7 @@ def short_of_log(name: str) -> Finding:
     )
 
 
-def lost(server: Server, name: str, what: str) -> PositionLost:
+def lost(server: PostgresSourceServer, name: str, what: str) -> PositionLost:
     """Return the error for a slot that no longer keeps what we need."""
     return PositionLost(
         f"{server.where}: replication slot {name!r} {what}: changes since the last captured "
@@ -174,7 +181,13 @@ def lost(server: Server, name: str, what: str) -> PositionLost:
     )
 
 
-def check_start(found: catalog.Slot, server: Server, name: str, start: int, flushed: int) -> None:
+def check_start(
+    found: catalog.ReplicationSlot,
+    server: PostgresSourceServer,
+    name: str,
+    start: int,
+    flushed: int,
+) -> None:
     """Check that reading from `start` finds every change after it.
 
     Raises:
@@ -198,7 +211,7 @@ def check_start(found: catalog.Slot, server: Server, name: str, start: int, flus
         )
 
 
-def claim(connection: psycopg.Connection, server: Server, name: str) -> None:
+def claim(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
     """Wait until nobody reads the slot.
 
     After a killed run the server may not have noticed yet. A reader of the same pipeline that is
@@ -220,7 +233,7 @@ def claim(connection: psycopg.Connection, server: Server, name: str) -> None:
         pid = _wait(connection, name, _AGAIN_SECONDS)
 
 
-def in_use(server: Server, name: str, by: str) -> SourceUnavailable:
+def in_use(server: PostgresSourceServer, name: str, by: str) -> SourceUnavailable:
     """Return the error for a slot that somebody else reads."""
     return SourceUnavailable(f"{server.where}: replication slot {name!r} is in use by {by}")
 
@@ -228,7 +241,7 @@ def in_use(server: Server, name: str, by: str) -> SourceUnavailable:
 def has_changes(
     connection: psycopg.Connection,
     *,
-    found: catalog.Slot,
+    found: catalog.ReplicationSlot,
     publication: str,
     name: str,
     after: int,
@@ -282,7 +295,7 @@ def has_changes(
     return bool(row[0])
 
 
-def _end(connection: psycopg.Connection, server: Server, name: str, pid: int) -> None:
+def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str, pid: int) -> None:
     """Ask a reader of the same pipeline to end; one that is gone by now is fine.
 
     Raises:

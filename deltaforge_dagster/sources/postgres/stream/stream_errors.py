@@ -12,13 +12,16 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
 from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate, translate
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
 
 
 def ending(
-    stream: ReplicationStream, message: bytes, server: Server, config: PostgresSourceConfig
+    stream: ReplicationStream,
+    message: bytes,
+    server: PostgresSourceServer,
+    config: PostgresSourceConfig,
 ) -> DeltaforgeError:
     """Return the error for a message that ends the stream; its rest is received."""
     where = server.where
@@ -36,7 +39,11 @@ def ending(
 
 
 def refusal(
-    refused: RefusedError, server: Server, config: PostgresSourceConfig, *, started: bool
+    refused: RefusedError,
+    server: PostgresSourceServer,
+    config: PostgresSourceConfig,
+    *,
+    started: bool,
 ) -> DeltaforgeError:
     """Return the error for what the server said instead of, or inside, the stream.
 

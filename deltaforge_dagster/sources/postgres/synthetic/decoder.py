@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
+from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
 from deltaforge_dagster.sources.postgres.position import LsnPosition
@@ -17,14 +17,14 @@ def warm() -> None:
     synthetic_decoder().feed(stream, len(stream))
 
 
-def synthetic_decoder() -> Decoder:
+def synthetic_decoder() -> PostgresDecoder:
     """Return a decoder for synthetic streams (`messages`): no registry, only built-in types."""
-    return Decoder(
+    return PostgresDecoder(
         source_id="made-up",
         db="made-up",
         start=LsnPosition(0),
         registry=_NoRegistry(),
-        catalog=_NoCatalog(),
+        catalog=_BuiltInTypes(),
         captures=lambda _schema, _table: True,
     )
 
@@ -38,7 +38,7 @@ class _NoRegistry:
         return SchemaStamp("sha256:", 1, 1)
 
 
-class _NoCatalog:
+class _BuiltInTypes:
     """A catalog that knows only the built-in types."""
 
     def primary_key(self, relation: int) -> tuple[str, ...]:

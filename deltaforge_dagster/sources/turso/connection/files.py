@@ -24,7 +24,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.sources.turso.connection.sessions import Row, Session, Value
+from deltaforge_dagster.sources.turso.connection.sessions import Row, TursoSession, Value
 
 FEATURES = "views,custom_types,index_method,generated_columns,without_rowid"
 """Experimental features of Turso that a file may need to be opened at all; none writes anything."""
@@ -44,7 +44,7 @@ _SQLITE_ERRORS: dict[int, type[DeltaforgeError]] = {
 }
 
 
-class _File:
+class _DatabaseFile:
     """What both have in common."""
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class _File:
         """Nothing is kept between sessions."""
 
 
-class SqliteFile(_File):
+class SqliteFile(_DatabaseFile):
     """A file that SQLite reads.
 
     Args:
@@ -67,8 +67,8 @@ class SqliteFile(_File):
     """
 
     @contextmanager
-    def session(self, seconds: float, *, write: bool = False) -> Generator[Session]:
-        """Begin a transaction; see `sessions.Database`."""
+    def session(self, seconds: float, *, write: bool = False) -> Generator[TursoSession]:
+        """Begin a transaction; see `sessions.TursoDatabase`."""
         uri = f"file:{quote(str(self._path.absolute()))}?mode=rw"
         try:
             connection = sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None)
@@ -111,7 +111,7 @@ def _sqlite_problem(where: str, error: sqlite3.Error) -> DeltaforgeError:
     return _SQLITE_ERRORS.get(code, SourceMisconfigured)(f"{where}: {error}")
 
 
-class TursoFile(_File):
+class TursoFile(_DatabaseFile):
     """A file that Turso's engine reads.
 
     Args:
@@ -119,8 +119,8 @@ class TursoFile(_File):
     """
 
     @contextmanager
-    def session(self, seconds: float, *, write: bool = False) -> Generator[Session]:
-        """Begin a transaction; see `sessions.Database`."""
+    def session(self, seconds: float, *, write: bool = False) -> Generator[TursoSession]:
+        """Begin a transaction; see `sessions.TursoDatabase`."""
         connection = self._open(seconds)
         try:
             made = _TursoSession(connection, self.where)

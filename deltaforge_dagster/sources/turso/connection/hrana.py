@@ -26,7 +26,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.sources.turso.connection.sessions import Row, Session, Value
+from deltaforge_dagster.sources.turso.connection.sessions import Row, TursoSession, Value
 
 _REQUEST_SECONDS = 30.0
 _TOO_LARGE = "RESPONSE_TOO_LARGE"
@@ -58,8 +58,8 @@ class HranaDatabase:
         return self._url
 
     @contextmanager
-    def session(self, seconds: float, *, write: bool = False) -> Generator[Session]:
-        """Begin a transaction; see `sessions.Database`."""
+    def session(self, seconds: float, *, write: bool = False) -> Generator[TursoSession]:
+        """Begin a transaction; see `sessions.TursoDatabase`."""
         made = _HranaSession(self, min(max(seconds, 1.0), _REQUEST_SECONDS))
         try:
             made.query("BEGIN IMMEDIATE" if write else "BEGIN")

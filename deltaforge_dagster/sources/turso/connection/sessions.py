@@ -16,7 +16,7 @@ Value: TypeAlias = int | float | str | bytes | None
 Row: TypeAlias = Sequence[Value]
 
 
-class Session(Protocol):
+class TursoSession(Protocol):
     """One transaction, which sees the database as it is at its first query."""
 
     def query(self, statement: str, parameters: Sequence[Value] = ()) -> list[Row]:
@@ -29,7 +29,7 @@ class Session(Protocol):
         ...
 
 
-class Database(Protocol):
+class TursoDatabase(Protocol):
     """Where sessions begin; any thread may ask for one."""
 
     @property
@@ -37,7 +37,9 @@ class Database(Protocol):
         """The file or URL, for messages; without a secret."""
         ...
 
-    def session(self, seconds: float, *, write: bool = False) -> AbstractContextManager[Session]:
+    def session(
+        self, seconds: float, *, write: bool = False
+    ) -> AbstractContextManager[TursoSession]:
         """Begin a transaction; it is committed at the block's end, and rolled back by an error.
 
         Args:

@@ -18,7 +18,7 @@ from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TursoChange:
     """One change of a row.
 
     Attributes:
@@ -64,7 +64,7 @@ class Batches:
         self._stamped: dict[TableSchema, tuple[HiddenTable, SchemaStamp]] = {}
         self._newest: dict[str, TableSchema] = {}
 
-    def batch(self, changes: Sequence[Change], position: TursoPosition) -> pa.RecordBatch:
+    def batch(self, changes: Sequence[TursoChange], position: TursoPosition) -> pa.RecordBatch:
         """Return changes as columns of the frame.
 
         Args:
@@ -84,7 +84,7 @@ class Batches:
         return pa.RecordBatch.from_arrays(arrays, schema=CAPTURED)
 
     def _fill(
-        self, columns: dict[str, list[Any]], at: int, one: Change, position: TursoPosition
+        self, columns: dict[str, list[Any]], at: int, one: TursoChange, position: TursoPosition
     ) -> None:
         columns["op"][at] = one.op
         columns["ts_us"][at] = one.ts_us
@@ -110,7 +110,7 @@ class Batches:
             place, ts_us = f"{one.ts_us}\0{one.number}", one.ts_us
         columns["event_id"][at] = event_id(self._source_id, place, ts_us)
 
-    def _hide(self, texts: list[Any], changes: Sequence[Change]) -> None:
+    def _hide(self, texts: list[Any], changes: Sequence[TursoChange]) -> None:
         """Write over texts what the column rules leave of them."""
         if not self._rules:
             return

@@ -15,7 +15,7 @@ from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection.files import SqliteFile, TursoFile
 from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
-from deltaforge_dagster.sources.turso.connection.sessions import Database
+from deltaforge_dagster.sources.turso.connection.sessions import TursoDatabase
 from deltaforge_dagster.sources.turso.modes import native, polling, triggers
 from deltaforge_dagster.sources.turso.modes.native import NativeLog
 from deltaforge_dagster.sources.turso.modes.polling import PollingLog
@@ -36,7 +36,7 @@ class Way:
     """
 
     mode: str
-    database: Database
+    database: TursoDatabase
     log: NativeLog | TriggerLog | PollingLog
 
 
@@ -52,8 +52,8 @@ class Ways:
         self.patterns = TablePatterns(config.tables, unqualified=DB, system=())
         place = config.place
         if isinstance(place, DatabaseFile):
-            self._shared: Database = SqliteFile(place.path)
-            self._native: Database = TursoFile(place.path)
+            self._shared: TursoDatabase = SqliteFile(place.path)
+            self._native: TursoDatabase = TursoFile(place.path)
         else:
             token = config.auth_token
             self._shared = self._native = HranaDatabase(
@@ -105,7 +105,7 @@ class Ways:
             # A definition, or a form of the file, that only Turso's engine reads.
             return self._found_in(self._native, seconds)
 
-    def _found_in(self, database: Database, seconds: float) -> str:
+    def _found_in(self, database: TursoDatabase, seconds: float) -> str:
         exists: Callable[..., bool]
         with database.session(seconds) as session:
             for mode, exists in (

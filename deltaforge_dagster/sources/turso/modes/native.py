@@ -32,8 +32,13 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
-from deltaforge_dagster.sources.turso.connection.sessions import Row, Session, Value, identifier
-from deltaforge_dagster.sources.turso.decode.changes import Change
+from deltaforge_dagster.sources.turso.connection.sessions import (
+    Row,
+    TursoSession,
+    Value,
+    identifier,
+)
+from deltaforge_dagster.sources.turso.decode.changes import TursoChange
 from deltaforge_dagster.sources.turso.decode.records import decode_record
 from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
 from deltaforge_dagster.sources.turso.modes.readings import Part, Step
@@ -46,7 +51,7 @@ from deltaforge_dagster.sources.turso.schema.definitions import (
 )
 from deltaforge_dagster.sources.turso.schema.history import (
     SCHEMA_TABLE,
-    TableChange,
+    TursoTableChange,
     backward,
     known,
     table_change,
@@ -78,11 +83,11 @@ class NativeLog:
     captures: Callable[[str], bool]
     shows_ddl: bool = False
 
-    def exists(self, session: Session) -> bool:
+    def exists(self, session: TursoSession) -> bool:
         """Say whether there is a change table."""
         return self.name in statements(session)
 
-    def newest(self, session: Session) -> TursoPosition:
+    def newest(self, session: TursoSession) -> TursoPosition:
         """Return the newest change.
 
         Raises:
@@ -95,16 +100,16 @@ class NativeLog:
         )
         return TursoPosition(MODE) if not rows else _position(rows[0])
 
-    def start(self, session: Session) -> TursoPosition:
+    def start(self, session: TursoSession) -> TursoPosition:
         """Return the newest change: what the application keeps before it may be of any age."""
         return self.newest(session)
 
-    def check(self, session: Session, position: TursoPosition) -> None:
+    def check(self, session: TursoSession, position: TursoPosition) -> None:
         """Make sure that the row of a position, and all after it, are still there."""
         self._columns(session)
         self._following(self._rows(session, position, None, 1), position)
 
-    def has_changes(self, session: Session, after: TursoPosition) -> bool:
+    def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
         """Say whether a captured table changed after a position; also if there is much to look through."""
         self.check(session, after)
         rows = session.query(
@@ -115,7 +120,7 @@ class NativeLog:
         names = {str(row[0]) for row in rows if row[0] is not None}
         return len(rows) == _ENOUGH or any(map(self.captures, names))
 
-    def definitions(self, session: Session, at: TursoPosition) -> dict[str, str]:
+    def definitions(self, session: TursoSession, at: TursoPosition) -> dict[str, str]:
         """Return the statements of captured tables as they were at a position."""
         changes = [change for _, change in self._table_changes(session, at, None)]
         return self._captured(backward(statements(session), changes))
@@ -124,7 +129,7 @@ class NativeLog:
         """Begin to read what follows a position."""
         return NativeReading(self, start, notes)
 
-    def held(self, data: bytes, create_table: str | None) -> Change:
+    def held(self, data: bytes, create_table: str | None) -> TursoChange:
         """Return a change that was held; see `HeldEvent.data`.
 
         Args:
@@ -147,7 +152,7 @@ class NativeLog:
         change = self._change(row, definition(sql))
         return replace(change, row=kept["index"])
 
-    def _columns(self, session: Session) -> tuple[str, ...]:
+    def _columns(self, session: TursoSession) -> tuple[str, ...]:
         sql = statements(session).get(self.name)
         if sql is None:
             raise SourceMisconfigured(
@@ -162,7 +167,7 @@ class NativeLog:
         return columns
 
     def _rows(
-        self, session: Session, after: TursoPosition, upto: int | None, limit: int
+        self, session: TursoSession, after: TursoPosition, upto: int | None, limit: int
     ) -> list[Row]:
         """Return the row of a position, and those that follow."""
         columns = self._columns(session)
@@ -199,8 +204,8 @@ class NativeLog:
         return rows
 
     def _table_changes(
-        self, session: Session, after: TursoPosition, upto: int | None
-    ) -> Iterator[tuple[TursoPosition, TableChange]]:
+        self, session: TursoSession, after: TursoPosition, upto: int | None
+    ) -> Iterator[tuple[TursoPosition, TursoTableChange]]:
         """Yield what changed tables after a position, with the places."""
         end, bounds = ("", ()) if upto is None else (" AND change_id <= ?", (upto,))
         rows = session.query(
@@ -216,7 +221,7 @@ class NativeLog:
     def _captured(self, tables: dict[str, str]) -> dict[str, str]:
         return {name: sql for name, sql in tables.items() if self.captures(name)}
 
-    def _change(self, row: Row, table: Definition) -> Change:
+    def _change(self, row: Row, table: Definition) -> TursoChange:
         """Return a change of a row.
 
         Raises:
@@ -232,7 +237,7 @@ class NativeLog:
                 " (or `after`, where nothing is deleted)"
             )
         key = key_of(now if now is not None and op != "d" else was or {}, table.table.primary_key)
-        return Change(
+        return TursoChange(
             table=table.table,
             op=op,
             ts_us=_integer(time) * 1_000_000,
@@ -261,7 +266,7 @@ class NativeLog:
 class _Open:
     """What has come of a transaction."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[TursoChange] = field(default_factory=list)
     held: list[HeldEvent] = field(default_factory=list)
 
     def behind(self, part: Part) -> Part:
@@ -286,9 +291,9 @@ class NativeReading:
     _catalog: dict[str, str] = field(default_factory=dict)
     _transaction: Value = None
     _index: int = 0
-    _last: Change | None = None
+    _last: TursoChange | None = None
 
-    def step(self, session: Session, limit: int) -> Step:
+    def step(self, session: TursoSession, limit: int) -> Step:
         """Read the next changes; see `readings.Reading`."""
         if self._upto <= (self.at.last_change_id or 0):
             self._begin(session)
@@ -297,7 +302,7 @@ class NativeReading:
         read_bytes = sum(len(one) for row in rows for one in row[5:] if isinstance(one, bytes))
         return Step(self._parts(rows), len(rows) >= limit, read_bytes)
 
-    def _begin(self, session: Session) -> None:
+    def _begin(self, session: TursoSession) -> None:
         """Begin a window that ends where the log does now."""
         log = self.log
         self._upto = log.newest(session).last_change_id or 0
@@ -308,7 +313,7 @@ class NativeReading:
         found = known(noted, changes, self._catalog)
         self._tables, self._doubtful = found.tables, found.doubtful
 
-    def _touches(self, change: TableChange) -> bool:
+    def _touches(self, change: TursoTableChange) -> bool:
         names = [one[0] for one in (change.before, change.after) if one is not None]
         return any(map(self.log.captures, names))
 
@@ -370,7 +375,7 @@ class NativeReading:
             self._last = replace(change, row=self._index, tx_end=False)
             self._index += 1
 
-    def _define(self, row: Row) -> Change | None:
+    def _define(self, row: Row) -> TursoChange | None:
         found = table_change(_integer(row[3]), _blob(row[5]), _blob(row[6]))
         if found is None or not self._touches(found):
             return None
@@ -385,7 +390,7 @@ class NativeReading:
         self.notes.define(definitions, _position(row))
         if not self.log.shows_ddl:
             return None
-        return Change(
+        return TursoChange(
             table=_DDL,
             op="ddl",
             ts_us=_integer(row[1]) * 1_000_000,
@@ -397,7 +402,7 @@ class NativeReading:
             ddl=orjson.dumps({"sql": found.sql, "database": DB}).decode(),
         )
 
-    def _decode(self, row: Row, name: str, held: list[HeldEvent]) -> Change | None:
+    def _decode(self, row: Row, name: str, held: list[HeldEvent]) -> TursoChange | None:
         """Return a change; None when it has to be kept back."""
         assert self._tables is not None
         full_name, sql = f"{DB}.{name!s}", self._tables.get(name)

@@ -17,8 +17,13 @@ import orjson
 
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
-from deltaforge_dagster.sources.turso.connection.sessions import Row, Session, Value, identifier
-from deltaforge_dagster.sources.turso.decode.changes import Change
+from deltaforge_dagster.sources.turso.connection.sessions import (
+    Row,
+    TursoSession,
+    Value,
+    identifier,
+)
+from deltaforge_dagster.sources.turso.decode.changes import TursoChange
 from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
 from deltaforge_dagster.sources.turso.modes.readings import Part, Step
 from deltaforge_dagster.sources.turso.position import TursoPosition
@@ -44,7 +49,7 @@ class PollingLog:
     captures: Callable[[str], bool]
     column: str
 
-    def newest(self, session: Session) -> TursoPosition:
+    def newest(self, session: TursoSession) -> TursoPosition:
         """Return the largest rowid of each table."""
         found = {}
         for table in self._tables(session):
@@ -56,17 +61,17 @@ class PollingLog:
                 found[table.name] = _rowid(rows[0])
         return _position(found)
 
-    def start(self, session: Session) -> TursoPosition:
+    def start(self, session: TursoSession) -> TursoPosition:
         """Return the largest rowid of each table."""
         return self.newest(session)
 
-    def check(self, session: Session, position: TursoPosition) -> None:
+    def check(self, session: TursoSession, position: TursoPosition) -> None:
         """Make sure that every table has a rowid; nothing else can be told."""
         del position
         for table in self._tables(session):
             self.tracked(table)
 
-    def has_changes(self, session: Session, after: TursoPosition) -> bool:
+    def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
         """Say whether a table has new rows."""
         seen = dict(after.table_positions)
         return any(self._rows(session, one, seen, 1) for one in self._tables(session))
@@ -94,13 +99,13 @@ class PollingLog:
             f" {table.name}; only that is known to grow (_rowid_, or its INTEGER PRIMARY KEY)"
         )
 
-    def _tables(self, session: Session) -> Iterator[Definition]:
+    def _tables(self, session: TursoSession) -> Iterator[Definition]:
         for name, sql in statements(session).items():
             if self.captures(name):
                 yield definition(sql)
 
     def _rows(
-        self, session: Session, table: Definition, seen: dict[str, int], limit: int
+        self, session: TursoSession, table: Definition, seen: dict[str, int], limit: int
     ) -> list[Row]:
         column = self.tracked(table)
         after = seen.get(table.name)
@@ -120,7 +125,7 @@ class PollingReading:
     at: TursoPosition
     notes: SourceNotes
 
-    def step(self, session: Session, limit: int) -> Step:
+    def step(self, session: TursoSession, limit: int) -> Step:
         """Read the next rows of each table; see `readings.Reading`."""
         now_us = time.time_ns() // 1000
         at, parts, more = self.at, [], False
@@ -142,10 +147,10 @@ class PollingReading:
         return Step(parts, more)
 
 
-def _change(table: Definition, row: Row, now_us: int) -> Change:
+def _change(table: Definition, row: Row, now_us: int) -> TursoChange:
     values = {name: json_value(one) for name, one in table.row(list(row[1:])).items()}
     key = key_of(values, table.table.primary_key)
-    return Change(
+    return TursoChange(
         table=table.table,
         op="c",
         ts_us=now_us,
@@ -157,16 +162,16 @@ def _change(table: Definition, row: Row, now_us: int) -> Change:
     )
 
 
-def _held(table: Definition, change: Change, reason: str) -> HeldEvent:
+def _held(table: Definition, change: TursoChange, reason: str) -> HeldEvent:
     kept = {"sql": table.sql, "ts_us": change.ts_us, "number": change.number}
     data = orjson.dumps({**kept, "after": change.after, "key": change.key})
     return HeldEvent(table.table.full_name, reason, data)
 
 
-def held(data: bytes) -> Change:
+def held(data: bytes) -> TursoChange:
     """Return a change that was held; see `HeldEvent.data`."""
     kept = orjson.loads(data)
-    return Change(
+    return TursoChange(
         table=definition(kept["sql"]).table,
         op="c",
         ts_us=kept["ts_us"],

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
-from deltaforge_dagster.sources.turso.connection.sessions import Session
-from deltaforge_dagster.sources.turso.decode.changes import Change
+from deltaforge_dagster.sources.turso.connection.sessions import TursoSession
+from deltaforge_dagster.sources.turso.decode.changes import TursoChange
 from deltaforge_dagster.sources.turso.position import TursoPosition
 
 
@@ -28,7 +28,7 @@ class Part:
         held: Events that are to be kept back.
     """
 
-    changes: Sequence[Change]
+    changes: Sequence[TursoChange]
     end: TursoPosition | None
     reached: TursoPosition
     held: tuple[HeldEvent, ...] = ()
@@ -52,7 +52,7 @@ class Step:
 class Reading(Protocol):
     """A reading from some position on."""
 
-    def step(self, session: Session, limit: int) -> Step:
+    def step(self, session: TursoSession, limit: int) -> Step:
         """Read the next changes, so many at most.
 
         Raises:
@@ -65,15 +65,15 @@ class Reading(Protocol):
 class ChangeLog(Protocol):
     """One way of finding changes; remembers nothing."""
 
-    def newest(self, session: Session) -> TursoPosition:
+    def newest(self, session: TursoSession) -> TursoPosition:
         """Return the newest position now."""
         ...
 
-    def start(self, session: Session) -> TursoPosition:
+    def start(self, session: TursoSession) -> TursoPosition:
         """Return where a new pipeline begins."""
         ...
 
-    def check(self, session: Session, position: TursoPosition) -> None:
+    def check(self, session: TursoSession, position: TursoPosition) -> None:
         """Make sure that everything after a position can be read.
 
         Raises:
@@ -81,7 +81,7 @@ class ChangeLog(Protocol):
         """
         ...
 
-    def has_changes(self, session: Session, after: TursoPosition) -> bool:
+    def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
         """Say whether a captured table changed after a position."""
         ...
 

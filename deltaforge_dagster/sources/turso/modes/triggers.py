@@ -34,8 +34,13 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
-from deltaforge_dagster.sources.turso.connection.sessions import Row, Session, identifier, literal
-from deltaforge_dagster.sources.turso.decode.changes import Change
+from deltaforge_dagster.sources.turso.connection.sessions import (
+    Row,
+    TursoSession,
+    identifier,
+    literal,
+)
+from deltaforge_dagster.sources.turso.decode.changes import TursoChange
 from deltaforge_dagster.sources.turso.decode.values import image, key_of
 from deltaforge_dagster.sources.turso.modes.readings import Part, Step
 from deltaforge_dagster.sources.turso.position import TursoPosition
@@ -133,7 +138,7 @@ def _real(value: str) -> str:
     )
 
 
-def make(session: Session, tables: dict[str, Definition]) -> bool:
+def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
     """Make the table of changes and the triggers, and anew what is not as it has to be.
 
     Returns:
@@ -155,7 +160,7 @@ def make(session: Session, tables: dict[str, Definition]) -> bool:
     return bool(wanted)
 
 
-def is_complete(session: Session, tables: dict[str, Definition]) -> bool:
+def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
     """Say whether everything is as `make` would make it."""
     found = {
         str(row[0]) for row in session.query("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")
@@ -165,7 +170,7 @@ def is_complete(session: Session, tables: dict[str, Definition]) -> bool:
     )
 
 
-def triggered(session: Session) -> set[str]:
+def triggered(session: TursoSession) -> set[str]:
     """Return the tables whose every insert, update and delete is written into the table of changes."""
     rows = session.query("SELECT tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'")
     found: dict[str, set[str]] = {}
@@ -176,7 +181,7 @@ def triggered(session: Session) -> set[str]:
     return {table for table, events in found.items() if events == _OPS.keys()}
 
 
-def outdated(session: Session, tables: dict[str, Definition]) -> set[str]:
+def outdated(session: TursoSession, tables: dict[str, Definition]) -> set[str]:
     """Return the tables that have triggers from here which `make` would make anew.
 
     An earlier version made them, or the table was altered since.
@@ -203,11 +208,11 @@ class TriggerLog:
     where: str
     captures: Callable[[str], bool]
 
-    def exists(self, session: Session) -> bool:
+    def exists(self, session: TursoSession) -> bool:
         """Say whether there is a table of changes."""
         return TABLE in statements(session)
 
-    def newest(self, session: Session) -> TursoPosition:
+    def newest(self, session: TursoSession) -> TursoPosition:
         """Return the newest change there ever was.
 
         Raises:
@@ -228,17 +233,17 @@ class TriggerLog:
         number = rows[0][0] if rows else None
         return TursoPosition(MODE, number if isinstance(number, int) and number else None)
 
-    def start(self, session: Session) -> TursoPosition:
+    def start(self, session: TursoSession) -> TursoPosition:
         """Return what stands before the oldest change that is kept."""
         newest = self.newest(session)  # which says whether the table is sound
         ((oldest,),) = session.query(f"SELECT min(id) FROM {TABLE}")
         return TursoPosition(MODE, oldest - 1) if isinstance(oldest, int) else newest
 
-    def check(self, session: Session, position: TursoPosition) -> None:
+    def check(self, session: TursoSession, position: TursoPosition) -> None:
         """Make sure that nothing after a position was deleted."""
         self._following(session, position, self._rows(session, position, 1))
 
-    def has_changes(self, session: Session, after: TursoPosition) -> bool:
+    def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
         """Say whether a captured table changed after a position; also if there is much to look through."""
         self.check(session, after)
         rows = session.query(
@@ -251,19 +256,19 @@ class TriggerLog:
         """Begin to read what follows a position."""
         return TriggerReading(self, start, notes)
 
-    def held(self, data: bytes) -> Change:
+    def held(self, data: bytes) -> TursoChange:
         """Return a change that was held; see `HeldEvent.data`."""
         kept = orjson.loads(data)
         return self._change(kept["row"], definition(kept["sql"]))
 
-    def _rows(self, session: Session, after: TursoPosition, limit: int) -> list[Row]:
+    def _rows(self, session: TursoSession, after: TursoPosition, limit: int) -> list[Row]:
         return session.query(
             f"SELECT id, table_name, operation, row_data, old_data, created_at FROM {TABLE}"
             " WHERE id > ? ORDER BY id LIMIT ?",
             (after.last_change_id or 0, limit),
         )
 
-    def _following(self, session: Session, after: TursoPosition, rows: list[Row]) -> list[Row]:
+    def _following(self, session: TursoSession, after: TursoPosition, rows: list[Row]) -> list[Row]:
         """Return what follows a position: there must be no gap.
 
         Raises:
@@ -285,7 +290,7 @@ class TriggerLog:
                 )
         return rows
 
-    def _change(self, row: Row, table: Definition) -> Change:
+    def _change(self, row: Row, table: Definition) -> TursoChange:
         """Return a change of a row.
 
         Raises:
@@ -304,7 +309,7 @@ class TriggerLog:
         key = key_of(shown, seen.primary_key)
         assert isinstance(number, int)
         assert isinstance(created_at, int)
-        return Change(
+        return TursoChange(
             table=seen,
             op=op,
             ts_us=created_at * 1000,
@@ -331,7 +336,7 @@ class TriggerReading:
     at: TursoPosition
     notes: SourceNotes
 
-    def step(self, session: Session, limit: int) -> Step:
+    def step(self, session: TursoSession, limit: int) -> Step:
         """Read the next changes; see `readings.Reading`."""
         rows = self.log._rows(session, self.at, limit)  # noqa: SLF001 - the two are one
         self.log._following(session, self.at, rows)  # noqa: SLF001
@@ -358,7 +363,7 @@ class TriggerReading:
         return Step([Part(changes, self.at, self.at, tuple(held))], len(rows) >= limit, read_bytes)
 
 
-def forget(session: Session, position: TursoPosition) -> None:
+def forget(session: TursoSession, position: TursoPosition) -> None:
     """Delete what stands up to a position."""
     session.query(f"DELETE FROM {TABLE} WHERE id <= ?", (position.last_change_id or 0,))
 

@@ -17,7 +17,7 @@ import turso
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.tables import NamePattern, TablePatterns
 from deltaforge_dagster.sources.turso.connection.files import FEATURES
-from deltaforge_dagster.sources.turso.connection.sessions import Session, Value, identifier
+from deltaforge_dagster.sources.turso.connection.sessions import TursoSession, Value, identifier
 from deltaforge_dagster.tables import Column, ColumnDetails, TableDetails, TableSchema
 
 DB = "main"
@@ -152,7 +152,7 @@ def is_captured(patterns: TablePatterns, name: str) -> bool:
     return not any(one.matches(name) for one in _INTERNAL_PATTERNS) and patterns.matches(DB, name)
 
 
-def statements(session: Session) -> dict[str, str]:
+def statements(session: TursoSession) -> dict[str, str]:
     """Return the statement of every table that rows are written to, by name."""
     ordinary = {
         str(row[1])
@@ -163,6 +163,6 @@ def statements(session: Session) -> dict[str, str]:
     return {str(name): str(sql) for name, sql in found if name in ordinary and sql is not None}
 
 
-def captured(session: Session, captures: Callable[[str], bool]) -> dict[str, Definition]:
+def captured(session: TursoSession, captures: Callable[[str], bool]) -> dict[str, Definition]:
     """Return the tables that are captured as they are now, by name."""
     return {name: definition(sql) for name, sql in statements(session).items() if captures(name)}

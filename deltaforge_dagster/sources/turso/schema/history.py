@@ -24,7 +24,7 @@ Statements = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class TableChange:
+class TursoTableChange:
     """A table that was made, altered or dropped.
 
     Attributes:
@@ -43,7 +43,7 @@ class TableChange:
         return f'DROP TABLE "{self.before[0]}"'
 
 
-def table_change(kind: int, before: bytes | None, after: bytes | None) -> TableChange | None:
+def table_change(kind: int, before: bytes | None, after: bytes | None) -> TursoTableChange | None:
     """Return what a change of `sqlite_schema` means, None where it is of no table.
 
     Args:
@@ -61,7 +61,7 @@ def table_change(kind: int, before: bytes | None, after: bytes | None) -> TableC
         )
     was = None if kind > 0 or before is None else _table(before)
     now = None if kind < 0 or after is None else _table(after)
-    return None if was is None and now is None else TableChange(was, now)
+    return None if was is None and now is None else TursoTableChange(was, now)
 
 
 def _table(record: bytes) -> tuple[str, str] | None:
@@ -71,7 +71,9 @@ def _table(record: bytes) -> tuple[str, str] | None:
     return str(values[_NAME]), str(values[_SQL])
 
 
-def forward(tables: Statements, changes: Iterable[TableChange]) -> tuple[dict[str, str], set[str]]:
+def forward(
+    tables: Statements, changes: Iterable[TursoTableChange]
+) -> tuple[dict[str, str], set[str]]:
     """Return what changes make of tables, and tables that were not what a change found."""
     now, surprising = dict(tables), set()
     for one in changes:
@@ -84,7 +86,7 @@ def forward(tables: Statements, changes: Iterable[TableChange]) -> tuple[dict[st
     return now, surprising
 
 
-def backward(tables: Statements, changes: Iterable[TableChange]) -> dict[str, str]:
+def backward(tables: Statements, changes: Iterable[TursoTableChange]) -> dict[str, str]:
     """Return what tables were before changes, which are given in their order."""
     then = dict(tables)
     for one in reversed(list(changes)):
@@ -108,7 +110,7 @@ class Known:
     doubtful: frozenset[str]
 
 
-def known(noted: Statements, changes: list[TableChange], catalog: Statements) -> Known:
+def known(noted: Statements, changes: list[TursoTableChange], catalog: Statements) -> Known:
     """Return how tables looked before changes, given what was noted of them and how they look after.
 
     A table of which nothing was noted, because it is new, is what the log makes of the catalog.

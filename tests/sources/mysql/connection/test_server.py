@@ -20,7 +20,7 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
 )
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
-from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_lab.servers.mysql import MysqlServer
 from tests.fix_mysql import FAST
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.mysql
 
 def cipher(dsn: str) -> str:
     """Return the cipher of a connection, "" for one without TLS."""
-    with Server.from_dsn(dsn, "deltaforge/t").query(10) as session:
+    with MysqlSourceServer.from_dsn(dsn, "deltaforge/t").query(10) as session:
         return str(session.rows("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"])
 
 
@@ -75,7 +75,7 @@ class TestTls:
 
 def test_a_password_of_any_characters(mysql_server: MysqlServer) -> None:
     """Percent-encoded in the DSN, outside of ASCII too."""
-    with Server.from_dsn(mysql_server.dsn, "deltaforge/t").query(10) as session:
+    with MysqlSourceServer.from_dsn(mysql_server.dsn, "deltaforge/t").query(10) as session:
         session.rows("CREATE USER IF NOT EXISTS 'odd'@'%' IDENTIFIED BY 'p@:/ß€'")
     where = mysql_server.dsn.partition("@")[2].partition("/")[0]
 
@@ -99,7 +99,7 @@ class TestLogins:
         Without TLS it is encrypted with the server's key.
         """
         user = f"{plugin[:12]}_{ssl_mode[:3].lower()}"
-        with Server.from_dsn(mysql_server.dsn, "deltaforge/t").query(10) as session:
+        with MysqlSourceServer.from_dsn(mysql_server.dsn, "deltaforge/t").query(10) as session:
             session.rows(f"CREATE USER '{user}'@'%' IDENTIFIED WITH {plugin} BY 'geheim'")
         where = mysql_server.dsn.partition("@")[2].partition("/")[0]
         dsn = f"mysql://{user}:geheim@{where}/?ssl-mode={ssl_mode}"
@@ -109,7 +109,7 @@ class TestLogins:
             with pytest.raises(AuthFailed, match="wrong password"):
                 cipher(dsn.replace("geheim", "falsch"))
         finally:
-            with Server.from_dsn(mysql_server.dsn, "deltaforge/t").query(10) as session:
+            with MysqlSourceServer.from_dsn(mysql_server.dsn, "deltaforge/t").query(10) as session:
                 session.rows(f"DROP USER '{user}'@'%'")
 
 
@@ -157,7 +157,7 @@ def test_another_protocol_is_nobody(mysql_dsn: str) -> None:
 
 def cipher_within(port: int, seconds: float) -> None:
     """Connect to a port of this machine."""
-    server = Server.from_dsn(f"mysql://u:geheim@127.0.0.1:{port}/", "deltaforge/t")
+    server = MysqlSourceServer.from_dsn(f"mysql://u:geheim@127.0.0.1:{port}/", "deltaforge/t")
     with server.query(seconds) as session:
         session.rows("SELECT 1")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.sources.base import ChangeBatch
-from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
 from deltaforge_dagster.sources.mysql.decode.event_ids import write_event_ids
 from deltaforge_dagster.sources.mysql.decode.rows import write_changes
 from deltaforge_dagster.sources.mysql.decode.scan import commit, pass_event, scan
@@ -24,7 +24,14 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRu
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable
 from deltaforge_dagster.sources.mysql.synthetic import events as samples
 from deltaforge_dagster.sources.mysql.synthetic.decoder import warm
-from deltaforge_dagster.sources.mysql.synthetic.events import FILE, SID, Field, Log, bitmap, packed
+from deltaforge_dagster.sources.mysql.synthetic.events import (
+    FILE,
+    SID,
+    SyntheticColumn,
+    SyntheticLog,
+    bitmap,
+    packed,
+)
 from tests.chance import examples
 from tests.sources.mysql.reference import (
     Catalog,
@@ -39,13 +46,13 @@ from tests.sources.mysql.strategies import Made, streams
 
 TABLE = 108
 USERS = (
-    Field("id", 8, nullable=False),
-    Field("name", 15, b"\xff\0", collation=255),
+    SyntheticColumn("id", 8, nullable=False),
+    SyntheticColumn("name", 15, b"\xff\0", collation=255),
 )
 DESCRIPTION = samples.description("shop", "users", USERS, (0,))
 
 
-def make_decoder(**changed: Any) -> Decoder:
+def make_decoder(**changed: Any) -> MysqlDecoder:
     """Return a decoder that captures everything, with some arguments changed."""
     arguments: dict[str, Any] = {
         "source_id": "shop-db",
@@ -55,7 +62,7 @@ def make_decoder(**changed: Any) -> Decoder:
         "captures": lambda _database, _table: True,
         "prepared": NoLog(),
     }
-    return Decoder(**arguments | changed)
+    return MysqlDecoder(**arguments | changed)
 
 
 def decode(
@@ -127,13 +134,13 @@ def image(number: int, name: str | None = "x") -> bytes:
     return bitmap([False, name is None]) + number.to_bytes(8, "little", signed=True) + text
 
 
-def inserts(log: Log, *numbers: int, table: int = TABLE) -> Log:
+def inserts(log: SyntheticLog, *numbers: int, table: int = TABLE) -> SyntheticLog:
     """Add an event that inserts rows into `users`."""
     content = packed(2) + bitmap([True, True]) + b"".join(map(image, numbers))
     return log.rows(30, table, content)
 
 
-def transaction(log: Log, number: int, *rows: int) -> Log:
+def transaction(log: SyntheticLog, number: int, *rows: int) -> SyntheticLog:
     """Add a transaction that inserts rows into `users`."""
     log.begin(number, 1_000_000 * number).table(TABLE, DESCRIPTION)
     return inserts(log, *rows).commit()
@@ -141,7 +148,7 @@ def transaction(log: Log, number: int, *rows: int) -> Log:
 
 def test_a_transaction_ends_with_its_last_change() -> None:
     """`tx_end` is on the last change only, and a position comes only with a whole transaction."""
-    log = transaction(Log().start(), 1, 1, 2)
+    log = transaction(SyntheticLog().start(), 1, 1, 2)
     log.begin(2).table(TABLE, DESCRIPTION)
     inserts(inserts(log, 3), 4)
     still_open, _ = decode(log.stream())
@@ -162,7 +169,7 @@ def test_a_transaction_ends_with_its_last_change() -> None:
 
 def test_rows_of_an_open_transaction_come_without_an_end() -> None:
     """However large a transaction is, its rows are handed on as they come, but for the last one."""
-    log = Log().start().begin(1).table(TABLE, DESCRIPTION)
+    log = SyntheticLog().start().begin(1).table(TABLE, DESCRIPTION)
     decoder = make_decoder()
     seen = 0
     for first in range(0, 3000, 100):
@@ -182,7 +189,7 @@ def test_rows_of_an_open_transaction_come_without_an_end() -> None:
 
 def test_gtids_count_when_their_transaction_ends() -> None:
     """Numbers in a row are one run, a gap begins another, and an open transaction is not in it."""
-    log = Log().start()
+    log = SyntheticLog().start()
     for number in (1, 2, 3, 7, 8):
         transaction(log, number, number)
     log.begin(9).table(TABLE, DESCRIPTION)
@@ -196,7 +203,7 @@ def test_gtids_count_when_their_transaction_ends() -> None:
 def test_what_holds_no_change_is_progress() -> None:
     """Empty transactions, statements, tables that are not captured and files move the position."""
     catalog, progress = Catalog(), Progress()
-    log = Log().start().begin(1).commit().gtid(2).query("GRANT ALL ON *.* TO x", "")
+    log = SyntheticLog().start().begin(1).commit().gtid(2).query("GRANT ALL ON *.* TO x", "")
     log.begin(3).table(TABLE, samples.description("other", "users", USERS))
     inserts(log, 1).commit()
     before = log.pos
@@ -214,7 +221,7 @@ def test_what_holds_no_change_is_progress() -> None:
 
 def test_a_heartbeat_says_how_far_the_log_is_passed() -> None:
     """With GTIDs the server skips what we have, and says so by a heartbeat."""
-    log = Log().start()
+    log = SyntheticLog().start()
     log.event(27, FILE.encode(), end=5000)
     batches, _ = decode(log.stream())
 
@@ -223,7 +230,7 @@ def test_a_heartbeat_says_how_far_the_log_is_passed() -> None:
 
 def test_uncaptured_changes_are_counted() -> None:
     """`row` and the event ids of captured changes do not depend on which tables are captured."""
-    log = Log().start().begin(1).table(TABLE, DESCRIPTION)
+    log = SyntheticLog().start().begin(1).table(TABLE, DESCRIPTION)
     log.table(TABLE + 1, samples.description("shop", "orders", USERS, (0,)))
     inserts(inserts(inserts(log, 1, 2), 3, table=TABLE + 1), 4).commit()
     everything = rows_of(decode(log.stream())[0])
@@ -237,8 +244,8 @@ def test_uncaptured_changes_are_counted() -> None:
 
 def test_event_ids_depend_on_the_gtid_alone() -> None:
     """A replica's log, with other positions and other times, gives the same ids."""
-    here = transaction(Log().start(), 5, 1, 2)
-    there = transaction(transaction(Log(clock=7).start(), 4, 9), 5, 1, 2)
+    here = transaction(SyntheticLog().start(), 5, 1, 2)
+    there = transaction(transaction(SyntheticLog(clock=7).start(), 4, 9), 5, 1, 2)
     ids = [row["event_id"] for row in rows_of(decode(here.stream())[0])]
     others = [row["event_id"] for row in rows_of(decode(there.stream())[0])]
     elsewhere = rows_of(decode(here.stream(), source_id="other-db")[0])
@@ -250,7 +257,7 @@ def test_event_ids_depend_on_the_gtid_alone() -> None:
 
 def test_positions_beyond_4_gib() -> None:
     """A file's position goes on where the header's 32 bits begin again."""
-    log = Log().start()
+    log = SyntheticLog().start()
     log.pos = (1 << 32) - 200
     transaction(log, 1, 1, 2)
     batches, _ = decode(log.stream())
@@ -262,9 +269,9 @@ def test_positions_beyond_4_gib() -> None:
 
 def test_an_event_in_several_packets() -> None:
     """An event of 16 MiB and more is put together, also when its last packet is empty."""
-    column = (Field("v", 252, b"\4", collation=255),)
+    column = (SyntheticColumn("v", 252, b"\4", collation=255),)
     for size in ((1 << 24) - 1 - 35 - 6, 1 << 24, (1 << 25) + 5):
-        log = transaction(Log().start(), 1, 1).begin(2)
+        log = transaction(SyntheticLog().start(), 1, 1).begin(2)
         log.table(9, samples.description("shop", "t", column))
         content = packed(1) + b"\1\0" + size.to_bytes(4, "little") + b"x" * size
         log.rows(30, 9, content).commit()
@@ -300,7 +307,7 @@ def test_batches_have_the_frame_s_columns() -> None:
 
 def test_packets_that_are_no_events() -> None:
     """An error of the server and the end of the stream are left to the caller, who sees where."""
-    log = transaction(Log().start(), 1, 1)
+    log = transaction(SyntheticLog().start(), 1, 1)
     for content, name in [(b"\xff\xd4\x04#HY000gone", "ERR"), (b"\xfe\0\0\2\0", "EOF")]:
         stream = log.stream() + samples.packets(content)
         decoded = make_decoder().feed(stream, len(stream))
@@ -312,12 +319,12 @@ def test_packets_that_are_no_events() -> None:
 
 def test_the_catalog_names_what_the_log_leaves_out() -> None:
     """Without FULL metadata the catalog is asked, with the types of the log, and asked again."""
-    fields = (*USERS, Field("mood", 254, b"\xf7\1"))
+    fields = (*USERS, SyntheticColumn("mood", 254, b"\xf7\1"))
     columns = tuple(CatalogColumn(n, x) for n, x in [("a", ()), ("b", ()), ("c", ("sad", "gay"))])
     catalog = Catalog({"users": CatalogTable(columns, ("b",))})
     registry = Registry()
     bare = samples.description("shop", "users", fields, full=False)
-    log = Log().start()
+    log = SyntheticLog().start()
     for number in (1, 3):
         log.begin(number).table(TABLE, bare)
         log.rows(30, TABLE, packed(3) + b"\7" + b"\0" + image(number)[1:] + b"\2").commit()
@@ -339,8 +346,10 @@ def test_the_catalog_names_what_the_log_leaves_out() -> None:
 def test_versions_are_registered_with_their_position() -> None:
     """A repeated description registers nothing; a changed one stamps the rows after it."""
     registry = Registry()
-    log = transaction(transaction(Log().start(), 1, 1), 2, 2).begin(3)
-    wider = samples.description("shop", "users", (*USERS, Field("w", 1, unsigned=True)), (0,))
+    log = transaction(transaction(SyntheticLog().start(), 1, 1), 2, 2).begin(3)
+    wider = samples.description(
+        "shop", "users", (*USERS, SyntheticColumn("w", 1, unsigned=True)), (0,)
+    )
     log.table(TABLE + 1, wider)
     place = Place(FILE, log.pos, 2)
     log.rows(30, TABLE + 1, packed(3) + b"\7" + image(3) + b"\xff").commit()
@@ -361,9 +370,9 @@ def test_versions_are_registered_with_their_position() -> None:
 def test_an_error_is_returned_again() -> None:
     """A decoder that met an error decodes nothing more."""
     decoder = make_decoder()
-    bad = Log().start().event(200, b"?").stream()
+    bad = SyntheticLog().start().event(200, b"?").stream()
     first = decoder.feed(bad, len(bad))
-    good = transaction(Log().start(), 1, 1).stream()
+    good = transaction(SyntheticLog().start(), 1, 1).stream()
     again = decoder.feed(good, len(good))
 
     assert first.error is again.error is not None
@@ -411,31 +420,31 @@ def every_type() -> Made:
     """Return a stream with a value of each kind that the kernels write."""
     labels = ("a", 'b"', "ü")
     values = {
-        Field("i8", 1): b"\x80",
-        Field("u64", 8, unsigned=True): b"\xff" * 8,
-        Field("i64", 8): bytes(7) + b"\x80",
-        Field("dec", 246, b"\x0e\4"): bytes.fromhex("7e f2 04 c7 2d fb 2d"),
-        Field("f", 4, b"\4"): b"\0\0\xc0\x3f",
-        Field("d", 5, b"\x08"): bytes.fromhex("9a9999999999b93f"),
-        Field("bit", 16, b"\0\x08"): b"\xff" * 8,
-        Field("day", 10): bytes.fromhex("5dd00f"),
-        Field("dt", 18, b"\6"): bytes.fromhex("99b8c431050a5bf5"),
-        Field("ts", 17, b"\3"): bytes.fromhex("695735a51a7c"),
-        Field("t", 19, b"\2"): bytes.fromhex("7f3747b2"),
-        Field("year", 13): b"\x7e",
-        Field("e", 254, b"\xf7\1", labels=labels): b"\2",
-        Field("s", 254, b"\xf8\1", labels=labels): b"\7",
-        Field("text", 252, b"\2", collation=255): b"\x0a\0" + '"\\\n\x01ü😀'.encode(),
-        Field("latin", 15, b"\x0a\0", collation=8): b"\3\x80\xff\x81",
-        Field("cyrillic", 15, b"\x0a\0", collation=51): b"\2\xef\xf0",
-        Field("bytes", 254, b"\xfe\6", collation=63): b"\2ab",
-        Field("more", 254, b"\xfe\6", collation=63): b"\2\xffb",
-        Field("blob", 252, b"\1", collation=63): b"\4abcd",
-        Field("bad", 15, b"\x0a\0", collation=45): b"\2\xc3\x28",
+        SyntheticColumn("i8", 1): b"\x80",
+        SyntheticColumn("u64", 8, unsigned=True): b"\xff" * 8,
+        SyntheticColumn("i64", 8): bytes(7) + b"\x80",
+        SyntheticColumn("dec", 246, b"\x0e\4"): bytes.fromhex("7e f2 04 c7 2d fb 2d"),
+        SyntheticColumn("f", 4, b"\4"): b"\0\0\xc0\x3f",
+        SyntheticColumn("d", 5, b"\x08"): bytes.fromhex("9a9999999999b93f"),
+        SyntheticColumn("bit", 16, b"\0\x08"): b"\xff" * 8,
+        SyntheticColumn("day", 10): bytes.fromhex("5dd00f"),
+        SyntheticColumn("dt", 18, b"\6"): bytes.fromhex("99b8c431050a5bf5"),
+        SyntheticColumn("ts", 17, b"\3"): bytes.fromhex("695735a51a7c"),
+        SyntheticColumn("t", 19, b"\2"): bytes.fromhex("7f3747b2"),
+        SyntheticColumn("year", 13): b"\x7e",
+        SyntheticColumn("e", 254, b"\xf7\1", labels=labels): b"\2",
+        SyntheticColumn("s", 254, b"\xf8\1", labels=labels): b"\7",
+        SyntheticColumn("text", 252, b"\2", collation=255): b"\x0a\0" + '"\\\n\x01ü😀'.encode(),
+        SyntheticColumn("latin", 15, b"\x0a\0", collation=8): b"\3\x80\xff\x81",
+        SyntheticColumn("cyrillic", 15, b"\x0a\0", collation=51): b"\2\xef\xf0",
+        SyntheticColumn("bytes", 254, b"\xfe\6", collation=63): b"\2ab",
+        SyntheticColumn("more", 254, b"\xfe\6", collation=63): b"\2\xffb",
+        SyntheticColumn("blob", 252, b"\1", collation=63): b"\4abcd",
+        SyntheticColumn("bad", 15, b"\x0a\0", collation=45): b"\2\xc3\x28",
     }
     fields = list(values)
     described = samples.description("shop", "everything", fields, (1,))
-    log = Log().start().begin(1, 5_000_000).table(7, described)
+    log = SyntheticLog().start().begin(1, 5_000_000).table(7, described)
     head = packed(len(fields)) + bitmap([True] * len(fields))
     row = bitmap([False] * len(fields)) + b"".join(values.values())
     log.rows(30, 7, head + row).rows(31, 7, head + head[1:] + row + row).rows(32, 7, head + row)

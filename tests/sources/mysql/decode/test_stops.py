@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.synthetic import events as samples
-from deltaforge_dagster.sources.mysql.synthetic.events import FILE, Field, Log, packed
+from deltaforge_dagster.sources.mysql.synthetic.events import (
+    FILE,
+    SyntheticColumn,
+    SyntheticLog,
+    packed,
+)
 from tests.chance import examples
 from tests.sources.mysql.decode.test_decoder import (
     DESCRIPTION,
@@ -37,7 +42,7 @@ def damaged(stream: bytes, at: int) -> bytes:
 )
 def test_unknown_events_stop(kind: int, words: str) -> None:
     """An event that is not decoded stops with its name and place, after the rows before it."""
-    log = transaction(Log().start(), 1, 1).begin(2)
+    log = transaction(SyntheticLog().start(), 1, 1).begin(2)
     place = f"after {FILE}:{log.pos}"
     log.event(kind, b"abc")
     batches, error = decode(log.stream())
@@ -50,7 +55,14 @@ def test_unknown_events_stop(kind: int, words: str) -> None:
 
 def test_ignorable_events_are_passed_over() -> None:
     """Unknown events with the flag "ignorable", and those without changes, stop nothing."""
-    log = Log().start().event(35, bytes(8)).begin(1).event(29, b"\1x").event(200, b"?", flags=0x80)
+    log = (
+        SyntheticLog()
+        .start()
+        .event(35, bytes(8))
+        .begin(1)
+        .event(29, b"\1x")
+        .event(200, b"?", flags=0x80)
+    )
     log.table(TABLE, DESCRIPTION)
     inserts(log, 1).event(37, b"view").commit().event(3, b"")
     batches, error = decode(log.stream())
@@ -65,7 +77,7 @@ def test_ignorable_events_are_passed_over() -> None:
 )
 def test_changes_logged_as_statements_stop(statement: str) -> None:
     """A statement that changes rows is no row: its change would be lost."""
-    log = transaction(Log().start(), 1, 1).begin(2).query(statement)
+    log = transaction(SyntheticLog().start(), 1, 1).begin(2).query(statement)
     batches, error = decode(log.stream())
 
     assert isinstance(error, UnsupportedEvent)
@@ -75,7 +87,7 @@ def test_changes_logged_as_statements_stop(statement: str) -> None:
 
 def test_rolled_back_changes_stop() -> None:
     """ROLLBACK after changes (tables without transactions) is refused; after none it is nothing."""
-    log = Log().start().begin(1).query("ROLLBACK")
+    log = SyntheticLog().start().begin(1).query("ROLLBACK")
     harmless, none = decode(log.stream())
     log.begin(2).table(TABLE, DESCRIPTION)
     _, error = decode(inserts(log, 1).query("ROLLBACK").stream())
@@ -89,7 +101,7 @@ def test_rolled_back_changes_stop() -> None:
 def test_savepoints_change_nothing() -> None:
     """SAVEPOINT statements, which some programs write before every change, are passed over."""
     catalog = Catalog()
-    log = Log().start().begin(1).query("SAVEPOINT `a`").table(TABLE, DESCRIPTION)
+    log = SyntheticLog().start().begin(1).query("SAVEPOINT `a`").table(TABLE, DESCRIPTION)
     batches, error = decode(inserts(log, 1).commit().stream(), catalog=catalog)
 
     assert error is None
@@ -99,7 +111,7 @@ def test_savepoints_change_nothing() -> None:
 
 def test_damage_stops() -> None:
     """A byte that is not what it was is noticed by its event's checksum, wherever it is."""
-    log = Log().start()
+    log = SyntheticLog().start()
     start = len(log.stream())
     transaction(log, 1, 1, 2)
     whole = transaction(log, 2, 3).stream()
@@ -118,7 +130,7 @@ def test_damage_stops() -> None:
 @given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 10_000), st.integers(0, 255))
 def test_damage_without_checksums_raises_nothing(at: int, byte: int, at2: int, byte2: int) -> None:
     """Where the file has no checksums, damaged bytes give an error of the tree or wrong rows."""
-    log = Log(checksums=False).start()
+    log = SyntheticLog(checksums=False).start()
     start = len(log.stream())
     stream = bytearray(transaction(transaction(log, 1, 1, 2), 2, 3, 4).stream())
     for place, value in ((at, byte), (at2, byte2)):
@@ -131,12 +143,12 @@ def test_damage_without_checksums_raises_nothing(at: int, byte: int, at2: int, b
 
 def test_events_out_of_order_stop() -> None:
     """A change outside a transaction, a transaction in another, or an unknown table is damage."""
-    known = Log().start().begin(1).table(TABLE, DESCRIPTION).commit()
+    known = SyntheticLog().start().begin(1).table(TABLE, DESCRIPTION).commit()
     for log, words in [
         (inserts(known, 1), "where a transaction may not have it"),
-        (Log().start().begin(1).gtid(2), "where a transaction may not have it"),
-        (inserts(Log().start().begin(1), 1), "never described"),
-        (Log().start().begin(1).event(23, b"abc"), "shorter or longer"),
+        (SyntheticLog().start().begin(1).gtid(2), "where a transaction may not have it"),
+        (inserts(SyntheticLog().start().begin(1), 1), "never described"),
+        (SyntheticLog().start().begin(1).event(23, b"abc"), "shorter or longer"),
     ]:
         _, error = decode(log.stream())
         assert isinstance(error, CorruptLog)
@@ -145,7 +157,9 @@ def test_events_out_of_order_stop() -> None:
 
 def test_images_without_columns_stop() -> None:
     """A MINIMAL insert of nothing but defaults does not say how many rows it is about."""
-    log = Log().start().begin(1).table(TABLE, DESCRIPTION).rows(30, TABLE, packed(2) + b"\0")
+    log = (
+        SyntheticLog().start().begin(1).table(TABLE, DESCRIPTION).rows(30, TABLE, packed(2) + b"\0")
+    )
     _, error = decode(log.stream())
 
     assert isinstance(error, UnsupportedEvent)
@@ -155,15 +169,15 @@ def test_images_without_columns_stop() -> None:
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (Field("v", 15, b"\xff\0", collation=9999), "unknown collation 9999"),
-        (Field("v", 15, b"\xff\0"), "which the log leaves out"),
-        (Field("v", 7), "before MySQL 5.6"),
+        (SyntheticColumn("v", 15, b"\xff\0", collation=9999), "unknown collation 9999"),
+        (SyntheticColumn("v", 15, b"\xff\0"), "which the log leaves out"),
+        (SyntheticColumn("v", 7), "before MySQL 5.6"),
     ],
 )
-def test_columns_that_are_not_decoded_are_named(column: Field, words: str) -> None:
+def test_columns_that_are_not_decoded_are_named(column: SyntheticColumn, words: str) -> None:
     """A type or character set that is not known stops with its column; not if it is not captured."""
     described = samples.description("shop", "t", (USERS[0], column), (0,))
-    log = Log().start().begin(1).table(TABLE, described)
+    log = SyntheticLog().start().begin(1).table(TABLE, described)
     _, error = decode(log.stream())
 
     assert isinstance(error, UnsupportedEvent)
@@ -183,8 +197,10 @@ def test_bad_values_are_named() -> None:
         (245, b"\4", b"\1\0\0\0\xff"),
     ]:
         labels = ("a", "b") if code == 254 else ()
-        described = samples.description("shop", "t", (Field("v", code, metadata, labels=labels),))
-        log = transaction(Log().start(), 1, 1).begin(2).table(9, described)
+        described = samples.description(
+            "shop", "t", (SyntheticColumn("v", code, metadata, labels=labels),)
+        )
+        log = transaction(SyntheticLog().start(), 1, 1).begin(2).table(9, described)
         log.rows(30, 9, packed(1) + b"\1\0" + value).commit()
         batches, error = decode(log.stream())
 

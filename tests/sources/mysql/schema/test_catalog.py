@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
-from deltaforge_dagster.sources.mysql.schema.catalog import Catalog
+from deltaforge_dagster.sources.mysql.schema.catalog import MysqlCatalog
 from deltaforge_dagster.sources.mysql.schema.column_types import labels
 from deltaforge_dagster.tables import ColumnDetails
 from deltaforge_dagster.testing.sources import (
@@ -32,7 +32,7 @@ def bench(mysql_dsn: str) -> Iterator[MysqlBench]:
         yield made
 
 
-class Counted(Server):
+class Counted(MysqlSourceServer):
     """A server that counts the connections made to it."""
 
     asked = 0
@@ -44,14 +44,14 @@ class Counted(Server):
 
 
 @pytest.fixture
-def catalog(bench: MysqlBench) -> Catalog:
+def catalog(bench: MysqlBench) -> MysqlCatalog:
     """The catalog of the bench's database."""
     Counted.asked = 0
     server = Counted.from_dsn(bench.dsn, "deltaforge/t")
-    return Catalog(server, Versions(), bench.head(), bench.server_id + 1)
+    return MysqlCatalog(server, Versions(), bench.head(), bench.server_id + 1)
 
 
-def test_all_tables_are_read_at_once(bench: MysqlBench, catalog: Catalog) -> None:
+def test_all_tables_are_read_at_once(bench: MysqlBench, catalog: MysqlCatalog) -> None:
     """One connection answers for every table, one more how names compare; then statements do."""
     here = bench.head()
     for table in ("orders", "items", "other"):
@@ -71,7 +71,7 @@ def test_all_tables_are_read_at_once(bench: MysqlBench, catalog: Catalog) -> Non
     assert Counted.asked == 2
 
 
-def test_a_table_made_later_is_found(bench: MysqlBench, catalog: Catalog) -> None:
+def test_a_table_made_later_is_found(bench: MysqlBench, catalog: MysqlCatalog) -> None:
     """What was not there at the first question is asked for by itself."""
     catalog.table(bench.database, "orders", TYPES, bench.head())
     bench.run("CREATE TABLE fresh (a bigint unsigned, b int, PRIMARY KEY (b, a))")
@@ -84,7 +84,7 @@ def test_a_table_made_later_is_found(bench: MysqlBench, catalog: Catalog) -> Non
 
 
 def test_a_change_after_the_row_is_found_whatever_was_looked_at_before(
-    bench: MysqlBench, catalog: Catalog
+    bench: MysqlBench, catalog: MysqlCatalog
 ) -> None:
     """The log is looked through up to where the catalog was read, for every table."""
     here = bench.head()
@@ -97,7 +97,9 @@ def test_a_change_after_the_row_is_found_whatever_was_looked_at_before(
     known = catalog.table(bench.database, "items", TYPES, between)
     assert isinstance(known, CatalogTable)
     assert known.primary_key == ("id",)
-    fresh = Catalog(Server.from_dsn(bench.dsn, "t"), Versions(), between, bench.server_id + 1)
+    fresh = MysqlCatalog(
+        MysqlSourceServer.from_dsn(bench.dsn, "t"), Versions(), between, bench.server_id + 1
+    )
     found = fresh.table(bench.database, "items", TYPES, between)
     assert isinstance(found, Unknown)
     assert "changed it since" in found.reason
@@ -108,7 +110,7 @@ def test_a_change_after_the_row_is_found_whatever_was_looked_at_before(
     [("int",), ("int", "longtext", "int"), ("bigint", "longtext"), ("int unsigned", "longtext")],
 )
 def test_other_types_are_refused(
-    bench: MysqlBench, catalog: Catalog, types: tuple[str, ...]
+    bench: MysqlBench, catalog: MysqlCatalog, types: tuple[str, ...]
 ) -> None:
     """Columns that are not those of the log belong to another version of the table."""
     found = catalog.table(bench.database, "orders", types, bench.head())

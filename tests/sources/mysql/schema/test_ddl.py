@@ -2,9 +2,9 @@
 
 import pytest
 
-from deltaforge_dagster.sources.mysql.schema.ddl import Change, table_changes
+from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, table_changes
 
-D, E = Change.DEFINES, Change.EMPTIES
+D, E = DdlEffect.DEFINES, DdlEffect.EMPTIES
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ D, E = Change.DEFINES, Change.EMPTIES
     ],
 )  # fmt: skip
 def test_a_statement_names_its_tables(
-    statement: str, expected: list[tuple[Change, str, str | None]]
+    statement: str, expected: list[tuple[DdlEffect, str, str | None]]
 ) -> None:
     """Whatever the quotes, comments, letter case and optional words."""
     found = [(one.change, one.db, one.table) for one in table_changes(statement, "shop")]

@@ -17,7 +17,7 @@ from deltaforge_dagster.journal.hashing import ContentHash
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import LogSection, ReadLimits
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.stream.log_sections import BinlogSection, Tables
+from deltaforge_dagster.sources.mysql.stream.log_sections import BinlogSection, SectionTables
 from deltaforge_dagster.testing.sources import Versions, insert
 from tests.fix_mysql import MysqlVersion, StartMysql
 from tests.sources.mysql.bench import MysqlBench
@@ -182,9 +182,9 @@ def test_what_was_not_foreseen_fails_the_stretch(bench: MysqlBench) -> None:
     assert isinstance(section, BinlogSection)
 
     with pytest.raises(UnsupportedEvent, match="not foreseen"):
-        read(bench, replace(section, tables=Tables({}, section.tables.definitions)))
+        read(bench, replace(section, tables=SectionTables({}, section.tables.definitions)))
     with pytest.raises(UnsupportedEvent, match="not foreseen"):
-        read(bench, replace(section, tables=Tables(section.tables.stamps, {})))
+        read(bench, replace(section, tables=SectionTables(section.tables.stamps, {})))
 
 
 def test_a_stretch_is_of_one_server(bench: MysqlBench) -> None:

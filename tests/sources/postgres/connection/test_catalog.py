@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.catalog import Catalog
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.catalog import PostgresCatalog
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
 from deltaforge_dagster.sources.tables import TablePatterns
 from tests.fix_postgres import StartPostgres
@@ -35,7 +35,7 @@ def test_a_primary_key_has_its_own_order(connection: psycopg.Connection, postgre
     """Columns come in the key's order, without those an index only includes."""
     connection.execute("CREATE TABLE k (a int, b int, c int, PRIMARY KEY (c, a) INCLUDE (b))")
     connection.execute("CREATE TABLE u (a int UNIQUE)")
-    asked = Catalog(Server.from_dsn(postgres_dsn, "t").query)
+    asked = PostgresCatalog(PostgresSourceServer.from_dsn(postgres_dsn, "t").query)
 
     assert asked.primary_key(oid_of(connection, "k", "regclass")) == ("c", "a")
     assert asked.primary_key(oid_of(connection, "u", "regclass")) == ()
@@ -50,7 +50,7 @@ def test_types_are_described_as_the_decoder_needs_them(
     connection.execute("CREATE DOMAIN small AS int")
     mood = oid_of(connection, "mood", "regtype")
     box = oid_of(connection, "box", "regtype")
-    asked = Catalog(Server.from_dsn(postgres_dsn, "t").query)
+    asked = PostgresCatalog(PostgresSourceServer.from_dsn(postgres_dsn, "t").query)
 
     def described(name: str) -> CatalogType | None:
         return asked.type(oid_of(connection, name, "regtype"))

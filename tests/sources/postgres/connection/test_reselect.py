@@ -17,7 +17,7 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.connection import reselect
 from deltaforge_dagster.sources.postgres.connection import server as connection
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 from tests.pipeline.changes import eventually
 from tests.sources.postgres.bench import PIPELINE, PostgresBench
@@ -111,10 +111,10 @@ def test_questions_share_a_connection(
     source = PostgresSource(
         bench.config(tables=("public.*",)), PIPELINE, ValueOptions(toast="reselect")
     )
-    opened: list[Server | None] = []
-    connect = Server.connect
+    opened: list[PostgresSourceServer | None] = []
+    connect = PostgresSourceServer.connect
 
-    def pluralize(self: Server, *given: Any, **named: Any) -> psycopg.Connection:
+    def pluralize(self: PostgresSourceServer, *given: Any, **named: Any) -> psycopg.Connection:
         opened.append(self)
         return connect(self, *given, **named)
 
@@ -124,7 +124,7 @@ def test_questions_share_a_connection(
         found += batch.rows.column("after").to_pylist() if batch.rows else []
         if len(found) == 9 and not opened:
             opened.append(None)
-            monkeypatch.setattr(Server, "connect", pluralize)
+            monkeypatch.setattr(PostgresSourceServer, "connect", pluralize)
             bench.execute("UPDATE docs SET n = 7")
         if len(found) >= 12:
             break

@@ -22,7 +22,7 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
     SpecError,
 )
-from deltaforge_dagster.sources.postgres.connection.server import SETTINGS, Server
+from deltaforge_dagster.sources.postgres.connection.server import SETTINGS, PostgresSourceServer
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.deployment import eventually
 from tests.fix_postgres import StartPostgres
@@ -47,9 +47,9 @@ def everything_said(error: BaseException) -> str:
     return "\n".join(told)
 
 
-def server(dsn: str) -> Server:
+def server(dsn: str) -> PostgresSourceServer:
     """Return the server of a DSN."""
-    return Server.from_dsn(dsn, "deltaforge/test")
+    return PostgresSourceServer.from_dsn(dsn, "deltaforge/test")
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_the_server_shows_who_we_are(postgres_dsn: str) -> None:
     """Sessions carry the application name; long ones that differ at their ends stay different."""
     shown = []
     for end in "ab":
-        named = Server.from_dsn(postgres_dsn, f"deltaforge/{'p' * 99}{end}")
+        named = PostgresSourceServer.from_dsn(postgres_dsn, f"deltaforge/{'p' * 99}{end}")
         with named.query(5) as connection:
             row = connection.execute("SELECT current_setting('application_name')").fetchone()
         assert row is not None
@@ -274,7 +274,9 @@ def test_the_server_shows_who_we_are(postgres_dsn: str) -> None:
     assert shown[0].startswith("deltaforge/ppp")
     assert shown[0] != shown[1]
     assert server(postgres_dsn).application_name == "deltaforge/test"
-    assert len(Server.from_dsn(postgres_dsn, "ä" * 100).application_name.encode()) <= 63
+    assert (
+        len(PostgresSourceServer.from_dsn(postgres_dsn, "ä" * 100).application_name.encode()) <= 63
+    )
 
 
 def test_representations_hide_the_password(postgres_server: PostgresServer) -> None:

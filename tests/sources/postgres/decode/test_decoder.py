@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.sources.base import ChangeBatch
-from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
+from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MessageFilter
 from deltaforge_dagster.sources.postgres.decode.pgoutput import LogicalMessage, copy_data, xlog
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
@@ -31,7 +31,7 @@ COLUMNS = (("id", 20, -1, True), ("name", 25, -1, False))
 RELATION = samples.relation(TABLE, "public", "users", COLUMNS)
 
 
-def make_decoder(**changed: Any) -> Decoder:
+def make_decoder(**changed: Any) -> PostgresDecoder:
     """Return a decoder that captures everything, with some arguments changed."""
     arguments: dict[str, Any] = {
         "source_id": "shop-db",
@@ -41,7 +41,7 @@ def make_decoder(**changed: Any) -> Decoder:
         "catalog": Catalog(),
         "captures": lambda _schema, _table: True,
     }
-    return Decoder(**arguments | changed)
+    return PostgresDecoder(**arguments | changed)
 
 
 def decode(

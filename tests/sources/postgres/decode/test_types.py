@@ -26,7 +26,7 @@ from deltaforge_dagster.sources.postgres.decode.types import (
     BUILT_IN,
     ISO_TIMESTAMPS,
     CatalogType,
-    ValueType,
+    PostgresValueType,
     modified_name,
     value_type,
 )
@@ -39,11 +39,11 @@ def test_types_of_the_catalog() -> None:
     """An enum is a string, a domain what it is made of, an array an array of its elements."""
     catalog = Catalog()
 
-    assert value_type(ENUM, catalog) == ValueType("mood", STRING)
-    assert value_type(DOMAIN, catalog) == ValueType("positive", INTEGER)
-    assert value_type(ENUM_ARRAY, catalog) == ValueType("mood[]", STRING, ",")
-    assert value_type(DOMAIN_ARRAY, catalog) == ValueType("positive[]", INTEGER, ",")
-    assert value_type(1020, catalog) == ValueType("box[]", STRING, ";")
+    assert value_type(ENUM, catalog) == PostgresValueType("mood", STRING)
+    assert value_type(DOMAIN, catalog) == PostgresValueType("positive", INTEGER)
+    assert value_type(ENUM_ARRAY, catalog) == PostgresValueType("mood[]", STRING, ",")
+    assert value_type(DOMAIN_ARRAY, catalog) == PostgresValueType("positive[]", INTEGER, ",")
+    assert value_type(1020, catalog) == PostgresValueType("box[]", STRING, ";")
     with pytest.raises(UnsupportedEvent):
         value_type(77_777, catalog)
 
@@ -52,12 +52,12 @@ def test_types_that_were_dropped_are_known_by_their_names() -> None:
     """A domain by what it was made of, any other but arrays, of whose elements nothing is known."""
     catalog = Catalog()
 
-    def gone(schema: str, name: str) -> ValueType:
+    def gone(schema: str, name: str) -> PostgresValueType:
         return value_type(77_777, catalog, SentType(77_777, schema, name))
 
-    assert gone("pg_catalog", "int4") == ValueType("integer", INTEGER)
-    assert gone("pg_catalog", "_text") == ValueType("text[]", STRING, ",")
-    assert gone("shop", "mood") == ValueType("shop.mood", STRING)
+    assert gone("pg_catalog", "int4") == PostgresValueType("integer", INTEGER)
+    assert gone("pg_catalog", "_text") == PostgresValueType("text[]", STRING, ",")
+    assert gone("shop", "mood") == PostgresValueType("shop.mood", STRING)
     for schema in ("shop", "pg_catalog"):
         with pytest.raises(UnsupportedEvent, match=rf"{schema}\._mood \(77777\).*an array"):
             gone(schema, "_mood")
@@ -79,12 +79,12 @@ def test_domains_are_what_they_are_made_of() -> None:
             return types.get(oid)
 
     assert {oid: value_type(oid, Types()) for oid in types} == {
-        1: ValueType("small", INTEGER),
-        2: ValueType("smaller", INTEGER),
-        3: ValueType("grid", INTEGER, ","),
-        4: ValueType("smaller[]", INTEGER, ","),
-        5: ValueType("grid[]", STRING, ","),
-        6: ValueType("blob", BYTEA),
+        1: PostgresValueType("small", INTEGER),
+        2: PostgresValueType("smaller", INTEGER),
+        3: PostgresValueType("grid", INTEGER, ","),
+        4: PostgresValueType("smaller[]", INTEGER, ","),
+        5: PostgresValueType("grid[]", STRING, ","),
+        6: PostgresValueType("blob", BYTEA),
     }
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.kernels.json_text import INTEGER, JSON, STRING
-from deltaforge_dagster.sources.postgres.decode.types import ValueType
+from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType
 from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
-from deltaforge_dagster.sources.postgres.snapshot.selected import SelectedRows
+from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
 
 TEXTS = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -39,8 +39,8 @@ def copied(rows: list[tuple[str | None, ...]]) -> bytes:
 @given(st.lists(st.tuples(st.none() | TEXTS, st.none() | TEXTS)))
 def test_every_text_comes_back(rows: list[tuple[str | None, ...]]) -> None:
     r"""Whatever a text holds, its row image has it; null and `\N` as text are kept apart."""
-    text = ValueType("text", STRING)
-    images, keys = SelectedRows({"a": text, "b": text}).write(copied(rows))
+    text = PostgresValueType("text", STRING)
+    images, keys = PostgresSelectedRows({"a": text, "b": text}).write(copied(rows))
 
     assert [tuple(json.loads(i).values()) for i in images.to_pylist() if i] == rows
     assert keys.null_count == len(rows)
@@ -49,8 +49,8 @@ def test_every_text_comes_back(rows: list[tuple[str | None, ...]]) -> None:
 def test_rows_larger_than_the_first_room() -> None:
     """Values that grow as JSON are written all the same; the key is written beside the image."""
     rows: list[tuple[str | None, ...]] = [(str(n), "\x01" * 50_000) for n in range(9)]
-    types = {"id": ValueType("integer", INTEGER), "text": ValueType("text", STRING)}
-    images, keys = SelectedRows(types, ("id",)).write(copied(rows))
+    types = {"id": PostgresValueType("integer", INTEGER), "text": PostgresValueType("text", STRING)}
+    images, keys = PostgresSelectedRows(types, ("id",)).write(copied(rows))
 
     assert [json.loads(image or "")["text"] for image in images.to_pylist()] == [rows[0][1]] * 9
     assert keys.to_pylist() == [f'{{"id":{n}}}' for n in range(9)]
@@ -68,7 +68,7 @@ def test_other_bytes_are_refused(text: bytes) -> None:
 
 def test_bad_values_are_named_without_the_value() -> None:
     """A value that is not of its type's form stops with its column and type."""
-    rows = SelectedRows({"doc": ValueType("jsonb", JSON)})
+    rows = PostgresSelectedRows({"doc": PostgresValueType("jsonb", JSON)})
 
     with pytest.raises(CorruptLog, match=r"form: column doc \(jsonb\)$"):
         rows.write(b"{secret\n")

@@ -14,7 +14,7 @@ from psycopg import conninfo
 
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
-from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
 from tests.e2e.deployment import eventually
@@ -38,7 +38,9 @@ class Slot:
 
     def open(self, *, status_seconds: float = 1.0, options: str = "") -> ReplicationStream:
         """Connect, and start nothing."""
-        server = Server.from_dsn(conninfo.make_conninfo(self.dsn, options=options), "deltaforge/t")
+        server = PostgresSourceServer.from_dsn(
+            conninfo.make_conninfo(self.dsn, options=options), "deltaforge/t"
+        )
         with server.query(5) as connection:
             return ReplicationStream(server.replicate(connection, 5), "here", status_seconds)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.journal.checksummed import Checksummed, readable
-from deltaforge_dagster.journal.storage import Storage
+from deltaforge_dagster.journal.storage import JournalStorage
 
 _SCHEMA = pa.schema([pa.field("event", pa.large_binary(), nullable=False)])
 _BATCH_BYTES = 4 << 20
@@ -35,7 +35,7 @@ class HeldWriter:
         bytes: Their size, before compression.
     """
 
-    def __init__(self, storage: Storage, folder: str, epoch: int) -> None:
+    def __init__(self, storage: JournalStorage, folder: str, epoch: int) -> None:
         self.path = f"{folder}/{epoch:06d}-{uuid.uuid4().hex}.arrow"
         self.events = 0
         self.bytes = 0
@@ -87,7 +87,7 @@ def folders(pipeline: str) -> list[str]:
     return [f"{pipeline}/held", f"{pipeline}/dead"]
 
 
-def read_held(storage: Storage, path: str, checksum: str) -> Iterator[bytes]:
+def read_held(storage: JournalStorage, path: str, checksum: str) -> Iterator[bytes]:
     """Verify a file's checksum, then yield its events in order.
 
     Raises:
