@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pyspark.errors import PySparkException
-from pyspark.errors.exceptions.connect import SparkConnectGrpcException
-from pyspark.sql.connect.session import SparkSession
+if TYPE_CHECKING:  # code servers load this module, but not PySpark
+    from pyspark.errors import PySparkException
+    from pyspark.sql.connect.session import SparkSession
 
 
 class SessionProvider(Protocol):
@@ -35,6 +35,8 @@ def spark_condition(error: PySparkException) -> str:
 
     The text of an error may quote a value of a row, so it is not used.
     """
+    from pyspark.errors.exceptions.connect import SparkConnectGrpcException  # noqa: PLC0415 - see above
+
     if condition := error.getCondition():
         return condition
     if isinstance(error, SparkConnectGrpcException):
