@@ -146,6 +146,12 @@ def test_a_table_that_is_no_longer_sent(
         assert made.check("source") is None
         assert made.check("preflight") is None
 
+        bench.execute("ALTER PUBLICATION p SET (publish = 'insert, truncate')")
+        assert "NOT WELL" not in made.tick()
+        (found,) = health(made.store, made.loaded).problems
+        assert found.severity == "warning"
+        assert "does not send every update, delete" in found.text
+
 
 def test_a_slot_that_is_gone(postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]) -> None:
     """A missing slot is one message with the commands that fix it."""
