@@ -24,7 +24,7 @@ from deltaforge_dagster.errors import (
     Retryable,
     StoreUnavailable,
 )
-from deltaforge_dagster.pipeline.committed import counted_sinks, go_on_command
+from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
 from deltaforge_dagster.pipeline.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding, and_run
@@ -292,9 +292,10 @@ def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | No
 
 def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Iterator[Problem]:
     """Yield what keeps captured changes from their sinks."""
-    counts = None if spec is None else counted_sinks(spec)
-    for one in store.checkpoints(row.name).values():
-        yield from _sink(row.name, one, counts=counts is None or one.sink in counts)
+    checkpoints = store.checkpoints(row.name)
+    counts = checkpoints.keys() if spec is None else awaited_sinks(spec, checkpoints)
+    for one in checkpoints.values():
+        yield from _sink(row.name, one, counts=one.sink in counts)
     for hold in store.holds(row.name):
         if hold.state != "journaled":
             text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"

@@ -240,6 +240,27 @@ def test_a_pipeline_that_nobody_has_begun(tmp_path: Path, sqlite_store: StateSto
     assert "nothing has worked on it yet" in found.problems[0].text
 
 
+@pytest.mark.parametrize(("failing", "severity"), [("a", "warning"), ("ab", "error")])
+def test_a_quorum_of_sinks(
+    sqlite_store: StateStore, tmp_path: Path, failing: str, severity: str
+) -> None:
+    """A sink that fails is an error only while too few others work."""
+    sinks = "".join(
+        f"    - {{type: redis, config: {{id: {one}, uri: 'redis://localhost', stream: s}}}}\n"
+        for one in "abc"
+    )
+    text = f"{FILE.partition('  sinks:')[0]}  commit_policy: {{mode: quorum, quorum: 2}}\n  sinks:\n{sinks}"
+    (tmp_path / "filed.yaml").write_text(text)
+    sqlite_store.register_pipeline(NAME, "hash", list("abc"))
+    lease = sqlite_store.acquire_lease(NAME, "run", 900.0)
+    assert lease is not None
+    with sqlite_store.fenced(lease) as writer:
+        for one in failing:
+            writer.sink_failed(one, "connection refused", 7.0)
+    found = health(sqlite_store, load_pipeline(tmp_path / "filed.yaml"))
+    assert [one.severity for one in found.problems] == [severity] * len(failing)
+
+
 def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
     """An error where the commit policy waits for the sink, also where the file is not at hand."""
     lease = sqlite_store.acquire_lease(NAME, "run", 900.0)
