@@ -322,6 +322,7 @@ def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[Proble
             subject,
             "error" if counts else "warning",
             (one.last_error or "it fails").removeprefix(f"{subject}: "),
+            since=one.failing_since,
             next_attempt_at=one.next_attempt_at,
         )
     if one.notice is not None:

@@ -74,6 +74,7 @@ class CheckpointWrites(Writing):
             "failures": 0,
             "next_attempt_at": 0.0,
             "last_error": None,
+            "failing_since": None,
             "updated_at": clock(),
             "overrules": not exactly_once or sent == NOTHING,
             **_sent(sent),
@@ -165,6 +166,7 @@ class CheckpointWrites(Writing):
                 "failures": row["failures"] + 1,
                 "last_error": error_text[:_ERROR_LENGTH],
                 "next_attempt_at": next_attempt_at,
+                "failing_since": row["failing_since"] if row["failures"] else clock(),
             },
         )
         metrics.count(self._connection, self._lease.pipeline, tally)

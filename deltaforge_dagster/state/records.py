@@ -293,6 +293,8 @@ class CheckpointRow:
     """Where the sink started, as text for users, if it was added to a pipeline already running."""
     snapshot_due: bool = False
     """No snapshot was requested for the sink since it started; its `start` says whether it needs one."""
+    failing_since: float | None = None
+    """When the first of the sink's `failures` occurred; None if there is none, or if it is not known."""
 
     @property
     def attached(self) -> bool:

@@ -17,6 +17,14 @@ from deltaforge_dagster.state.rows import known_pipeline, position_before, read_
 from deltaforge_dagster.state.stored_specs import first_numbers
 from deltaforge_dagster.state.tables import checkpoints, leases, pipelines, segments
 
+_WORKING: Mapping[str, Any] = {
+    "failures": 0,
+    "next_attempt_at": 0.0,
+    "last_error": None,
+    "failing_since": None,
+}
+"""Columns of a checkpoint whose sink does not fail."""
+
 
 def register_pipeline(
     connection: Connection,
@@ -89,7 +97,7 @@ def attach_sink(connection: Connection, name: str, sink: str, *, tail: bool) -> 
     if row.attached:
         raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is attached")
     pipeline = known_pipeline(connection, name)
-    values: dict[str, Any] = {"failures": 0, "next_attempt_at": 0.0, "last_error": None}
+    values = dict(_WORKING)
     if tail:
         goes_on = pipeline.next_segment
         position = position_before(connection, pipeline, goes_on)
@@ -120,8 +128,7 @@ def resume_sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
         )
     if row.state != "paused":
         raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is not paused")
-    forgotten = {"failures": 0, "next_attempt_at": 0.0, "last_error": None}
-    return _set_state(connection, name, sink, {"state": "attached", **forgotten})
+    return _set_state(connection, name, sink, {"state": "attached", **_WORKING})
 
 
 def _sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
@@ -188,9 +195,7 @@ def standing(segment: int, ordinal: int, complete: bool, position: str | None) -
         "ordinal": ordinal,
         "complete": complete,
         "source_position": position,
-        "failures": 0,
-        "next_attempt_at": 0.0,
-        "last_error": None,
+        **_WORKING,
         "updated_at": clock(),
         "lineage": None,
         "sent_segment": None,

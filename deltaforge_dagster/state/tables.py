@@ -152,6 +152,7 @@ checkpoints = Table(
     Column("failures", BigInteger, nullable=False),
     Column("next_attempt_at", Double, nullable=False),
     Column("last_error", Text),
+    Column("failing_since", Double),
     Column("updated_at", Double, nullable=False),
     Column("lineage", Text),
     Column("overrules", Boolean, nullable=False),

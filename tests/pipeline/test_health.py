@@ -271,6 +271,15 @@ def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> No
     assert (found.status, found.well) == ("running", False)
     assert texts(found) == [("error", "sink redis", "connection refused")]
     assert found.problems[0].next_attempt_at is not None
+    since = found.problems[0].since
+    assert since is not None
+    with sqlite_store.fenced(lease) as writer:
+        writer.sink_failed("redis", "timed out", 8.0)
+    assert health(sqlite_store, loaded).problems[0].since == since
     row = sqlite_store.pipeline(NAME)
     assert row is not None
-    assert texts(health_without_file(sqlite_store, row)) == texts(found)
+    assert texts(health_without_file(sqlite_store, row)) == [("error", "sink redis", "timed out")]
+    with sqlite_store.fenced(lease) as writer:
+        writer.advance("redis", 0, -1, True, None)
+    assert health(sqlite_store, loaded).problems == ()
+    assert sqlite_store.checkpoints(NAME)["redis"].failing_since is None
