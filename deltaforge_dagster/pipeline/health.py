@@ -43,6 +43,7 @@ Severity = Literal["warning", "error"]
 NOTED_EVERY = 15.0
 """Seconds after which it is noted again that somebody looked."""
 
+_RELOAD = "press Reload in its UI (Deployment, Code locations)"
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
 
@@ -110,7 +111,10 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
     """
     row = store.pipeline(pipeline.name)
     if row is None and isinstance(pipeline, LoadedPipeline):
-        never = "nothing has worked on it yet: neither a sensor nor `deltaforge run`"
+        never = (
+            "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If Dagster is running, "
+            f"{_RELOAD}"
+        )
         return Health("running", (Problem("sensor", "warning", never, "deltaforge dev"),))
     if isinstance(pipeline, LoadedPipeline):
         assert row is not None
@@ -215,11 +219,14 @@ def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> Non
         store.note_source_seen(name, noted)
 
 
-def note_tick(store: StateStore, name: str) -> None:
-    """Note that a sensor or schedule ticks."""
-    row = store.pipeline(name)
-    if row is not None and store.now() - (row.ticked_at or 0) >= NOTED_EVERY:
-        store.note_tick(name)
+def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
+    """Note that a sensor or schedule ticks; `outdated`: with definitions that wait for Reload."""
+    row, now = store.pipeline(name), store.now()
+    if row is None:
+        return
+    since = (row.outdated_since or now) if outdated else None
+    if now - (row.ticked_at or 0) >= NOTED_EVERY or since != row.outdated_since:
+        store.note_tick(name, since)
 
 
 def _subject(error: DeltaforgeError) -> Literal["source", "journal"]:
@@ -236,6 +243,9 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
     capture = list(_capture(row, spec, lease, now)) if row.want == "running" else []
     others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
     failed = any(one.severity == "error" for one in capture)
+    if row.outdated_since is not None and spec is not None:
+        text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
+        others.append(Problem("definitions", "warning", text, since=row.outdated_since))
     problems = sorted([*capture, *others], key=lambda one: one.severity != "error")
     return Health("failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now))
 

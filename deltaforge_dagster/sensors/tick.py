@@ -72,15 +72,26 @@ def tick(
     loaded: LoadedPipeline,
     build_source: Callable[[], Source],
     journal: Journal,
+    *,
+    outdated: bool = False,
 ) -> dg.RunRequest | dg.SkipReason:
-    """Return the run to start for a pipeline, or why none is needed now."""
+    """Return the run to start for a pipeline, or why none is needed now.
+
+    Args:
+        instance: The Dagster instance.
+        store: The state store.
+        loaded: The pipeline as its file is now.
+        build_source: Builds its source.
+        journal: The journal.
+        outdated: Whether Dagster's definitions are older than the file and wait for Reload.
+    """
     live = _unfinished_runs(instance, loaded.name)
     ended = _report_dead(instance, store, loaded.name, live)
     if not _lease_is_held(store, loaded.name):
         _publish(instance, store, loaded.name, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
-    note_tick(store, loaded.name)
+    note_tick(store, loaded.name, outdated=outdated)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     lease = store.lease(loaded.name)
     held = lease is not None and lease.held_at(store.now())

@@ -63,6 +63,8 @@ class PipelineRow:
     """When the source last answered, accurate to a few seconds; None if it never has."""
     file: str | None = None
     """Absolute path of the file last used for it; None if the store keeps the document."""
+    outdated_since: float | None = None
+    """Since when Dagster's definitions are older than the file and wait for Reload; None if they do not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ pipelines = Table(
     Column("ticked_at", Double),
     Column("source_seen_at", Double),
     Column("file", Text),
+    Column("outdated_since", Double),
 )
 
 stored_specs = Table(

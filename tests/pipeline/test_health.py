@@ -232,6 +232,20 @@ def test_silence_of_a_sensor_is_an_error(
     assert health(sqlite_store, loaded).status == "running"
 
 
+def test_definitions_that_wait_for_reload(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """Said from the first tick that finds them older than the file, until one finds them as new."""
+    note_tick(sqlite_store, NAME)
+    assert health(sqlite_store, loaded).problems == ()
+    note_tick(sqlite_store, NAME, outdated=True)
+    (problem,) = health(sqlite_store, loaded).problems
+    assert (problem.subject, problem.severity) == ("definitions", "warning")
+    assert "press Reload" in problem.text
+    note_tick(sqlite_store, NAME, outdated=True)
+    assert health(sqlite_store, loaded).problems == (problem,)
+    note_tick(sqlite_store, NAME)
+    assert health(sqlite_store, loaded).problems == ()
+
+
 def test_a_pipeline_that_nobody_has_begun(tmp_path: Path, sqlite_store: StateStore) -> None:
     """It has a file, and nothing works on it."""
     (tmp_path / "filed.yaml").write_text(FILE)
