@@ -68,6 +68,11 @@ class Problem:
     since: float | None = None
     next_attempt_at: float | None = None
 
+    @property
+    def line(self) -> str:
+        """What it is about, what is wrong and the remedy, as one line."""
+        return f"{self.subject}: {and_run(self.text, self.remedy)}"
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; times are seconds since 1970."""
         return asdict(self)
@@ -112,8 +117,8 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
     row = store.pipeline(pipeline.name)
     if row is None and isinstance(pipeline, LoadedPipeline):
         never = (
-            "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If Dagster is running, "
-            f"{_RELOAD}"
+            "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If a Dagster is running that "
+            f"does not reload by itself, {_RELOAD}"
         )
         return Health("running", (Problem("sensor", "warning", never, "deltaforge dev"),))
     if isinstance(pipeline, LoadedPipeline):
@@ -165,8 +170,9 @@ def capture_failed(
 ) -> None:
     """Note why nothing is captured now.
 
-    A tick does not replace what a run met and only a person can end. Source or journal have failed since the
-    first of the failures that nothing came between, whatever each said.
+    A tick does not replace what a run met and only a person can end, nor a failure to write the journal by one of
+    the source. Source or journal have failed since the first of the failures that nothing came between, whatever
+    each said.
 
     Args:
         store: Where it is noted.
@@ -180,9 +186,11 @@ def capture_failed(
     if row is None:
         return
     known = failure_of(row)
-    if by == "tick" and known is not None and known.by == "run" and not _passes(known):
-        return
     subject = _subject(error)
+    if by == "tick" and known is not None and known.by == "run":
+        same = known.subject == subject and known.next_attempt_at is not None
+        if not (same or _passes(known)):
+            return
     since = known.since if known is not None and known.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
     store.set_failure(name, Failure(by, error.kind, str(error), since, attempt, subject))

@@ -1,6 +1,6 @@
 """Check the source every few seconds: does it answer, and will it send everything that must be captured?
 
-While no run is active, the ticks of the sensor check it (`look_at_source`); during a run, a thread of the run does
+Ticks also check whether the journal can be written. While no run is active, the ticks of the sensor check it (`look_at_source`); during a run, a thread of the run does
 (`SourceWatch`). The findings are recorded in the state store, where `health` reads them.
 """
 
@@ -13,6 +13,7 @@ from contextlib import closing
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health import capture_failed, capture_works, note_findings
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
@@ -26,13 +27,24 @@ _PATIENCE = 5.0
 
 
 def look_at_source(
-    store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+    journal: Journal,
+    next_look: float,
 ) -> DeltaforgeError | None:
-    """Check the source of a pipeline without an active run, and record the findings.
+    """Check source and journal of a pipeline without an active run, and record the findings.
+
+    Args:
+        store: The state store.
+        loaded: The pipeline.
+        build_source: Creates its source.
+        journal: The journal.
+        next_look: When the next check is due, by the store's clock.
 
     Returns:
-        Why the source cannot be reached or can no longer be read. None if it can, and if there is nothing to
-        check: the pipeline has no start position yet, or must not capture.
+        Why the source cannot be reached or can no longer be read, or why the journal cannot be written. None if
+        all is well, and if there is nothing to check: the pipeline has no start position yet, or must not capture.
     """
     row = store.pipeline(loaded.name)
     if row is None or row.start_position is None or row.want != "running":
@@ -40,12 +52,12 @@ def look_at_source(
     try:
         with closing(build_source()) as source:
             found = source.maintain(parse_position(row.captured_position or row.start_position))
+        note_findings(store, loaded.name, found)
+        journal.check_writable(loaded.name, row.uid)
     except DeltaforgeError as error:
-        again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
-        capture_failed(store, loaded.name, "tick", error, again)
+        capture_failed(store, loaded.name, "tick", error, next_look)
         return error
     capture_works(store, loaded.name, "tick")
-    note_findings(store, loaded.name, found)
     return None
 
 

@@ -46,7 +46,6 @@ from deltaforge_dagster.sensors.report import (
     report_turn,
 )
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.sources.findings import and_run
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -99,13 +98,13 @@ def tick(
         found = _report_source(instance, store, loaded, None)
         holder = lease.run_id if lease and held else remaining[0].dagster_run.run_id
         return _skip(found, f"run {str(holder)[:8]} is working on it")
-    problem = look_at_source(store, loaded, build_source)
+    next_look = _next_look(store, loaded)
+    problem = look_at_source(store, loaded, build_source, journal, next_look)
     try:
         work: Work | NoWork | None = find_work(store, loaded, build_source, problem)
     except DeltaforgeError as error:
         if error is not problem:
-            again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
-            capture_failed(store, loaded.name, "tick", error, again)
+            capture_failed(store, loaded.name, "tick", error, next_look)
         problem, work = error, None
     found = _report_source(instance, store, loaded, build_source)
     if isinstance(work, Work):
@@ -115,13 +114,14 @@ def tick(
     return _skip(found, str(problem) if work is None else work.detail)
 
 
+def _next_look(store: StateStore, loaded: LoadedPipeline) -> float:
+    """Return when the sensor of a pipeline ticks next, by the store's clock."""
+    return store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
+
+
 def _skip(found: Health, detail: str) -> dg.SkipReason:
     """Return why no run is started, with errors first, so that the list of ticks shows them."""
-    errors = [
-        f"{NOT_WELL}{one.subject}: {and_run(one.text, one.remedy)}"
-        for one in found.problems
-        if one.severity == "error"
-    ]
+    errors = [f"{NOT_WELL}{one.line}" for one in found.problems if one.severity == "error"]
     return dg.SkipReason(
         "; ".join([*errors, *([] if errors and detail in errors[0] else [detail])])
     )

@@ -57,7 +57,9 @@ def watch(sqlite_store: StateStore, monkeypatch: pytest.MonkeyPatch) -> Callable
     return lambda: CaptureWatch(sqlite_store, NAME)
 
 
-def capture(error: DeltaforgeError | None, *, failed: bool, has_read: bool) -> Capture:
+def capture(
+    error: DeltaforgeError | None, *, failed: bool, has_read: bool, has_written: bool = False
+) -> Capture:
     """Return what a watch sees of a capture; it tries again in a minute."""
     return cast(
         Capture,
@@ -65,6 +67,7 @@ def capture(error: DeltaforgeError | None, *, failed: bool, has_read: bool) -> C
             error=error,
             failed=failed,
             has_read=has_read,
+            has_written=has_written,
             next_attempt_at=time.monotonic() + 60.0,
         ),
     )
@@ -130,6 +133,29 @@ def test_a_tick_that_can_use_the_source_ends_a_runs_outage_but_not_a_journals(
     capture_works(sqlite_store, NAME, "tick")
     assert texts(health(sqlite_store, loaded)) == [("error", "journal", "no space")]
     capture_works(sqlite_store, NAME, "run")
+    assert health(sqlite_store, loaded).status == "running"
+
+
+def test_a_journal_that_cannot_be_written(
+    sqlite_store: StateStore, loaded: LoadedPipeline, watch: Callable[[], CaptureWatch]
+) -> None:
+    """It is over when a run has written, not when one reads; a tick's own finding is over at the next tick."""
+    full = StoreUnavailable("no space")
+    watch().look(capture(full, failed=False, has_read=True))
+    later = watch()
+    later.look(capture(None, failed=False, has_read=True))
+    assert health(sqlite_store, loaded).error == "no space"
+    later.look(capture(None, failed=False, has_read=True, has_written=True))
+    assert health(sqlite_store, loaded).status == "running"
+
+    watch().look(capture(full, failed=False, has_read=True))
+    since = health(sqlite_store, loaded).problems[0].since
+    capture_failed(sqlite_store, NAME, "tick", REFUSED, 12345.0)
+    assert health(sqlite_store, loaded).error == "no space"
+    capture_failed(sqlite_store, NAME, "tick", StoreUnavailable("no rights"), 12345.0)
+    found = health(sqlite_store, loaded).problems[0]
+    assert (found.text, found.since, found.next_attempt_at) == ("no rights", since, 12345.0)
+    capture_works(sqlite_store, NAME, "tick")
     assert health(sqlite_store, loaded).status == "running"
 
 

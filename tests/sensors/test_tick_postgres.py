@@ -41,6 +41,7 @@ class Ticked:
     store: StateStore
     loaded: LoadedPipeline
     instance: dg.DagsterInstance
+    journal: str = "memory://looked"
 
     def tick(self) -> str:
         """Tick; return why nothing is started."""
@@ -49,7 +50,7 @@ class Ticked:
             self.store,
             self.loaded,
             lambda: build_source(self.loaded.spec),
-            Journal("memory://looked"),
+            Journal(self.journal),
         )
         assert isinstance(found, dg.SkipReason), found
         return str(found.skip_message)
@@ -151,6 +152,22 @@ def test_a_table_that_is_no_longer_sent(
         (found,) = health(made.store, made.loaded).problems
         assert found.severity == "warning"
         assert "does not send every update, delete" in found.text
+
+
+def test_a_journal_that_cannot_be_written(
+    postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked], tmp_path: Path
+) -> None:
+    """The next tick reports it before anything is captured, and clears it once it can be written."""
+    with PostgresBench(postgres_dsn) as bench:
+        made = ticked(bench)
+        (tmp_path / "journal").write_text("not a folder")
+        made.journal = (tmp_path / "journal").as_uri()
+        said = f"journal folder {tmp_path}/journal: not a directory"
+        assert made.tick() == f"NOT WELL: journal: {said}"
+        assert made.health.error == made.check("source") == said
+        (tmp_path / "journal").unlink()
+        assert "NOT WELL" not in made.tick()
+        assert made.health.problems == ()
 
 
 def test_a_slot_that_is_gone(postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]) -> None:
