@@ -12,8 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 
 import dagster as dg
+from dagster._utils.schedules import get_next_cron_tick
 
 from deltaforge_dagster.assets.checks import (
     delivered,
@@ -115,8 +117,11 @@ def tick(
 
 
 def _next_look(store: StateStore, loaded: LoadedPipeline) -> float:
-    """Return when the sensor of a pipeline ticks next, by the store's clock."""
-    return store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
+    """Return when the sensor or schedule of a pipeline ticks next, by the store's clock."""
+    now, options = store.now(), loaded.spec.spec.engine.dagster
+    if options.schedule is None:
+        return now + options.sensor_interval_seconds
+    return get_next_cron_tick(options.schedule, datetime.fromtimestamp(now, UTC), None).timestamp()
 
 
 def _skip(found: Health, detail: str) -> dg.SkipReason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -168,6 +169,26 @@ def test_a_journal_that_cannot_be_written(
         (tmp_path / "journal").unlink()
         assert "NOT WELL" not in made.tick()
         assert made.health.problems == ()
+
+
+def test_a_scheduled_tick_says_when_it_comes_again(
+    start_postgres: StartPostgres, ticked: Callable[[PostgresBench], Ticked], tmp_path: Path
+) -> None:
+    """The next attempt is that of the schedule, which takes the sensor's place."""
+    server = start_postgres(None)
+    with PostgresBench(server.create_database()) as bench:
+        made = ticked(bench)
+        path = tmp_path / "orders.yaml"
+        path.write_text(path.read_text() + '  engine: {dagster: {schedule: "7 3 * * *"}}\n')
+        made.loaded = load_pipeline(path)
+        server.stop(immediate=True)
+        assert made.tick().startswith("NOT WELL: source: PostgreSQL ")
+        at = made.health.problems[0].next_attempt_at
+        assert at is not None
+        assert datetime.fromtimestamp(at, UTC).strftime("%H:%M") == "03:07"
+        server.restart()
+        bench.connection.close()
+        bench.connection = psycopg.connect(bench.dsn, autocommit=True)
 
 
 def test_a_slot_that_is_gone(postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]) -> None:
