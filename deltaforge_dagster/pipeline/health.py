@@ -204,6 +204,14 @@ def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> N
         store.set_failure(name, None)
 
 
+def source_answers(store: StateStore, name: str) -> None:
+    """Note that the source can be queried: an outage is over."""
+    row = store.pipeline(name)
+    known = None if row is None else failure_of(row)
+    if known is not None and _passes(known):
+        store.set_failure(name, None)
+
+
 def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> None:
     """Note that the source answered, and what it lacks; `since` stays while a finding does."""
     row = store.pipeline(name)

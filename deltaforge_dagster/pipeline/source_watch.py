@@ -64,6 +64,9 @@ def look_at_source(
 class SourceWatch:
     """Checks the source during a run, in a separate thread.
 
+    A run that ends before its first check makes it at its end, so that what earlier runs or ticks found does not
+    outlast a short run that no longer finds it.
+
     Args:
         store: The state store.
         loaded: The pipeline.
@@ -91,19 +94,24 @@ class SourceWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop, after the first check if there was none yet; wait for it for a few seconds."""
         self._over.set()
         self._thread.join(_PATIENCE)
 
     def _watch(self) -> None:
-        while not self._over.wait(self._seconds):
-            try:
-                with closing(self._build_source()) as source:
-                    self._note(source.maintain(None))
-            except Retryable as error:  # capture meets it, too, and notes when it tries again
-                logger.debug("%s: the source was not looked at: %s", self._name, error)
-            except DeltaforgeError as error:  # what is being read may go on: the stream has begun
-                self._note([Finding("source", "error", str(error))])
+        looked = False
+        while not (self._over.wait(self._seconds) and looked):
+            self._look()
+            looked = True
+
+    def _look(self) -> None:
+        try:
+            with closing(self._build_source()) as source:
+                self._note(source.maintain(None))
+        except Retryable as error:  # capture meets it, too, and notes when it tries again
+            logger.debug("%s: the source was not looked at: %s", self._name, error)
+        except DeltaforgeError as error:  # what is being read may go on: the stream has begun
+            self._note([Finding("source", "error", str(error))])
 
     def _note(self, found: list[Finding]) -> None:
         for one in found:

@@ -32,6 +32,7 @@ from deltaforge_dagster.pipeline.health import (
     health_without_file,
     note_findings,
     note_tick,
+    source_answers,
 )
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.store import StateStore
@@ -181,6 +182,14 @@ def test_a_brief_outage_is_no_news(sqlite_store: StateStore, loaded: LoadedPipel
     one = CaptureWatch(sqlite_store, NAME)
     one.look(capture(REFUSED, failed=False, has_read=True))
     assert health(sqlite_store, loaded).status == "running"
+
+
+def test_an_answer_ends_an_outage(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """But not what only a person can end."""
+    for error, status in ((REFUSED, "running"), (GONE, "failed")):
+        capture_failed(sqlite_store, NAME, "tick", error, 12345.0)
+        source_answers(sqlite_store, NAME)
+        assert health(sqlite_store, loaded).status == status
 
 
 def test_a_failure_that_comes_again_is_as_old_as_the_first(
