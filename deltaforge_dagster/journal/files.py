@@ -344,6 +344,16 @@ class Journal:
         """Return the path with which Spark itself reads a file of a local journal."""
         return self._storage.locate(path)
 
+    def check_writable(self, pipeline: str, uid: str) -> None:
+        """Check that segment files of a pipeline can be created, as far as this shows without creating one.
+
+        On object storage nothing is checked.
+
+        Raises:
+            StoreUnavailable: They cannot.
+        """
+        self._storage.check_writable(f"{pipeline}/{uid}")
+
     def prepared_dir(self, pipeline: str) -> str:
         """Create the folder for encoded messages; return its absolute path or its URL."""
         return self._storage.folder(f"{pipeline}/prepared")

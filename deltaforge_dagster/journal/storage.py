@@ -96,6 +96,10 @@ class JournalStorage(Protocol):
         """Return the path or URL with which other programs find the file."""
         ...
 
+    def check_writable(self, folder: str) -> None:
+        """Raise an error if files cannot be created in a folder, as far as this shows without creating one."""
+        ...
+
 
 def open_storage(url: str) -> JournalStorage:
     """Return the storage at `url`: `file:///path`, `memory://name`, `s3://bucket/prefix` ...
@@ -171,6 +175,22 @@ class LocalStorage:
     def locate(self, path: str) -> str:
         """Return the absolute path, escaped so that Spark does not expand wildcards in it."""
         return _SPARK_GLOB.sub(r"\\\g<0>", str(self._root / path))
+
+    def check_writable(self, folder: str) -> None:
+        """Raise an error if this process may not create files in a folder, or may not create the folder."""
+        wanted = self._root / folder
+        there = next(one for one in (wanted, *wanted.parents) if one.exists())
+        if not there.is_dir():
+            raise StoreUnavailable(f"journal folder {there}: not a directory")
+        if os.access(there, os.W_OK | os.X_OK):
+            return
+        if os.statvfs(there).f_flag & os.ST_RDONLY:
+            raise StoreUnavailable(f"journal folder {there}: its file system is read-only")
+        user = os.geteuid()
+        command = "chmod u+rwx" if there.stat().st_uid == user else f"chown {user}"
+        raise StoreUnavailable(
+            f"journal folder {there}: user {user} may not create files in it; run: {command} {there}"
+        )
 
 
 class _LocalFile:
@@ -266,6 +286,9 @@ class RemoteStorage:
     def locate(self, path: str) -> str:
         """Return the file's URL in fsspec's notation."""
         return str(self._fs.unstrip_protocol(f"{self._root}/{path}"))
+
+    def check_writable(self, folder: str) -> None:
+        """Check nothing: only a put would show it."""
 
     def _make_folder(self, folder: str) -> None:
         if self._has_folders:

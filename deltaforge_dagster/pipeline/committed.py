@@ -34,6 +34,13 @@ def committed_without(spec: PipelineSpec, failing: Collection[str]) -> bool:
     return sum(sink not in failing for sink in pluralize) >= needed
 
 
+def awaited_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> Collection[str]:
+    """Return the sinks that the commit policy waits for; with a quorum, none while enough sinks work."""
+    idle = {one.sink for one in checkpoints.values() if one.failures or not one.attached}
+    quorum = spec.spec.commit_policy.mode == "quorum"
+    return [] if quorum and committed_without(spec, idle) else counted_sinks(spec)
+
+
 def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> list[str]:
     """Return the attached sinks that the commit policy can do without, the hindmost first.
 

@@ -6,6 +6,7 @@ import dagster as dg
 
 from deltaforge_dagster.assets.checks import source_evaluation
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.sensors.red import NOT_WELL
@@ -29,3 +30,8 @@ def current(
         report_health(instance, loaded.name, now)
         return dg.SkipReason(f"{NOT_WELL}file: {found.error}")
     return found
+
+
+def is_outdated(settings: Settings, loaded: LoadedPipeline, now: LoadedPipeline) -> bool:
+    """Return whether definitions are older than the file, and Dagster reloads them only on a user's request."""
+    return settings.dagster_url is None and loaded.hash != now.hash

@@ -8,7 +8,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from deltaforge_dagster.assets.names import dagster_name, job_name
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.sensors.current import current
+from deltaforge_dagster.sensors.current import current, is_outdated
 from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.snapshot import look
@@ -46,8 +46,11 @@ def build_sensor(
                     found = [now]
                 else:
                     source = opened.source_builder(now)
+                    outdated = is_outdated(opened.settings, loaded, now)
                     found = [
-                        tick(instance, opened.store, now, source, opened.journal),
+                        tick(
+                            instance, opened.store, now, source, opened.journal, outdated=outdated
+                        ),
                         look(instance, opened.store, now),
                     ]
         except DeltaforgeError as error:
@@ -78,7 +81,10 @@ def build_schedule(loaded: LoadedPipeline, cron: str, cache: TickCache) -> dg.Sc
                     found = now
                 else:
                     source = opened.source_builder(now)
-                    found = tick(instance, opened.store, now, source, opened.journal)
+                    outdated = is_outdated(opened.settings, loaded, now)
+                    found = tick(
+                        instance, opened.store, now, source, opened.journal, outdated=outdated
+                    )
         except DeltaforgeError as error:
             found = dg.SkipReason(f"{NOT_WELL}{error}")
         return found if isinstance(found, dg.RunRequest) else red(found)

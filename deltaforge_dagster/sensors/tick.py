@@ -12,8 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 
 import dagster as dg
+from dagster._utils.schedules import get_next_cron_tick
 
 from deltaforge_dagster.assets.checks import (
     delivered,
@@ -46,7 +48,6 @@ from deltaforge_dagster.sensors.report import (
     report_turn,
 )
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.sources.findings import and_run
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -72,15 +73,26 @@ def tick(
     loaded: LoadedPipeline,
     build_source: Callable[[], Source],
     journal: Journal,
+    *,
+    outdated: bool = False,
 ) -> dg.RunRequest | dg.SkipReason:
-    """Return the run to start for a pipeline, or why none is needed now."""
+    """Return the run to start for a pipeline, or why none is needed now.
+
+    Args:
+        instance: The Dagster instance.
+        store: The state store.
+        loaded: The pipeline as its file is now.
+        build_source: Builds its source.
+        journal: The journal.
+        outdated: Whether Dagster's definitions are older than the file and wait for Reload.
+    """
     live = _unfinished_runs(instance, loaded.name)
     ended = _report_dead(instance, store, loaded.name, live)
     if not _lease_is_held(store, loaded.name):
         _publish(instance, store, loaded.name, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
-    note_tick(store, loaded.name)
+    note_tick(store, loaded.name, outdated=outdated)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     lease = store.leases.get(loaded.name)
     held = lease is not None and lease.held_at(store.now())
@@ -88,13 +100,13 @@ def tick(
         found = _report_source(instance, store, loaded, None)
         holder = lease.run_id if lease and held else remaining[0].dagster_run.run_id
         return _skip(found, f"run {str(holder)[:8]} is working on it")
-    problem = look_at_source(store, loaded, build_source)
+    next_look = _next_look(store, loaded)
+    problem = look_at_source(store, loaded, build_source, journal, next_look)
     try:
         work: Work | NoWork | None = find_work(store, loaded, build_source, problem)
     except DeltaforgeError as error:
         if error is not problem:
-            again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
-            capture_failed(store, loaded.name, "tick", error, again)
+            capture_failed(store, loaded.name, "tick", error, next_look)
         problem, work = error, None
     found = _report_source(instance, store, loaded, build_source)
     if isinstance(work, Work):
@@ -104,13 +116,17 @@ def tick(
     return _skip(found, str(problem) if work is None else work.detail)
 
 
+def _next_look(store: StateStore, loaded: LoadedPipeline) -> float:
+    """Return when the sensor or schedule of a pipeline ticks next, by the store's clock."""
+    now, options = store.now(), loaded.spec.spec.engine.dagster
+    if options.schedule is None:
+        return now + options.sensor_interval_seconds
+    return get_next_cron_tick(options.schedule, datetime.fromtimestamp(now, UTC), None).timestamp()
+
+
 def _skip(found: Health, detail: str) -> dg.SkipReason:
     """Return why no run is started, with errors first, so that the list of ticks shows them."""
-    errors = [
-        f"{NOT_WELL}{one.subject}: {and_run(one.text, one.remedy)}"
-        for one in found.problems
-        if one.severity == "error"
-    ]
+    errors = [f"{NOT_WELL}{one.line}" for one in found.problems if one.severity == "error"]
     return dg.SkipReason(
         "; ".join([*errors, *([] if errors and detail in errors[0] else [detail])])
     )

@@ -24,7 +24,12 @@ from deltaforge_dagster.state.undelivered import UndeliveredWrites
 _ERROR_LENGTH = 2000
 """Maximum length of a sink's last error."""
 
-_NO_FAILURES: dict[str, Any] = {"failures": 0, "next_attempt_at": 0.0, "last_error": None}
+_NO_FAILURES: dict[str, Any] = {
+    "failures": 0,
+    "next_attempt_at": 0.0,
+    "last_error": None,
+    "failing_since": None,
+}
 
 NOTHING = (0, -1)
 """Stands for the row in a sink's own position before anything was sent under an incarnation."""
@@ -204,6 +209,7 @@ class CheckpointWrites:
             "failures": 0,
             "next_attempt_at": 0.0,
             "last_error": None,
+            "failing_since": None,
             "updated_at": clock(),
             "overrules": not exactly_once or sent == NOTHING,
             **_sent(sent),
@@ -293,6 +299,7 @@ class CheckpointWrites:
                 "failures": row["failures"] + 1,
                 "last_error": error_text[:_ERROR_LENGTH],
                 "next_attempt_at": next_attempt_at,
+                "failing_since": row["failing_since"] if row["failures"] else clock(),
             },
         )
         metrics.count(self._connection, self._pipeline, tally)
@@ -328,9 +335,7 @@ def standing(segment: int, ordinal: int, complete: bool, position: str | None) -
         "ordinal": ordinal,
         "complete": complete,
         "source_position": position,
-        "failures": 0,
-        "next_attempt_at": 0.0,
-        "last_error": None,
+        **_NO_FAILURES,
         "updated_at": clock(),
         "lineage": None,
         "sent_segment": None,

@@ -226,6 +226,7 @@ def _start_afresh(
             failures=0,
             next_attempt_at=0.0,
             last_error=None,
+            failing_since=None,
             updated_at=clock(),
         )
     )

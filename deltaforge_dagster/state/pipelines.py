@@ -188,9 +188,9 @@ class PipelineRepository:
         """Record the path of the pipeline's file; None if the store keeps the document."""
         self._update(name, file=file)
 
-    def note_tick(self, name: str) -> None:
-        """Record that a sensor or schedule has just ticked."""
-        self._update(name, ticked_at=self._database.now())
+    def note_tick(self, name: str, outdated_since: float | None = None) -> None:
+        """Record that a sensor or schedule has just ticked, and since when its definitions are outdated."""
+        self._update(name, ticked_at=self._database.now(), outdated_since=outdated_since)
 
     def note_source_seen(self, name: str, findings: Sequence[NotedFinding]) -> None:
         """Record that the source has just answered, and the findings about its configuration."""

@@ -63,6 +63,8 @@ class PipelineRow:
     """When the source last answered, accurate to a few seconds; None if it never has."""
     file: str | None = None
     """Absolute path of the file last used for it; None if the store keeps the document."""
+    outdated_since: float | None = None
+    """Since when Dagster's definitions are older than the file and wait for Reload; None if they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,8 @@ class CheckpointRow:
     """Where the sink started, as text for users, if it was added to a pipeline already running."""
     snapshot_due: bool = False
     """No snapshot was requested for the sink since it started; its `start` says whether it needs one."""
+    failing_since: float | None = None
+    """When the first of the sink's `failures` occurred; None if there is none, or if it is not known."""
 
     @property
     def attached(self) -> bool:

@@ -50,6 +50,7 @@ pipelines = Table(
     Column("ticked_at", Double),
     Column("source_seen_at", Double),
     Column("file", Text),
+    Column("outdated_since", Double),
 )
 
 stored_specs = Table(
@@ -152,6 +153,7 @@ checkpoints = Table(
     Column("failures", BigInteger, nullable=False),
     Column("next_attempt_at", Double, nullable=False),
     Column("last_error", Text),
+    Column("failing_since", Double),
     Column("updated_at", Double, nullable=False),
     Column("lineage", Text),
     Column("overrules", Boolean, nullable=False),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -53,6 +55,26 @@ class BrokenFileSystem(MemoryFileSystem):  # type: ignore[misc]
     def exists(self, path: str, **_: object) -> bool:
         """Fail as the client of a cloud provider does."""
         raise LookupError(f"https://{path}?signature=secret")
+
+
+@pytest.mark.parametrize("flags", [0, os.ST_RDONLY])
+def test_a_folder_that_may_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int
+) -> None:
+    """It is found without writing, also where the folder is still to be made; with the command that changes it."""
+    storage = open_storage((tmp_path / "made" / "later").as_uri())
+    storage.check_writable("shop")
+    assert list(tmp_path.iterdir()) == []
+
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    said = "is read-only" if flags else f"run: chmod u\\+rwx {tmp_path}"
+    with pytest.raises(StoreUnavailable, match=f"journal folder {tmp_path}: .*{said}"):
+        storage.check_writable("shop")
+
+    (tmp_path / "made").write_text("no folder")
+    with pytest.raises(StoreUnavailable, match="not a directory"):
+        storage.check_writable("shop")
 
 
 def test_foreign_errors_are_translated() -> None:

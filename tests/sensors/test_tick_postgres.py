@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -41,6 +42,7 @@ class Ticked:
     store: StateStore
     loaded: LoadedPipeline
     instance: dg.DagsterInstance
+    journal: str = "memory://looked"
 
     def tick(self) -> str:
         """Tick; return why nothing is started."""
@@ -49,7 +51,7 @@ class Ticked:
             self.store,
             self.loaded,
             lambda: build_source(self.loaded.spec),
-            Journal("memory://looked"),
+            Journal(self.journal),
         )
         assert isinstance(found, dg.SkipReason), found
         return str(found.skip_message)
@@ -145,6 +147,48 @@ def test_a_table_that_is_no_longer_sent(
         assert made.health.problems == ()
         assert made.check("source") is None
         assert made.check("preflight") is None
+
+        bench.execute("ALTER PUBLICATION p SET (publish = 'insert, truncate')")
+        assert "NOT WELL" not in made.tick()
+        (found,) = health(made.store, made.loaded).problems
+        assert found.severity == "warning"
+        assert "does not send every update, delete" in found.text
+
+
+def test_a_journal_that_cannot_be_written(
+    postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked], tmp_path: Path
+) -> None:
+    """The next tick reports it before anything is captured, and clears it once it can be written."""
+    with PostgresBench(postgres_dsn) as bench:
+        made = ticked(bench)
+        (tmp_path / "journal").write_text("not a folder")
+        made.journal = (tmp_path / "journal").as_uri()
+        said = f"journal folder {tmp_path}/journal: not a directory"
+        assert made.tick() == f"NOT WELL: journal: {said}"
+        assert made.health.error == made.check("source") == said
+        (tmp_path / "journal").unlink()
+        assert "NOT WELL" not in made.tick()
+        assert made.health.problems == ()
+
+
+def test_a_scheduled_tick_says_when_it_comes_again(
+    start_postgres: StartPostgres, ticked: Callable[[PostgresBench], Ticked], tmp_path: Path
+) -> None:
+    """The next attempt is that of the schedule, which takes the sensor's place."""
+    server = start_postgres(None)
+    with PostgresBench(server.create_database()) as bench:
+        made = ticked(bench)
+        path = tmp_path / "orders.yaml"
+        path.write_text(path.read_text() + '  engine: {dagster: {schedule: "7 3 * * *"}}\n')
+        made.loaded = load_pipeline(path)
+        server.stop(immediate=True)
+        assert made.tick().startswith("NOT WELL: source: PostgreSQL ")
+        at = made.health.problems[0].next_attempt_at
+        assert at is not None
+        assert datetime.fromtimestamp(at, UTC).strftime("%H:%M") == "03:07"
+        server.restart()
+        bench.connection.close()
+        bench.connection = psycopg.connect(bench.dsn, autocommit=True)
 
 
 def test_a_slot_that_is_gone(postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]) -> None:

@@ -60,9 +60,10 @@ def run(
 ) -> None:
     """Capture and deliver until there has been no work for a while; Ctrl-C stops the run cleanly.
 
-    The exit code is 1 if the source could not be read, a sink that the commit policy waits for is behind
-    and fails, the lease was lost, or another run is working on the pipeline. Failures of sinks that the commit
-    policy does not wait for are reported, but do not change the exit code.
+    The exit code is 1 if `deltaforge status` would show an error of the pipeline: the source could not be read or
+    does not send a captured table, a sink that the commit policy waits for fails, changes are held. It is
+    also 1 if the lease was lost, or if another run is working on the pipeline. Failures of sinks that the
+    commit policy does not wait for are reported, but do not change the exit code.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     tags = {RUN_TAG: "live", REASON_TAG: COMMAND}
@@ -74,7 +75,7 @@ def run(
         with _progress(settings, loaded):
             result = _execute(settings, loaded, tags=tags)
         outcome = _outcome(result)
-        success = result.success and _delivered(loaded, outcome)
+        success = result.success and _delivered(loaded, outcome) and not outcome["problems"]
     finally:
         if json_output:
             typer.echo(json.dumps({"pipeline": loaded.name, "success": success, **outcome}))
@@ -107,6 +108,10 @@ def _tell(pipeline: str, outcome: Mapping[str, Any]) -> None:
     typer.echo(_sentence(outcome))
     if outcome["capture_error"] is not None:
         typer.secho(f"error: {outcome['capture_error']}", fg=typer.colors.RED, err=True)
+    for problem in outcome["problems"]:
+        said = outcome["capture_error"] is not None and outcome["capture_error"] in problem
+        if not (said or problem.startswith("sink ")):
+            typer.secho(f"error: {problem}", fg=typer.colors.RED, err=True)
     for sink, error in sorted(outcome["sink_errors"].items()):
         typer.echo(f"{sink} is behind and fails: {error}")
 

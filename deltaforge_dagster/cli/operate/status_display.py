@@ -18,6 +18,9 @@ from deltaforge_dagster.state.records import HoldRow, LeaseRow, RangeRow
 
 _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
 
+_OVERDUE_SECONDS = 60.0
+"""An attempt that was due this long ago is not announced: nothing works on the pipeline that would make it."""
+
 
 def screen(found: Sequence[Overview | NotBegun]) -> RenderableType:
     """Return the display of all pipelines."""
@@ -49,8 +52,8 @@ def _problems(health: Health, now: float | None) -> Iterator[RenderableType]:
         text = f"{one.severity}: {one.subject}: {one.text}"
         if now is not None and one.since is not None:
             text += f" (for {duration(now - one.since)})"
-        if now is not None and one.next_attempt_at is not None:
-            left = one.next_attempt_at - now
+        left = None if now is None or one.next_attempt_at is None else one.next_attempt_at - now
+        if left is not None and left > -_OVERDUE_SECONDS:
             text += f"; next attempt {f'in {duration(left)}' if left >= 1 else 'now'}"
         yield Padding(Text(text, style=style), (0, 0, 0, 2))
         if one.remedy is not None:

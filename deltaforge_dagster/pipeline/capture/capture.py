@@ -104,7 +104,7 @@ class Capture:
         self.passed: Position | None = None
         self.in_transaction = False
         self.reading = False
-        self.moved_at = time.monotonic()
+        self.moved_at = self._began = time.monotonic()
         self.segments = 0
         self.rows = 0
         self._build_source = build_source
@@ -153,6 +153,11 @@ class Capture:
     def has_read(self) -> bool:
         """Whether it has read anything from the log yet."""
         return self.segments > 0 or self.passed is not None
+
+    @property
+    def has_written(self) -> bool:
+        """Whether it has written anything to the journal yet."""
+        return self.moved_at > self._began
 
     @property
     def chunks_waiting(self) -> bool:

@@ -24,7 +24,7 @@ from deltaforge_dagster.errors import (
     Retryable,
     StoreUnavailable,
 )
-from deltaforge_dagster.pipeline.committed import counted_sinks, go_on_command
+from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding, and_run
@@ -43,6 +43,7 @@ Severity = Literal["warning", "error"]
 NOTED_EVERY = 15.0
 """Seconds after which it is noted again that somebody looked."""
 
+_RELOAD = "press Reload in its UI (Deployment, Code locations)"
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
 
@@ -66,6 +67,11 @@ class HealthProblem:
     remedy: str | None = None
     since: float | None = None
     next_attempt_at: float | None = None
+
+    @property
+    def line(self) -> str:
+        """What it is about, what is wrong and the remedy, as one line."""
+        return f"{self.subject}: {and_run(self.text, self.remedy)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; times are seconds since 1970."""
@@ -110,7 +116,10 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
     """
     row = store.pipelines.get(pipeline.name)
     if row is None and isinstance(pipeline, LoadedPipeline):
-        never = "nothing has worked on it yet: neither a sensor nor `deltaforge run`"
+        never = (
+            "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If a Dagster is running that "
+            f"does not reload by itself, {_RELOAD}"
+        )
         return Health("running", (HealthProblem("sensor", "warning", never, "deltaforge dev"),))
     if isinstance(pipeline, LoadedPipeline):
         assert row is not None
@@ -161,8 +170,9 @@ def capture_failed(
 ) -> None:
     """Note why nothing is captured now.
 
-    A tick does not replace what a run met and only a person can end. Source or journal have failed since the
-    first of the failures that nothing came between, whatever each said.
+    A tick does not replace what a run met and only a person can end, nor a failure to write the journal by one of
+    the source. Source or journal have failed since the first of the failures that nothing came between, whatever
+    each said.
 
     Args:
         store: Where it is noted.
@@ -176,9 +186,11 @@ def capture_failed(
     if row is None:
         return
     known = failure_of(row)
-    if by == "tick" and known is not None and known.by == "run" and not _passes(known):
-        return
     subject = _subject(error)
+    if by == "tick" and known is not None and known.by == "run":
+        same = known.subject == subject and known.next_attempt_at is not None
+        if not (same or _passes(known)):
+            return
     since = known.since if known is not None and known.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
     store.pipelines.set_failure(name, Failure(by, error.kind, str(error), since, attempt, subject))
@@ -189,6 +201,14 @@ def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> N
     row = store.pipelines.get(name)
     known = None if row is None else failure_of(row)
     if known is not None and (by == "run" or known.by == "tick" or _passes(known)):
+        store.pipelines.set_failure(name, None)
+
+
+def source_answers(store: StateStore, name: str) -> None:
+    """Note that the source can be queried: an outage is over."""
+    row = store.pipelines.get(name)
+    known = None if row is None else failure_of(row)
+    if known is not None and _passes(known):
         store.pipelines.set_failure(name, None)
 
 
@@ -215,11 +235,14 @@ def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> Non
         store.pipelines.note_source_seen(name, noted)
 
 
-def note_tick(store: StateStore, name: str) -> None:
-    """Note that a sensor or schedule ticks."""
-    row = store.pipelines.get(name)
-    if row is not None and store.now() - (row.ticked_at or 0) >= NOTED_EVERY:
-        store.pipelines.note_tick(name)
+def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
+    """Note that a sensor or schedule ticks; `outdated`: with definitions that wait for Reload."""
+    row, now = store.pipelines.get(name), store.now()
+    if row is None:
+        return
+    since = (row.outdated_since or now) if outdated else None
+    if now - (row.ticked_at or 0) >= NOTED_EVERY or since != row.outdated_since:
+        store.pipelines.note_tick(name, since)
 
 
 def _subject(error: DeltaforgeError) -> Literal["source", "journal"]:
@@ -236,6 +259,9 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
     capture = list(_capture(row, spec, lease, now)) if row.want == "running" else []
     others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
     failed = any(one.severity == "error" for one in capture)
+    if row.outdated_since is not None and spec is not None:
+        text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
+        others.append(HealthProblem("definitions", "warning", text, since=row.outdated_since))
     problems = sorted([*capture, *others], key=lambda one: one.severity != "error")
     return Health("failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now))
 
@@ -294,9 +320,10 @@ def _delivery(
     store: StateStore, row: PipelineRow, spec: PipelineSpec | None
 ) -> Iterator[HealthProblem]:
     """Yield what keeps captured changes from their sinks."""
-    counts = None if spec is None else counted_sinks(spec)
-    for one in store.checkpoints.read(row.name).values():
-        yield from _sink(row.name, one, counts=counts is None or one.sink in counts)
+    checkpoints = store.checkpoints.read(row.name)
+    counts = checkpoints.keys() if spec is None else awaited_sinks(spec, checkpoints)
+    for one in checkpoints.values():
+        yield from _sink(row.name, one, counts=one.sink in counts)
     for hold in store.holds.read(row.name):
         if hold.state != "journaled":
             text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
@@ -325,6 +352,7 @@ def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[Health
             subject,
             "error" if counts else "warning",
             (one.last_error or "it fails").removeprefix(f"{subject}: "),
+            since=one.failing_since,
             next_attempt_at=one.next_attempt_at,
         )
     if one.notice is not None:

@@ -1,6 +1,6 @@
 """Check the source every few seconds: does it answer, and will it send everything that must be captured?
 
-While no run is active, the ticks of the sensor check it (`look_at_source`); during a run, a thread of the run does
+Ticks also check whether the journal can be written. While no run is active, the ticks of the sensor check it (`look_at_source`); during a run, a thread of the run does
 (`SourceWatch`). The findings are recorded in the state store, where `health` reads them.
 """
 
@@ -13,6 +13,7 @@ from contextlib import closing
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, note_findings
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
@@ -26,13 +27,24 @@ _PATIENCE = 5.0
 
 
 def look_at_source(
-    store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+    journal: Journal,
+    next_look: float,
 ) -> DeltaforgeError | None:
-    """Check the source of a pipeline without an active run, and record the findings.
+    """Check source and journal of a pipeline without an active run, and record the findings.
+
+    Args:
+        store: The state store.
+        loaded: The pipeline.
+        build_source: Creates its source.
+        journal: The journal.
+        next_look: When the next check is due, by the store's clock.
 
     Returns:
-        Why the source cannot be reached or can no longer be read. None if it can, and if there is nothing to
-        check: the pipeline has no start position yet, or must not capture.
+        Why the source cannot be reached or can no longer be read, or why the journal cannot be written. None if
+        all is well, and if there is nothing to check: the pipeline has no start position yet, or must not capture.
     """
     row = store.pipelines.get(loaded.name)
     if row is None or row.start_position is None or row.want != "running":
@@ -40,17 +52,20 @@ def look_at_source(
     try:
         with closing(build_source()) as source:
             found = source.maintain(parse_position(row.captured_position or row.start_position))
+        note_findings(store, loaded.name, found)
+        journal.check_writable(loaded.name, row.uid)
     except DeltaforgeError as error:
-        again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
-        capture_failed(store, loaded.name, "tick", error, again)
+        capture_failed(store, loaded.name, "tick", error, next_look)
         return error
     capture_works(store, loaded.name, "tick")
-    note_findings(store, loaded.name, found)
     return None
 
 
 class SourceWatch:
     """Checks the source during a run, in a separate thread.
+
+    A run that ends before its first check makes it at its end, so that what earlier runs or ticks found does not
+    outlast a short run that no longer finds it.
 
     Args:
         store: The state store.
@@ -79,19 +94,24 @@ class SourceWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop, after the first check if there was none yet; wait for it for a few seconds."""
         self._over.set()
         self._thread.join(_PATIENCE)
 
     def _watch(self) -> None:
-        while not self._over.wait(self._seconds):
-            try:
-                with closing(self._build_source()) as source:
-                    self._note(source.maintain(None))
-            except Retryable as error:  # capture meets it, too, and notes when it tries again
-                logger.debug("%s: the source was not looked at: %s", self._name, error)
-            except DeltaforgeError as error:  # what is being read may go on: the stream has begun
-                self._note([Finding("source", "error", str(error))])
+        looked = False
+        while not (self._over.wait(self._seconds) and looked):
+            self._look()
+            looked = True
+
+    def _look(self) -> None:
+        try:
+            with closing(self._build_source()) as source:
+                self._note(source.maintain(None))
+        except Retryable as error:  # capture meets it, too, and notes when it tries again
+            logger.debug("%s: the source was not looked at: %s", self._name, error)
+        except DeltaforgeError as error:  # what is being read may go on: the stream has begun
+            self._note([Finding("source", "error", str(error))])
 
     def _note(self, found: list[Finding]) -> None:
         for one in found:

@@ -6,7 +6,7 @@ import time
 from typing import Literal
 
 from deltaforge_dagster.pipeline.capture.capture import Capture
-from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works
+from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, failure_of
 from deltaforge_dagster.state.store import StateStore
 
 _BRIEF_SECONDS = 2.0
@@ -35,7 +35,7 @@ class CaptureWatch:
         error = capture.error
         if error is None:
             self._troubled_since = None
-            if self._said == "trouble" or (self._said == "nothing" and capture.has_read):
+            if self._said == "trouble" or (self._said == "nothing" and self._works(capture)):
                 capture_works(self._store, self._name, "run")
                 self._said = "well"
         elif capture.failed:
@@ -43,6 +43,14 @@ class CaptureWatch:
             self._said = "failed"
         else:
             self._trouble(capture, over=over)
+
+    def _works(self, capture: Capture) -> bool:
+        """Whether an earlier failure is over: that a run reads does not show that it can write the journal."""
+        if not capture.has_read or capture.has_written:
+            return capture.has_read
+        row = self._store.pipelines.get(self._name)
+        known = None if row is None else failure_of(row)
+        return known is None or known.subject == "source" or known.next_attempt_at is None
 
     def _trouble(self, capture: Capture, *, over: bool) -> None:
         """Note an error that may pass by itself, once it has lasted, and each time that it is tried again."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import bound
-from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.capture.holds import Holds
@@ -34,7 +34,12 @@ from deltaforge_dagster.pipeline.control.work import ensure_start, next_probe, r
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.failover import Failover
 from deltaforge_dagster.pipeline.health.dead_letter_watch import DeadLetterWatch
-from deltaforge_dagster.pipeline.health.health import with_remedy
+from deltaforge_dagster.pipeline.health.health import (
+    capture_failed,
+    health,
+    source_answers,
+    with_remedy,
+)
 from deltaforge_dagster.pipeline.health.source_watch import SourceWatch
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
@@ -78,6 +83,7 @@ class RunOutcome:
         paused: Why capture was paused at the end, None if it was not.
         detached: Sinks that get nothing until they are attached again.
         paused_sinks: Sinks that get nothing until they are resumed; the journal keeps everything for them.
+        problems: The errors that `deltaforge status` shows at the end of the run.
     """
 
     reason: str
@@ -93,6 +99,7 @@ class RunOutcome:
     paused: str | None = None
     detached: tuple[str, ...] = ()
     paused_sinks: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -241,7 +248,11 @@ class LiveRun:
         self._observer.warn(f"sink {sink_id} is {why}")
 
     def _start_position(self, pipeline: PipelineRow) -> tuple[PipelineRow, Position | None]:
-        """Set the start position if there is none; ask the source for its head only if that is the goal."""
+        """Set the start position if there is none; ask the source for its head only if that is the goal.
+
+        Raises:
+            DeltaforgeError: The source cannot be asked, which is recorded as by a tick.
+        """
         if pipeline.want != "running":
             return pipeline, None
         if pipeline.start_position is not None and not self._until_caught_up:
@@ -249,9 +260,15 @@ class LiveRun:
         source = self._context.build_source()
         try:
             pipeline = ensure_start(self._store, self._loaded, pipeline, source)
-            return pipeline, source.head() if self._until_caught_up else None
+            head = source.head() if self._until_caught_up else None
+        except DeltaforgeError as error:
+            now = self._store.now()
+            capture_failed(self._store, self._loaded.name, "tick", error, now)
+            raise
         finally:
             source.close()
+        source_answers(self._store, self._loaded.name)
+        return pipeline, head
 
     def _start_capture(self, pipeline: PipelineRow, ranges: Ranges) -> Capture:
         position = pipeline.captured_position or pipeline.start_position
@@ -384,6 +401,7 @@ class LiveRun:
         row = self._store.pipelines.get(self._loaded.name)
         assert row is not None
         sinks = self._store.checkpoints.read(self._loaded.name).values()
+        found = health(self._store, self._loaded)
         return RunOutcome(
             reason=reason,
             captured=0 if capture is None else capture.rows,
@@ -398,4 +416,5 @@ class LiveRun:
             paused=self._pressure.paused,
             detached=tuple(one.sink for one in sinks if not one.attached),
             paused_sinks=tuple(one.sink for one in sinks if one.paused),
+            problems=tuple(one.line for one in found.problems if one.severity == "error"),
         )

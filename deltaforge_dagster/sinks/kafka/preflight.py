@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclOperation,
     AdminClient,
@@ -26,6 +32,9 @@ from deltaforge_dagster.sinks.kafka.errors import error_of, translated
 from deltaforge_dagster.sinks.kafka.settings import Settings
 from deltaforge_dagster.sinks.preflight import not_known
 from deltaforge_dagster.sources.findings import Finding
+
+_NO_TOPIC = "no such topic"
+"""The name of no topic: Kafka allows no spaces in names."""
 
 SECONDS = 15.0
 """For each answer of the brokers."""
@@ -135,20 +144,29 @@ def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
         f" --transactional-id {name}"
     )
     found = [Finding(subject, "note", text, remedy)]
-    asked = admin.describe_consumer_groups(
-        [name], include_authorized_operations=True, request_timeout=SECONDS
-    )
-    allowed = None
-    refused = False
-    try:
-        allowed = asked[name].result().authorized_operations
-    except KafkaException as exception:
-        refused = error_of(exception).code() == KafkaError.GROUP_AUTHORIZATION_FAILED
-    if refused or (allowed is not None and AclOperation.READ not in allowed):
+    if _may_not_commit(admin, name):
         text = f"the Kafka user may not keep the sink's position in consumer group {name!r}"
         remedy = f"kafka-acls --add --allow-principal User:... --operation Read --operation Describe --group {name}"
         found.append(Finding(subject, "error", text, remedy))
     return found
+
+
+def _may_not_commit(admin: AdminClient, group: str) -> bool:
+    """Say whether the user lacks the rights to commit offsets of a group.
+
+    The brokers are asked to keep an offset of a topic that cannot exist. They refuse that in any case, but check
+    the rights to the group first. Neither group nor offset is made.
+    """
+    offsets = ConsumerGroupTopicPartitions(group, [TopicPartition(_NO_TOPIC, 0, 0)])
+    asked = admin.alter_consumer_group_offsets([offsets], request_timeout=SECONDS)
+    try:
+        kept = asked[group].result().topic_partitions
+    except KafkaException as exception:
+        return error_of(exception).code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    return any(
+        one.error is not None and one.error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+        for one in kept
+    )
 
 
 def _brokers_make_topics(admin: AdminClient) -> bool | None:

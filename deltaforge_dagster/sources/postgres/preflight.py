@@ -185,35 +185,17 @@ def _publication(
     *,
     slot_exists: bool,
 ) -> list[Finding]:
-    row = connection.execute(
-        "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s",
-        (name,),
-    ).fetchone()
-    if row is None and not slot_exists:
+    lacks = publications.coverage(connection, name, patterns)
+    if lacks is None and not slot_exists:
         version = catalog.facts(connection).version
         return publications.creation(connection, server, name, patterns, version)
     found: list[Finding] = []
     with finding_errors("publication", found):
-        lacks = publications.coverage(connection, name, patterns)
         if lacks is None:
             raise publications.missing(server, name)
         found += publications.findings(connection, name, lacks)
         if not found:
             found.append(Finding("publication", "ok", f"publication {name!r} sends the tables"))
-    kinds = ("insert", "update", "delete", "truncate")
-    silent = [kind for kind, sent in zip(kinds, row or (), strict=False) if not sent]
-    if silent:
-        statement = sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
-            sql.Identifier(name), sql.Literal(", ".join(kinds))
-        )
-        found.append(
-            Finding(
-                "publication",
-                "warning",
-                f"publication {name!r} does not send every {', '.join(silent)}",
-                statement.as_string(connection),
-            )
-        )
     return found
 
 

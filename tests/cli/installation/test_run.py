@@ -18,7 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline import run as module
+from deltaforge_dagster.pipeline.health.health import Health, HealthProblem
 from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import SparkAddress
 
 PIPELINE = """\
@@ -74,13 +78,35 @@ def test_wrong_use_is_one_message(arguments: list[str], code: int, message: str)
 
 
 def test_an_unreachable_source_is_one_message_without_its_password() -> None:
-    """A run with an unreachable source exits with code 1 and one message."""
+    """A run with an unreachable source exits with code 1 and one message, which `status` then shows, too."""
     result = CliRunner().invoke(app, ["run", "shop"])
 
     assert result.exit_code == 1
     assert "127.0.0.1:1" in result.stderr
     assert "sekret" not in result.stderr + result.stdout
     assert "Traceback" not in result.stderr
+    status = CliRunner().invoke(app, ["status"])
+    assert status.exit_code == 1
+    assert "127.0.0.1:1" in status.stdout
+
+
+def test_a_pipeline_that_another_run_holds() -> None:
+    """The exit code is 1, as text and as JSON."""
+    store = StateStore.open(Settings.from_env().state_url)
+    store.pipelines.register("shop", "hash", ["out"])
+    assert store.leases.acquire("shop", "somebody", 900.0) is not None
+    store.close()
+
+    result = CliRunner().invoke(app, ["run", "shop"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: another run is working on pipeline shop\n"
+    result = CliRunner().invoke(app, ["run", "shop", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {
+        "pipeline": "shop",
+        "success": False,
+        "reason": "held elsewhere",
+    }
 
 
 def test_an_interrupt_where_nothing_catches_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +135,8 @@ def test_a_sink_that_fails_is_named(
 ) -> None:
     """If the required sinks have everything, the exit code is 0 and the output names the failing sink.
 
-    The first run reads the initial snapshot that the file requests. A failing required sink makes the code 1.
+    The first run reads the initial snapshot that the file requests. A failing required sink makes the code 1, and
+    so does anything else that `status` calls an error.
     """
     spark_server.use(tmp_path / "home", monkeypatch)
     monkeypatch.setenv("COLUMNS", "60")
@@ -145,6 +172,13 @@ def test_a_sink_that_fails_is_named(
         {"lost": 1},
     )
     assert "lost.jsonl" in answer["sink_errors"]["lost"]
+
+    (tmp_path / "pipelines" / "shop.yaml").write_text(text)
+    unsent = Health("failed", (HealthProblem("publication", "error", "t is not sent", "ALTER x"),))
+    monkeypatch.setattr(module, "health", lambda *_: unsent)
+    uncaptured = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
+    assert uncaptured.exit_code == 1
+    assert "error: publication: t is not sent; run: ALTER x" in uncaptured.stderr
 
 
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_status_of_a_live_pipeline(store: StateStore) -> None:
     shown = lines("status", code=1)
 
     assert shown[0][:3] == ["orders", "running", "with problems"]
-    assert shown[1] == ["error: sink file: disk [full]; next attempt in 1 d 1 h"]
+    assert shown[1] == ["error: sink file: disk [full] (for 0 s); next attempt in 1 d 1 h"]
     assert shown[2] == ["captured", "lsn 0/00000300 tx_id 3, segment 3"]
     assert shown[3] == ["confirmed", "-"]
     assert shown[4] == ["journal", "300 B"]

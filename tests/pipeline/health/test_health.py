@@ -30,6 +30,7 @@ from deltaforge_dagster.pipeline.health.health import (
     health_without_file,
     note_findings,
     note_tick,
+    source_answers,
 )
 from deltaforge_dagster.pipeline.run import capture_watch
 from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
@@ -57,7 +58,9 @@ def watch(sqlite_store: StateStore, monkeypatch: pytest.MonkeyPatch) -> Callable
     return lambda: CaptureWatch(sqlite_store, NAME)
 
 
-def capture(error: DeltaforgeError | None, *, failed: bool, has_read: bool) -> Capture:
+def capture(
+    error: DeltaforgeError | None, *, failed: bool, has_read: bool, has_written: bool = False
+) -> Capture:
     """Return what a watch sees of a capture; it tries again in a minute."""
     return cast(
         Capture,
@@ -65,6 +68,7 @@ def capture(error: DeltaforgeError | None, *, failed: bool, has_read: bool) -> C
             error=error,
             failed=failed,
             has_read=has_read,
+            has_written=has_written,
             next_attempt_at=time.monotonic() + 60.0,
         ),
     )
@@ -133,6 +137,29 @@ def test_a_tick_that_can_use_the_source_ends_a_runs_outage_but_not_a_journals(
     assert health(sqlite_store, loaded).status == "running"
 
 
+def test_a_journal_that_cannot_be_written(
+    sqlite_store: StateStore, loaded: LoadedPipeline, watch: Callable[[], CaptureWatch]
+) -> None:
+    """It is over when a run has written, not when one reads; a tick's own finding is over at the next tick."""
+    full = StoreUnavailable("no space")
+    watch().look(capture(full, failed=False, has_read=True))
+    later = watch()
+    later.look(capture(None, failed=False, has_read=True))
+    assert health(sqlite_store, loaded).error == "no space"
+    later.look(capture(None, failed=False, has_read=True, has_written=True))
+    assert health(sqlite_store, loaded).status == "running"
+
+    watch().look(capture(full, failed=False, has_read=True))
+    since = health(sqlite_store, loaded).problems[0].since
+    capture_failed(sqlite_store, NAME, "tick", REFUSED, 12345.0)
+    assert health(sqlite_store, loaded).error == "no space"
+    capture_failed(sqlite_store, NAME, "tick", StoreUnavailable("no rights"), 12345.0)
+    found = health(sqlite_store, loaded).problems[0]
+    assert (found.text, found.since, found.next_attempt_at) == ("no rights", since, 12345.0)
+    capture_works(sqlite_store, NAME, "tick")
+    assert health(sqlite_store, loaded).status == "running"
+
+
 def test_a_run_takes_back_what_anybody_said(
     sqlite_store: StateStore, loaded: LoadedPipeline, watch: Callable[[], CaptureWatch]
 ) -> None:
@@ -155,6 +182,14 @@ def test_a_brief_outage_is_no_news(sqlite_store: StateStore, loaded: LoadedPipel
     one = CaptureWatch(sqlite_store, NAME)
     one.look(capture(REFUSED, failed=False, has_read=True))
     assert health(sqlite_store, loaded).status == "running"
+
+
+def test_an_answer_ends_an_outage(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """But not what only a person can end."""
+    for error, status in ((REFUSED, "running"), (GONE, "failed")):
+        capture_failed(sqlite_store, NAME, "tick", error, 12345.0)
+        source_answers(sqlite_store, NAME)
+        assert health(sqlite_store, loaded).status == status
 
 
 def test_a_failure_that_comes_again_is_as_old_as_the_first(
@@ -232,12 +267,47 @@ def test_silence_of_a_sensor_is_an_error(
     assert health(sqlite_store, loaded).status == "running"
 
 
+def test_definitions_that_wait_for_reload(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """Said from the first tick that finds them older than the file, until one finds them as new."""
+    note_tick(sqlite_store, NAME)
+    assert health(sqlite_store, loaded).problems == ()
+    note_tick(sqlite_store, NAME, outdated=True)
+    (problem,) = health(sqlite_store, loaded).problems
+    assert (problem.subject, problem.severity) == ("definitions", "warning")
+    assert "press Reload" in problem.text
+    note_tick(sqlite_store, NAME, outdated=True)
+    assert health(sqlite_store, loaded).problems == (problem,)
+    note_tick(sqlite_store, NAME)
+    assert health(sqlite_store, loaded).problems == ()
+
+
 def test_a_pipeline_that_nobody_has_begun(tmp_path: Path, sqlite_store: StateStore) -> None:
     """It has a file, and nothing works on it."""
     (tmp_path / "filed.yaml").write_text(FILE)
     found = health(sqlite_store, load_pipeline(tmp_path / "filed.yaml"))
     assert (found.status, found.well) == ("running", True)
     assert "nothing has worked on it yet" in found.problems[0].text
+
+
+@pytest.mark.parametrize(("failing", "severity"), [("a", "warning"), ("ab", "error")])
+def test_a_quorum_of_sinks(
+    sqlite_store: StateStore, tmp_path: Path, failing: str, severity: str
+) -> None:
+    """A sink that fails is an error only while too few others work."""
+    sinks = "".join(
+        f"    - {{type: redis, config: {{id: {one}, uri: 'redis://localhost', stream: s}}}}\n"
+        for one in "abc"
+    )
+    text = f"{FILE.partition('  sinks:')[0]}  commit_policy: {{mode: quorum, quorum: 2}}\n  sinks:\n{sinks}"
+    (tmp_path / "filed.yaml").write_text(text)
+    sqlite_store.pipelines.register(NAME, "hash", list("abc"))
+    lease = sqlite_store.leases.acquire(NAME, "run", 900.0)
+    assert lease is not None
+    with sqlite_store.fenced(lease) as writer:
+        for one in failing:
+            writer.checkpoints.failed(one, "connection refused", 7.0)
+    found = health(sqlite_store, load_pipeline(tmp_path / "filed.yaml"))
+    assert [one.severity for one in found.problems] == [severity] * len(failing)
 
 
 def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
@@ -250,6 +320,15 @@ def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> No
     assert (found.status, found.well) == ("running", False)
     assert texts(found) == [("error", "sink redis", "connection refused")]
     assert found.problems[0].next_attempt_at is not None
+    since = found.problems[0].since
+    assert since is not None
+    with sqlite_store.fenced(lease) as writer:
+        writer.checkpoints.failed("redis", "timed out", 8.0)
+    assert health(sqlite_store, loaded).problems[0].since == since
     row = sqlite_store.pipelines.get(NAME)
     assert row is not None
-    assert texts(health_without_file(sqlite_store, row)) == texts(found)
+    assert texts(health_without_file(sqlite_store, row)) == [("error", "sink redis", "timed out")]
+    with sqlite_store.fenced(lease) as writer:
+        writer.checkpoints.advance("redis", 0, -1, True, None)
+    assert health(sqlite_store, loaded).problems == ()
+    assert sqlite_store.checkpoints.read(NAME)["redis"].failing_since is None

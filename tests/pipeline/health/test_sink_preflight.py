@@ -112,6 +112,12 @@ def test_topics_that_cannot_be_written(
     assert levels(unseen)[-1] == "error"
     assert "topic 'unseen'" in unseen[-1].text
 
+    rule(server, "deltaforge-shop:out", ResourceType.GROUP, AclPermissionType.ALLOW)
+    described = look(
+        "kafka", brokers=server.brokers, topic="cdc.${source.table}", exactly_once=True
+    )
+    assert levels(described) == ["ok", "note", "note", "error"]
+    assert "--operation Read" in str(described[-1].remedy)
     rule(server, "deltaforge-shop:out", ResourceType.GROUP, AclPermissionType.DENY)
     kept = look("kafka", brokers=server.brokers, topic="cdc.${source.table}", exactly_once=True)
     assert levels(kept) == ["ok", "note", "note", "error"]

@@ -94,6 +94,26 @@ def test_a_slot_that_somebody_else_reads(make_feed: MakeFeed) -> None:
     assert health(feed.store, feed.loaded).problems == ()
 
 
+def test_a_table_that_is_not_sent(make_feed: MakeFeed) -> None:
+    """A run names it, however short the run is, and no longer once the publication has it."""
+    feed = make_feed(tables='["public.*"]', run=QUICK, dagster="{sensor_interval_seconds: 600}")
+    assert feed.catch_up().problems == ()
+    config = feed.loaded.spec.spec.source.config
+    assert isinstance(config, PostgresSourceConfig)
+    feed.shop.execute(
+        f"COMMENT ON PUBLICATION {config.publication} IS NULL",
+        "DROP TABLE customers",
+        "CREATE TABLE customers (id bigint PRIMARY KEY, name text)",
+    )
+    statement = f'ALTER PUBLICATION "{config.publication}" ADD TABLE "public"."customers"'
+    (problem,) = feed.catch_up().problems
+    assert problem.startswith("publication: not captured")
+    assert statement in problem
+    feed.shop.execute(statement)
+    assert feed.catch_up().problems == ()
+    assert health(feed.store, feed.loaded).problems == ()
+
+
 def test_an_idle_run_ends_and_makes_no_range(make_feed: MakeFeed) -> None:
     """Nothing to do: it ends by itself, and the source is asked again a little later each time."""
     feed = make_feed(run=QUICK)
@@ -175,6 +195,7 @@ def test_a_run_with_a_failing_sink_ends_by_idling(
         delivered={"redis": 10, "lines": 0},
         sink_errors={"lines": error},
         behind={"lines": outcome.segments},
+        problems=("sink lines: injected fault (fail_before)",),
     )
     checkpoint = feed.store.checkpoints.read("feed")["lines"]
     assert (checkpoint.segment, checkpoint.last_error) == (0, error)

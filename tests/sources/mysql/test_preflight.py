@@ -11,7 +11,7 @@ import pytest
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from tests.fix_mysql import StartMysql
+from tests.fix_mysql import MysqlVersion, StartMysql
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.test_source import PASSWORD, as_user
 
@@ -128,6 +128,20 @@ def test_grants_that_are_missing(bench: MysqlBench, half: str) -> None:
 
     assert found["grants"].level == "error"
     assert "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.*" in found["grants"].text
+
+
+def test_grants_of_mariadb(mysql_version: MysqlVersion) -> None:
+    """What MariaDB does not tell is a note; what it refuses is an error, as with MySQL."""
+    with MysqlBench(mysql_version("mariadb").create_database()) as bench:
+        dsn = as_user(bench, "SELECT")
+        refused = look(bench, dsn=dsn)["grants"]
+        assert refused.level == "error"
+        assert "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.*" in refused.text
+
+        bench.run(f"GRANT REPLICATION CLIENT ON *.* TO 'u{bench.database[-12:]}'@'%'")
+        half = look(bench, dsn=dsn)["grants"]
+        assert half.level == "note"
+        assert "GRANT REPLICATION SLAVE ON *.*" in str(half.remedy)
 
 
 def test_tables_that_may_not_be_read(bench: MysqlBench) -> None:

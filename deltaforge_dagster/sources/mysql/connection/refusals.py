@@ -78,7 +78,8 @@ def translate(number: int, message: str, where: str, user: str) -> DeltaforgeErr
     text = one_line(message)
     if number == _DUMP_ENDED:
         return _dump_ended(text, where)
-    if number == _PRIVILEGE_MISSING and "REPLICATION" in text:
+    # MariaDB calls REPLICATION CLIENT the BINLOG MONITOR privilege, and grants it under either name.
+    if number == _PRIVILEGE_MISSING and ("REPLICATION" in text or "BINLOG MONITOR" in text):
         return may_not_replicate(where, user)
     kind, sentence = _REFUSALS.get(number, (SourceUnavailable, "{text}"))
     return kind(f"{where}: {sentence.format(user=user, text=text)} (error {number})")

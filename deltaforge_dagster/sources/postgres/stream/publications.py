@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _VIA_ROOT_VERSION = 130000
 _OURS = "made by deltaforge, which adds the tables that match"
 _LOCK_MS = 500
+_KINDS = ("insert", "update", "delete", "truncate")
 _MOST = 50
 """As many tables are named, or added at a time."""
 
@@ -49,6 +50,7 @@ class Coverage:
         unpublished: Tables that it could publish, and does not.
         bare: Tables without a replica identity that it does not send.
         refused: Tables without a replica identity that it sends: their UPDATEs or DELETEs fail.
+        silent: Kinds of statements that it does not send, of any table.
     """
 
     ours: bool
@@ -56,20 +58,22 @@ class Coverage:
     unpublished: Sequence[catalog.PublishableTable]
     bare: Sequence[catalog.PublishableTable]
     refused: Sequence[catalog.PublishableTable]
+    silent: Sequence[str]
 
 
 def coverage(connection: psycopg.Connection, name: str, patterns: TablePatterns) -> Coverage | None:
     """Return what a publication does not send; None when there is no such publication."""
     row = connection.execute(
         """
-        SELECT obj_description(oid, 'pg_publication'), pubupdate OR pubdelete
+        SELECT obj_description(oid, 'pg_publication'), pubinsert, pubupdate, pubdelete, pubtruncate
           FROM pg_publication WHERE pubname = %s
         """,
         (name,),
     ).fetchone()
     if row is None:
         return None
-    changes = row[1]  # one that sends only INSERTs needs no identity
+    sends = dict(zip(_KINDS, row[1:], strict=True))
+    changes = sends["update"] or sends["delete"]  # one that sends only INSERTs needs no identity
     found = catalog.uncovered(connection, name, patterns, _MOST)
     return Coverage(
         row[0] == _OURS,
@@ -77,6 +81,7 @@ def coverage(connection: psycopg.Connection, name: str, patterns: TablePatterns)
         [one.table for one in found if not one.sent and not (one.bare and changes)],
         [one.table for one in found if not one.sent and one.bare and changes],
         [one.table for one in found if one.sent and one.bare and changes],
+        [kind for kind, sent in sends.items() if not sent],
     )
 
 
@@ -187,7 +192,8 @@ def check(
             "publish_via_partition_root = true)"
         )
     for finding in findings(connection, name, lacks):
-        logger.warning("%s: %s", server.where, finding.line)
+        if finding.bad:
+            logger.warning("%s: %s", server.where, finding.line)
 
 
 def missing(server: PostgresSourceServer, name: str) -> PositionLost:
@@ -243,6 +249,18 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
                 "UPDATEs and DELETEs fail, because they are published without a replica identity: "
                 f"{listed([table.full_name for table in lacks.refused])}",
                 give_identity(connection, lacks.refused),
+            )
+        )
+    if lacks.silent:
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
+            sql.Identifier(name), sql.Literal(", ".join(_KINDS))
+        )
+        found.append(
+            Finding(
+                "publication",
+                "note" if lacks.silent == ["truncate"] else "warning",
+                f"publication {name!r} does not send every {', '.join(lacks.silent)}",
+                statement.as_string(connection),
             )
         )
     return found
