@@ -252,13 +252,13 @@ def test_silence_of_a_sensor_is_an_error(
 ) -> None:
     """Where a sensor has looked before; a pipeline that only commands work on is not missed."""
     now = sqlite_store.now()
-    monkeypatch.setattr(type(sqlite_store), "now", lambda _self: now + 600)
+    monkeypatch.setattr(type(sqlite_store.database), "now", lambda _self: now + 600)
     assert health(sqlite_store, loaded).well
-    monkeypatch.setattr(type(sqlite_store), "now", lambda _self: now)
+    monkeypatch.setattr(type(sqlite_store.database), "now", lambda _self: now)
     note_tick(sqlite_store, NAME)
     assert health(sqlite_store, loaded) == Health("running", (), now)
 
-    monkeypatch.setattr(type(sqlite_store), "now", lambda _self: now + 600)
+    monkeypatch.setattr(type(sqlite_store.database), "now", lambda _self: now + 600)
     found = health(sqlite_store, loaded)
     assert (found.status, found.seen_at) == ("failed", now)
     assert found.problems[0].subject == "sensor"
