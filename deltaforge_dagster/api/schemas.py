@@ -17,9 +17,9 @@ from deltaforge_dagster.api.errors import found
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.run_context import build_source
 from deltaforge_dagster.pipeline.schemas import live as live_schemas
 from deltaforge_dagster.pipeline.schemas import views as schema_views
+from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.tables import TableDetails
 

@@ -7,12 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.sources.registry import SourceContext, source_types
 from deltaforge_dagster.state.store import StateStore
 
 
@@ -52,14 +50,3 @@ class RunContext:
     replay_sessions: Callable[[], AbstractContextManager[SessionProvider]]
     build_source: Callable[[], Source]
     build_sink: Callable[[str], Sink]
-
-
-def build_source(spec: PipelineSpec) -> Source:
-    """Return the source of a pipeline, connected to nothing yet.
-
-    Raises:
-        SpecError: The configuration cannot work.
-    """
-    declared = spec.spec.source
-    context = SourceContext(spec.metadata.name, spec.spec.engine)
-    return source_types()[declared.type].build(declared.config, context)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.run_context import build_source
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.registry import SourceContext, source_types
 from deltaforge_dagster.state.store import StateStore
 
 
@@ -79,3 +80,14 @@ class Platform:
             yield Opened(self.settings, store, Journal(self.settings.journal_url))
         finally:
             store.close()
+
+
+def build_source(spec: PipelineSpec) -> Source:
+    """Return the source of a pipeline, connected to nothing yet.
+
+    Raises:
+        SpecError: The configuration cannot work.
+    """
+    declared = spec.spec.source
+    context = SourceContext(spec.metadata.name, spec.spec.engine)
+    return source_types()[declared.type].build(declared.config, context)

@@ -346,7 +346,7 @@ class SourceContract:
         assert [row["tx_end"] for row in taken.rows].index(True) == 4999
 
     def test_a_row_larger_than_a_batch_arrives_whole(self, bench: Bench) -> None:
-        """`max_bytes` bounds pieces of the log, not rows."""
+        """`max_bytes` bounds read buffers, not rows."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert_large("orders", 1, 12_000_000), bench.insert("orders", 2))
         bench.execute(bench.insert("orders", 3))

@@ -31,8 +31,8 @@ from deltaforge_dagster.pipeline.capture.holds import Holds
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run_context import build_source
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sources.base import SectionedSource, Source

@@ -15,8 +15,8 @@ from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.work import ensure_start, register
-from deltaforge_dagster.pipeline.run_context import build_source
 from deltaforge_dagster.resources.instance import local_instance
+from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop
 from tests.fix_spark import SparkAddress

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from deltaforge_dagster.pipeline.replay.recapture import recapture
-from deltaforge_dagster.pipeline.run_context import build_source
+from deltaforge_dagster.resources.platform import build_source
 from deltaforge_lab.servers import mysql
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop

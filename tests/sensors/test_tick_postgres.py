@@ -15,7 +15,7 @@ from deltaforge_dagster.assets.names import asset_key, health_key
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health.health import Health, health
-from deltaforge_dagster.pipeline.run_context import build_source
+from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.state.store import StateStore

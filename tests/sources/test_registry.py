@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import deltaforge_dagster
 from deltaforge_dagster import kinds
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_document
+from deltaforge_dagster.config.sources.base import SourceConfig
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources import registry
 from deltaforge_dagster.sources.mysql.source_type import MYSQL
@@ -111,6 +113,14 @@ def test_a_kind_that_cannot_be_loaded(
     assert isinstance(broken, BrokenPipeline)
     assert broken.error.problems == (f"spec.source.type: is jsonl: {said}",)
     assert tuple(registry.source_types()) == KINDS
+
+
+def test_a_kind_declares_what_every_source_has() -> None:
+    """Without these fields the rest of the product could not ask for tables and snapshots."""
+    kind: Any = SimpleNamespace(config=SourceConfig)
+
+    with pytest.raises(TypeError, match="does not declare tables, on_schema_drift, snapshot"):
+        registry._check(kind)
 
 
 def test_two_packages_with_one_name(

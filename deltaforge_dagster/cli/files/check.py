@@ -15,8 +15,7 @@ from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.health import sink_preflight
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
-from deltaforge_dagster.pipeline.run_context import build_source
-from deltaforge_dagster.resources.platform import existing_store
+from deltaforge_dagster.resources.platform import build_source, existing_store
 from deltaforge_dagster.sources.findings import Finding
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}

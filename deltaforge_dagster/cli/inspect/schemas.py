@@ -13,9 +13,9 @@ from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.run_context import build_source
 from deltaforge_dagster.pipeline.schemas import live as live_schemas
 from deltaforge_dagster.pipeline.schemas import views as schema_views
+from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.sources.findings import listed
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)

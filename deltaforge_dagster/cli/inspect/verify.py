@@ -21,7 +21,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.replay import replay
 from deltaforge_dagster.pipeline.replay.recapture import Compared, recapture
-from deltaforge_dagster.pipeline.run_context import build_source
+from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state.store import StateStore
 
 

@@ -24,7 +24,7 @@ from deltaforge_dagster.pipeline.control.first_start import sink_positions
 from deltaforge_dagster.pipeline.control.reset_pipeline import reset_pipeline
 from deltaforge_dagster.pipeline.control.work import ensure_start
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.run_context import build_source
+from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
