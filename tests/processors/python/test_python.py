@@ -306,7 +306,7 @@ from deltaforge_dagster.processors.python import child
 from deltaforge_dagster.processors.chain import Chain
 from tests.e2e.deployment import eventually
 from tests.processors.rows import batch, row
-child.Cutter = lambda *_: __import__("contextlib").nullcontext()
+child.SocketTimeLimit = lambda *_: __import__("contextlib").nullcontext()
 list(Chain(pickle.loads({pickle.dumps(chain)!r})).run([batch([row()])]))
 """
     parent = subprocess.Popen([sys.executable, "-c", program])
