@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline import run as module
 from deltaforge_dagster.pipeline.health.health import Health, HealthProblem
+from deltaforge_dagster.pipeline.run import live as module
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import SparkAddress
@@ -149,6 +149,12 @@ def test_a_sink_that_fails_is_named(
     assert first.exit_code == 0
     assert first.stdout == "Ended (caught up): 3 changes captured, sent 3 to good, 3 to lost.\n"
     assert (tmp_path / "lost.jsonl").read_text().count('"op":"r"') == 3
+    unsent = Health("failed", (HealthProblem("publication", "error", "t is not sent", "ALTER x"),))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "health", lambda *_: unsent)
+        uncaptured = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
+    assert uncaptured.exit_code == 1
+    assert "error: publication: t is not sent; run: ALTER x" in uncaptured.stderr
     (tmp_path / "lost.jsonl").unlink()
     (tmp_path / "lost.jsonl").mkdir()
     shop.execute("INSERT INTO t VALUES (1)")
@@ -172,13 +178,6 @@ def test_a_sink_that_fails_is_named(
         {"lost": 1},
     )
     assert "lost.jsonl" in answer["sink_errors"]["lost"]
-
-    (tmp_path / "pipelines" / "shop.yaml").write_text(text)
-    unsent = Health("failed", (HealthProblem("publication", "error", "t is not sent", "ALTER x"),))
-    monkeypatch.setattr(module, "health", lambda *_: unsent)
-    uncaptured = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
-    assert uncaptured.exit_code == 1
-    assert "error: publication: t is not sent; run: ALTER x" in uncaptured.stderr
 
 
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
