@@ -21,14 +21,15 @@ The rules for writing one:
 
 Machine code is cached on disk, below `NUMBA_CACHE_DIR` or the user's cache directory. Numba
 refreshes a cached kernel when the file of that kernel changes, but not when a kernel that it calls
-changes in another file, which would decode with yesterday's code. So the cache of each version of
-the sources is a folder of its own, named by their digest.
+changes in another file, or a constant, which would decode with yesterday's code. So the cache is a
+folder named by the digest of all files that kernels depend on: those with kernels, and what these import.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -47,13 +48,38 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "_nrt": False}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\([^)]*\)|.*))?", re.MULTILINE
+)
+
+
+def compiled_from(package: Path) -> dict[str, bytes]:
+    """Return the modules of a package that have kernels, and all that these import from it, with their texts."""
+    texts = {}
+    for path in package.rglob("*.py"):
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        texts[name.removesuffix(".__init__")] = path.read_bytes()
+    found: dict[str, bytes] = {}
+    unread = [name for name, text in texts.items() if b"@kernel" in text or b"kernel(" in text]
+    while unread:
+        name = unread.pop()
+        if name in texts and name not in found:
+            found[name] = texts[name]
+            for imported, names in _IMPORT.findall(texts[name]):
+                # A name may be a module; if it is not, it is none of `texts`.
+                module = imported.decode()
+                unread += [
+                    module,
+                    *(f"{module}.{one}" for one in re.findall(r"\w+", names.decode())),
+                ]
+    return found
+
+
 def _cache_folder() -> Path:
     """Return the folder for the machine code of exactly these sources."""
-    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for folder in ("kernels", "sources", "processors", "sinks"):  # where kernels are
-        for path in sorted((package / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
+    for name, text in sorted(compiled_from(Path(__file__).parents[1]).items()):
+        digest.update(f"{name} {len(text)} ".encode() + text)
     given = os.environ.get("NUMBA_CACHE_DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(given or cache / "deltaforge" / "kernels") / digest.hexdigest()[:16]
