@@ -5,13 +5,8 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import os
-import shutil
 import sqlite3
-import subprocess
-import sys
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +16,7 @@ import pytest
 from deltaforge_dagster.processes.java import find_java
 from deltaforge_dagster.sinks.registry import GROUP
 from deltaforge_dagster.testing.sinks import SinkContract, Subject
+from tests.examples.outside import Run, command, install, running_in
 from tests.examples.stage import EXAMPLES
 from tests.fix_spark import SparkAddress
 
@@ -67,8 +63,6 @@ rows = spark.range(0, 3, 1, 1).selectExpr("concat('k', id) AS key", "concat('v',
 rows.write.format("deltaforge_csv").option("path", sys.argv[1]).option("job", "j").mode("append").save()
 """
 
-Run = Callable[..., str]
-
 
 def rows_of(path: Path) -> list[list[str]]:
     """Return the rows of a CSV file: event id, key, value and replay."""
@@ -93,48 +87,13 @@ def csv_sink() -> ModuleType:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Run Python where the package is installed, with a pipeline that has such a sink; return what it prints."""
-    installed = tmp_path / "site-packages"
-    metadata = installed / "csv_sink-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    shutil.copy(PACKAGE / "csv_sink.py", installed)
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    entries = "".join(
-        f"{name} = {value}\n" for name, value in project["entry-points"][GROUP].items()
-    )
-    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{entries}")
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: csv-sink\nVersion: 1.0\n")
+    installed = install("csv_sink", GROUP, tmp_path)
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "shop.yaml").write_text(PIPELINE.format(folder=tmp_path))
     with sqlite3.connect(tmp_path / "shop.db") as shop:
         shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
     shop.close()
-
-    def child(*arguments: str, code: int = 0) -> str:
-        paths = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "DELTAFORGE_HOME": str(tmp_path / "home"),
-                "DELTAFORGE_PIPELINES": str(tmp_path / "pipelines"),
-                "PYSPARK_PYTHON": sys.executable,
-            },
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
-
-    return child
-
-
-def command(run: Run, *arguments: str, code: int = 0) -> Any:
-    """Run a command of `deltaforge`; return the last line that it prints, as JSON."""
-    output = run("-m", "deltaforge_dagster", *arguments, code=code)
-    return json.loads(output.splitlines()[-1])
+    return running_in(tmp_path, installed)
 
 
 class TestCsvSink(SinkContract):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ import pytest
 from deltaforge_dagster.sources import registry
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.testing.sources import Bench, SourceContract
+from tests.examples.outside import Run, command, install, running_in
 from tests.examples.stage import EXAMPLES
 from tests.fix_spark import SparkAddress
 
@@ -46,27 +43,11 @@ asset = next(graph.get(key) for key in graph.get_all_asset_keys() if key.path[-1
 print(json.dumps([sorted(asset.kinds), asset.metadata["source"], asset.metadata["tables"]]))
 """
 
-Run = Callable[..., str]
-
 
 def line(table: str, id_: int, value: str | None = None) -> str:
     """Return a line of the file: a new row."""
     row = {"id": id_, "v": str(id_) if value is None else value}
     return json.dumps({"table": table, "ts_ms": 1_767_225_600_000, "row": row}) + "\n"
-
-
-def install(folder: Path) -> Path:
-    """Put the package where Python finds it if the folder that is returned is on its path."""
-    installed = folder / "site-packages"
-    metadata = installed / "jsonl_source-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    shutil.copy(PACKAGE / "jsonl_source.py", installed)
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    entries = project["entry-points"][registry.GROUP].items()
-    text = "".join(f"{name} = {value}\n" for name, value in entries)
-    (metadata / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{text}")
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: jsonl-source\nVersion: 1.0\n")
-    return installed
 
 
 class JsonlBench(Bench):
@@ -120,7 +101,7 @@ class TestJsonlSource(SourceContract):
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         """Return a bench, while the package is installed."""
-        monkeypatch.syspath_prepend(install(tmp_path))
+        monkeypatch.syspath_prepend(install("jsonl_source", registry.GROUP, tmp_path))
         registry._found.cache_clear()
         yield JsonlBench(tmp_path / "shop.jsonl")
         sys.modules.pop("jsonl_source", None)
@@ -132,36 +113,11 @@ class TestJsonlSource(SourceContract):
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Run Python where the package is installed, with a pipeline that has such a source; return what it prints."""
-    installed = install(tmp_path)
+    installed = install("jsonl_source", registry.GROUP, tmp_path)
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "shop.yaml").write_text(PIPELINE.format(folder=tmp_path))
     (tmp_path / "shop.jsonl").write_text(line("orders", 1))
-
-    def child(*arguments: str, code: int = 0) -> str:
-        paths = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "DELTAFORGE_HOME": str(tmp_path / "home"),
-                "DELTAFORGE_PIPELINES": str(tmp_path / "pipelines"),
-            },
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
-
-    return child
-
-
-def command(run: Run, *arguments: str, code: int = 0) -> Any:
-    """Run a command of `deltaforge`; return the last line that it prints, as JSON."""
-    output = run("-m", "deltaforge_dagster", *arguments, code=code)
-    return json.loads(output.splitlines()[-1])
+    return running_in(tmp_path, installed)
 
 
 def test_every_command_knows_it(run: Run, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 import deltaforge_dagster
-from deltaforge_dagster import kinds
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_document
 from deltaforge_dagster.config.sources.base import SourceConfig
 from deltaforge_dagster.errors import CorruptLog
@@ -23,6 +21,7 @@ from deltaforge_dagster.sources import registry
 from deltaforge_dagster.sources.mysql.source_type import MYSQL
 from deltaforge_dagster.sources.registry import identify_position
 from tests.config.conftest import GOOD
+from tests.entry_points import pretend
 
 ROOT = Path(deltaforge_dagster.__file__).parent
 KINDS = tuple(registry.source_types())
@@ -38,21 +37,9 @@ def fresh() -> Iterator[None]:
     registry._found.cache_clear()
 
 
-class Distribution:
-    """An installed package."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.version = name, "1.0"
-
-
 def install(patch: pytest.MonkeyPatch, *entries: tuple[str, str, str]) -> None:
     """Pretend that packages are installed: package, name of the entry point, and its value."""
-    found = []
-    for package, name, value in entries:
-        entry = EntryPoint(name, value, registry.GROUP)
-        vars(entry)["dist"] = Distribution(package)
-        found.append(entry)
-    patch.setattr(kinds, "entry_points", lambda **_: found)
+    pretend(patch, registry.GROUP, *entries)
     registry._found.cache_clear()
 
 
