@@ -104,11 +104,6 @@ def is_misunderstanding(error: KafkaError) -> bool:
     return error.code() == KafkaError._TRANSPORT and bool(_FIRST_WORDS.search(error.str()))  # noqa: SLF001
 
 
-def is_fenced(error: KafkaError) -> bool:
-    """Return whether a newer producer with the same transactional id has taken over."""
-    return error.code() in _FENCED
-
-
 def translated(where: str, error: KafkaError) -> DeltaforgeError:
     """Return the `DeltaforgeError` for an error of the library.
 
