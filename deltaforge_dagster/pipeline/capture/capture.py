@@ -127,6 +127,7 @@ class Capture:
         self._approval = approval or SchemaApproval()
         self._source_id = source_id
         self._read_before = False
+        self._unwritten = False  # whether anything was read since the last write
         self._met: Versions = set()
         self._attempt = 0
         self._stop = threading.Event()
@@ -246,6 +247,7 @@ class Capture:
             found = self._find_start(source, start)
             if found != start:
                 start = self._position = found
+                self._unwritten = False
                 if self._deduplicator is not None:
                     self._deduplicator.lose_positions()
             if self._read_before:
@@ -282,8 +284,9 @@ class Capture:
                     if self._stop.is_set():
                         break
                     for one in self._approval.take(batch):
+                        self._unwritten |= one.rows is not None or bool(one.held)
                         cutter.take(one)
-                    if not self._still_fails(cutter):
+                    if not self._still_fails():
                         backoff.reset()
                         self.error = self.failing_since = None
                         self._attempt = 0
@@ -308,12 +311,15 @@ class Capture:
             cutter.abandon()
         return start
 
-    def _still_fails(self, cutter: SegmentCutter) -> bool:
-        """Whether an error persists: a read ends an error of the source, only a write one of the journal."""
+    def _still_fails(self) -> bool:
+        """Whether an error persists: a read ends an error of the source, only a write one of the journal.
+
+        What could not be written is read again, but not at once: servers send empty batches before it.
+        """
         if not isinstance(self.error, StoreUnavailable | JournalDamaged):
             return False
         assert self.failing_since is not None
-        return cutter.pending and self.moved_at < self.failing_since
+        return self._unwritten and self.moved_at < self.failing_since
 
     def _is_backlog(self, source: Source, batch: ChangeBatch) -> bool:
         """Return whether several readers should take over after a batch."""
@@ -360,6 +366,7 @@ class Capture:
             return
         self._holds.keep(held, end)
         failpoint("held-row-written")
+        self._unwritten = False
         self.moved_at = time.monotonic()
         self._position = end
 
@@ -442,6 +449,7 @@ class Capture:
             tally=captured(self._source_id, written, time.time(), self._met),
         )
         self._next_segment = number + 1
+        self._unwritten = False
         # Before the position: who finds that something was reached must also find that something moved (`run.end`).
         self.moved_at = time.monotonic()
         self._position = end

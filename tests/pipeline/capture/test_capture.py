@@ -21,7 +21,7 @@ from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
-from tests.pipeline.changes import PlayedSource, eventually, transaction, unfinished
+from tests.pipeline.changes import NOTHING, PlayedSource, eventually, transaction, unfinished
 
 
 class Stage:
@@ -142,7 +142,8 @@ def test_a_journal_that_cannot_be_written_is_no_failure_of_the_source(
     """The log names the journal, metrics count nothing against the source, and capture goes on."""
     monkeypatch.setattr(capture_module, "Backoff", lambda: Backoff(initial=0.01))
     (tmp_path / "journal").write_bytes(b"in the way")
-    capture = stage.capture(PlayedSource([transaction(1), transaction(2)]))
+    # A server says that nothing new has come before it sends again what could not be written.
+    capture = stage.capture(PlayedSource([NOTHING, transaction(1), transaction(2)]))
     failed = "the journal or the state store cannot be used now"
     eventually(lambda: failed in caplog.messages)
     since = capture.failing_since
