@@ -33,7 +33,7 @@ def write(
                 "type": "postgres",
                 "config": {
                     "id": "pg",
-                    "dsn": "postgres://u:geheim@localhost/app",
+                    "dsn": "postgres://u:geheim@localhost:1/app",
                     "slot": "orders",
                     "publication": "orders",
                     "tables": ["public.orders"],

@@ -8,7 +8,7 @@ import sqlite3
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,34 +102,37 @@ def _reals() -> Iterator[float]:
     yield from (sys.float_info.max, sys.float_info.min, 0.1, 1 / 3, 123456789012345680.0)
 
 
-def _sqlite() -> Callable[[str, float], Any]:
-    connection = sqlite3.connect(":memory:")
-    return lambda query, value: connection.execute(query, (value,)).fetchone()[0]
+@contextmanager
+def _sqlite() -> Iterator[Callable[[str, float], Any]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        yield lambda query, value: connection.execute(query, (value,)).fetchone()[0]
 
 
-def _turso() -> Callable[[str, float], Any]:
+@contextmanager
+def _turso() -> Iterator[Callable[[str, float], Any]]:
     """Return what asks Turso's engine, whose `printf` is that of SQLite from 3.43 to 3.51."""
-    cursor = turso.connect(":memory:").cursor()
-    return lambda query, value: cursor.execute(query, (value,)).fetchone()[0]
+    with closing(turso.connect(":memory:")) as connection:
+        cursor = connection.cursor()
+        yield lambda query, value: cursor.execute(query, (value,)).fetchone()[0]
 
 
 @pytest.mark.parametrize("connect", [_sqlite, _turso])
 def test_numbers_of_every_size_are_exact(
-    connect: Callable[[], Callable[[str, float], Any]],
+    connect: Callable[[], AbstractContextManager[Callable[[str, float], Any]]],
 ) -> None:
     """What a trigger writes of a REAL is that number to the last bit, and shown in its shortest form."""
-    ask = connect()
     query = f"SELECT {triggers._real('v')} FROM (SELECT ? AS v)"
     wrong = []
-    for size in _reals():
-        for value in (size, -size):
-            shown = triggers._shown(json.loads(ask(query, value)))
-            if json.dumps(shown) != json.dumps(json_value(value)):
-                wrong.append((value, shown))
+    with connect() as ask:
+        for size in _reals():
+            for value in (size, -size):
+                shown = triggers._shown(json.loads(ask(query, value)))
+                if json.dumps(shown) != json.dumps(json_value(value)):
+                    wrong.append((value, shown))
 
-    assert wrong == []
-    assert json.loads(ask(query, float("inf"))) == "Infinity"
-    assert json.loads(ask(query, -float("inf"))) == "-Infinity"
+        assert wrong == []
+        assert json.loads(ask(query, float("inf"))) == "Infinity"
+        assert json.loads(ask(query, -float("inf"))) == "-Infinity"
 
 
 def test_statements_with_blobs_succeed(bench: TriggerBench) -> None:
