@@ -28,7 +28,7 @@ _ANSWER_BYTES = 16 << 20
 
 
 class Reselection:
-    """Reads rows of now by their keys, as `fills.Reselect` promises."""
+    """Reads the current rows with given keys, as `toast_reselect.Reselect` promises."""
 
     def __init__(self, server: PostgresSourceServer) -> None:
         self._server = server

@@ -36,20 +36,20 @@ from deltaforge_dagster.sources.postgres.decode.rows import (
     BINARY_VALUE,
     CODE,
     COLUMN,
-    FILL,
     MAX_COLUMNS,
     MAX_ROOM,
     NO_KEY_VALUE,
     NO_ROOM,
     REPORT_WIDTH,
+    RESELECT,
     TOO_DEEP_VALUE,
     write_changes,
 )
 from deltaforge_dagster.sources.postgres.decode.toast_reselect import (
     NOTHING,
-    Filler,
-    Fills,
     Reselect,
+    ReselectedValues,
+    ToastReselector,
 )
 from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableVersions
 from deltaforge_dagster.sources.rows.arrays import StampNames, coded, id_column, record_batch
@@ -86,9 +86,11 @@ class PostgresBatchWriter:
         unchanged_toast: UnchangedToast,
     ) -> None:
         self._versions = versions
-        self._mode = FILL if isinstance(unchanged_toast, Reselect) else unchanged_toast
-        self._filler = (
-            Filler(versions, unchanged_toast) if isinstance(unchanged_toast, Reselect) else None
+        self._mode = RESELECT if isinstance(unchanged_toast, Reselect) else unchanged_toast
+        self._reselector = (
+            ToastReselector(versions, unchanged_toast)
+            if isinstance(unchanged_toast, Reselect)
+            else None
         )
         self._seed = seed
         self._db = pa.array([db])
@@ -106,13 +108,13 @@ class PostgresBatchWriter:
 
         Returns the batch, the row after it, and the error that this row makes, if any.
         """
-        fills = Fills(NOTHING, source)
-        if self._filler is not None:
+        reselected = ReselectedValues(NOTHING, source)
+        if self._reselector is not None:
             try:
-                fills, last = self._filler.fill(source, rows, first, last)
+                reselected, last = self._reselector.reselect(source, rows, first, last)
             except DeltaforgeError as failed:
                 return None, first, failed
-        stop, error = self._write_texts(fills, rows, first, last, txs)
+        stop, error = self._write_texts(reselected, rows, first, last, txs)
         if stop == first:
             return None, stop, error
         shown = self._versions.hiding.show(
@@ -133,14 +135,14 @@ class PostgresBatchWriter:
         return batch, stop, error
 
     def _write_texts(
-        self, fills: Fills, rows: Longs, first: int, last: int, txs: Longs
+        self, reselected: ReselectedValues, rows: Longs, first: int, last: int, txs: Longs
     ) -> tuple[int, DeltaforgeError | None]:
         """Write the row images; return the row after them, and the error that this row makes."""
         scratch = self._texts
         while True:
             stop = int(
                 write_changes(
-                    fills.source,
+                    reselected.source,
                     rows,
                     first,
                     last,
@@ -154,7 +156,7 @@ class PostgresBatchWriter:
                     self._stack,
                     self._report,
                     self._mode,
-                    fills.lines,
+                    reselected.lines,
                 )
             )
             if stop == last:

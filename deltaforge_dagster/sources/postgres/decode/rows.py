@@ -17,7 +17,7 @@ update did not touch is not sent. `unchanged_toast` says what stands for it:
 
 - `MARK`: `{"_unchanged":true}`;
 - `OMIT`: nothing, the column is left out;
-- `FILL`: the value of O if there is one, else what `toast_reselect` has for the row and column, else as `MARK`.
+- `RESELECT`: the value of O if there is one, else what `toast_reselect` has for the row and column, else as `MARK`.
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -79,7 +79,7 @@ NO_ROOM, BAD_TUPLE, BINARY_VALUE, NO_KEY_VALUE = -3, -4, -5, -6
 text is full; a tuple does not follow its format; a value was sent in binary form; a key column
 was not sent."""
 
-CODE, COLUMN, PLACE, NEXT_FILL = range(4)
+CODE, COLUMN, PLACE, NEXT_RESELECTED = range(4)
 """Of `report`: why `write_changes` stopped; line of the column, -1 if none; place in the buffer; line
 of `toast_reselect` that was not used yet."""
 REPORT_WIDTH = 4
@@ -89,13 +89,13 @@ MAX_COLUMNS = 1664
 
 MARK: Literal[0] = 0
 OMIT: Literal[1] = 1
-FILL: Literal[2] = 2
+RESELECT: Literal[2] = 2
 """What `unchanged_toast` may be."""
 
-FILL_ROW, FILL_COLUMN, FILL_START, FILL_END = range(4)
+RESELECTED_ROW, RESELECTED_COLUMN, RESELECTED_START, RESELECTED_END = range(4)
 """Of `toast_reselect`, ordered by row and column: number of the row; place of the column in it; where its text
 stands in `source`, behind the log, start -1 for null."""
-FILL_WIDTH = 4
+RESELECTED_WIDTH = 4
 
 _UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
 _NULL, _TOAST, _TEXT, _BINARY = ord("n"), ord("u"), ord("t"), ord("b")
@@ -120,11 +120,15 @@ def _room_for(kind: int, delimiter: int, source: Bytes, start: int, end: int, le
 
 
 @kernel
-def _next_fill(row: int, index: int, fills: Longs, report: Longs) -> int:
+def _next_reselected(row: int, index: int, reselected: Longs, report: Longs) -> int:
     """Return the line of `toast_reselect` for a value, or -1; lines are taken in their order."""
-    line = report[NEXT_FILL]
-    if line < fills.shape[0] and fills[line, FILL_ROW] == row and fills[line, FILL_COLUMN] == index:
-        report[NEXT_FILL] = line + 1
+    line = report[NEXT_RESELECTED]
+    if (
+        line < reselected.shape[0]
+        and reselected[line, RESELECTED_ROW] == row
+        and reselected[line, RESELECTED_COLUMN] == index
+    ):
+        report[NEXT_RESELECTED] = line + 1
         return int(line)
     return -1
 
@@ -148,7 +152,7 @@ def _write_tuple(
     before: Bytes,
     old_spans: Longs,
     old_whole: bool,
-    fills: Longs,
+    reselected: Longs,
 ) -> tuple[int, int]:
     """Write the tuple at `at` into `out` from `place` on.
 
@@ -202,22 +206,25 @@ def _write_tuple(
             place = write_null(out, place)
         elif sent == _TOAST:
             spans[index, 0] = _NOT_SENT
-            fill = -1
+            line = -1
             old = _NOT_SENT
-            if unchanged_toast == FILL and (old_whole or columns[column, COLUMN_KEY] != 0):
+            if unchanged_toast == RESELECT and (old_whole or columns[column, COLUMN_KEY] != 0):
                 old = old_spans[index, 0]
-            if unchanged_toast == FILL and old == _NOT_SENT:
-                fill = _next_fill(row, index, fills, report)
+            if unchanged_toast == RESELECT and old == _NOT_SENT:
+                line = _next_reselected(row, index, reselected, report)
             if old != _NOT_SENT:
                 if out.size - place < old_spans[index, 1] - old + OVERHEAD:
                     return at, NO_ROOM
                 place = copy(before, old, old_spans[index, 1], out, place)
-            elif fill < 0:
+            elif line < 0:
                 place = copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
-            elif fills[fill, FILL_START] < 0:
+            elif reselected[line, RESELECTED_START] < 0:
                 place = write_null(out, place)
             else:
-                text, text_end = fills[fill, FILL_START], fills[fill, FILL_END]
+                text, text_end = (
+                    reselected[line, RESELECTED_START],
+                    reselected[line, RESELECTED_END],
+                )
         else:
             return at, BINARY_VALUE if sent == _BINARY else BAD_TUPLE
         if text != _NO_TEXT:
@@ -294,7 +301,7 @@ def write_changes(
     stack: Bytes,
     report: Longs,
     unchanged_toast: int,
-    fills: Longs,
+    reselected: Longs,
 ) -> int:
     """Write the texts of `rows[first:last]`, and return the row where it stopped.
 
@@ -304,7 +311,7 @@ def write_changes(
     """
     before_at = after_at = key_at = int(np.int64(0))
     new_spans, old_spans = spans[0], spans[1]
-    report[NEXT_FILL] = 0
+    report[NEXT_RESELECTED] = 0
     for row in range(first, last):
         at, end = rows[row, ROW_START], rows[row, ROW_END]
         op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]
@@ -332,7 +339,7 @@ def write_changes(
             at, before_to = _write_tuple(
                 source, at + 1, end, row, table, tables, columns, names,
                 before, before_at, old_spans, stack, report,
-                MARK, before, old_spans, False, fills,
+                MARK, before, old_spans, False, reselected,
             )  # fmt: skip
             if before_to < 0:
                 report[CODE] = before_to
@@ -349,7 +356,7 @@ def write_changes(
             at, after_to = _write_tuple(
                 source, at + 1, end, row, table, tables, columns, names,
                 after, after_at, new_spans, stack, report,
-                unchanged_toast, before, old_spans, part == _OLD_ROW, fills,
+                unchanged_toast, before, old_spans, part == _OLD_ROW, reselected,
             )  # fmt: skip
             if after_to < 0:
                 report[CODE] = after_to

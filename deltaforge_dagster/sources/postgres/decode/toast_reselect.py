@@ -1,8 +1,8 @@
-"""Fill in the large values that the log does not have, with what the rows hold now.
+"""Reselect unchanged TOAST: read large values that the log does not contain from the current rows.
 
-`unchanged_toast.find_unchanged_toast` names what is missing in a batch and the keys of its rows. Here that becomes one
-question for each table, and the answer, COPY text, becomes texts which `rows` writes through the
-same conversion as those of the log. `Reselect` asks; the decoder does not know of a server.
+`unchanged_toast.find_unchanged_toast` finds the missing values of a batch and the keys of their rows. From these,
+`ToastReselector` makes one question per table. The answer is COPY text, which `rows` converts in the same way as values
+from the log. Only implementations of `Reselect` know the server; the decoder does not.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
 from deltaforge_dagster.sources.postgres.decode.layout import ROW_TABLE
 from deltaforge_dagster.sources.postgres.decode.rows import (
-    FILL_COLUMN,
-    FILL_ROW,
-    FILL_START,
-    FILL_WIDTH,
+    RESELECTED_COLUMN,
+    RESELECTED_ROW,
+    RESELECTED_START,
+    RESELECTED_WIDTH,
 )
 from deltaforge_dagster.sources.postgres.decode.unchanged_toast import (
     HOLE_COLUMN,
@@ -38,12 +38,12 @@ _HOLES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Rows of one table, and the columns whose values are wanted.
+    """Rows of one table, and the columns whose values are missing.
 
     Attributes:
         relation: The table's OID.
         table: The table version that the rows are decoded with.
-        columns: The wanted columns.
+        columns: The columns with missing values.
         keys: The key columns, each with its text in every row.
     """
 
@@ -60,10 +60,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a table holds now.
+    """The current values of a table.
 
     Attributes:
-        columns: Those of the wanted columns that the table still has, with the same type.
+        columns: The columns of the question that the table still has, with the same type.
         copied: COPY text: a line for each row that exists, in the question's order; the row's
             number from 0, then the values of `columns`.
         asked: How many rows of the question it answers, from the first on; at least one.
@@ -76,10 +76,10 @@ class Answer:
 
 @runtime_checkable
 class Reselect(Protocol):
-    """Asks the source for values of now."""
+    """Reads current values from the source."""
 
     def answer(self, question: Question) -> Answer:
-        """Return what the rows hold; only some of them when all would be large.
+        """Return the rows' current values; if they are large, only those of the first rows.
 
         Raises:
             DeltaforgeError: The server does not answer, or not to this role.
@@ -88,27 +88,29 @@ class Reselect(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fills:
-    """Values to fill in, as `rows.write_changes` takes them: `source` has their texts, too."""
+class ReselectedValues:
+    """Reselected values, as `rows.write_changes` takes them; `source` is the log followed by their texts."""
 
     lines: Longs
     source: Bytes
 
 
-NOTHING = np.empty((0, FILL_WIDTH), np.int64)
-"""Lines that fill in nothing."""
+NOTHING = np.empty((0, RESELECTED_WIDTH), np.int64)
+"""No reselected values."""
 
 
-class Filler:
-    """Finds what rows of one stream lack, and asks for it."""
+class ToastReselector:
+    """Finds missing values in the rows of one stream and reselects them."""
 
     def __init__(self, versions: PostgresTableVersions, reselect: Reselect) -> None:
         self._versions = versions
         self._reselect = reselect
         self._holes = new_holes(_HOLES)
 
-    def fill(self, source: Bytes, rows: Longs, first: int, last: int) -> tuple[Fills, int]:
-        """Return what `rows[first:last]` lack, and up to which row that is, at least one.
+    def reselect(
+        self, source: Bytes, rows: Longs, first: int, last: int
+    ) -> tuple[ReselectedValues, int]:
+        """Return the missing values of `rows[first:last]`, and the end of the rows that they cover (at least one row).
 
         Raises:
             DeltaforgeError: As `Reselect.answer` does.
@@ -157,7 +159,7 @@ class Filler:
         ]
         missing = set(map(tuple, wanted[:, [HOLE_ROW, HOLE_COLUMN]].tolist()))
         kept = [line for line in lines if line[:2] in missing]
-        return np.array(kept, np.int64).reshape(-1, FILL_WIDTH), text, end
+        return np.array(kept, np.int64).reshape(-1, RESELECTED_WIDTH), text, end
 
 
 def _keys(source: Bytes, holes: Longs, places: list[int]) -> tuple[list[int], list[list[str]]]:
@@ -177,17 +179,17 @@ def _row(numbers: list[int], text: bytes) -> int:
     return numbers[int(text)]
 
 
-def _together(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> Fills:
+def _together(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> ReselectedValues:
     """Put texts behind the log, and their lines in order of rows and columns, up to `last`."""
     if not any(len(lines) for lines, _ in parts):
-        return Fills(NOTHING, source)
+        return ReselectedValues(NOTHING, source)
     base = source.size
     for lines, text in parts:
-        places = lines[:, FILL_START:]
+        places = lines[:, RESELECTED_START:]
         places[places >= 0] += base
         base += text.size
     together = np.concatenate([lines for lines, _ in parts])
-    together = together[together[:, FILL_ROW] < last]
-    order = np.lexsort((together[:, FILL_COLUMN], together[:, FILL_ROW]))
+    together = together[together[:, RESELECTED_ROW] < last]
+    order = np.lexsort((together[:, RESELECTED_COLUMN], together[:, RESELECTED_ROW]))
     whole = np.concatenate([source, *(text for _, text in parts)])
-    return Fills(np.ascontiguousarray(together[order]), read_only(whole))
+    return ReselectedValues(np.ascontiguousarray(together[order]), read_only(whole))
