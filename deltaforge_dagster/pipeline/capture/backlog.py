@@ -1,17 +1,16 @@
-"""A backlog of a log that several readers may read: log sections of it, decoded beside each other.
+"""Read a backlog in parallel: several Spark tasks each decode a section of the log.
 
-One thread decodes a log as fast as one core can. While sinks wait for it and much log lies ahead, the
-run divides that log into log sections as large as segments (`sources.base.SectionedSource`), gives each one
-its segment number, and has Spark's tasks read, decode and journal them, as many at a time as Spark has
-cores. The segments are added in the log's order, each as soon as those before it are.
+One thread decodes a log as fast as one core can. While sinks wait for it and much of the log lies ahead, the run plans
+log sections, each as large as a segment (`sources.base.SectionedSource`), gives each one its segment number, and has
+Spark's tasks read, decode and journal them, as many at a time as Spark has cores. The segments are added in the log's
+order, each as soon as those before it are.
 
-What a task cannot do (a table that changes, a server that is gone, a lost Spark session) is no error
-here: nothing of its log section and of those behind it is added, their files are removed, and the run's
-own reader goes on from there, which says what is wrong if anything is. So whether there is a Spark that
-can reach the source decides about speed only.
+If a task cannot read its section (a table that changes, a server that is gone, a lost Spark session), that is no error
+here: neither its section nor any later one is added, their files are removed, and the run's own reader continues from
+there and reports what is wrong, if anything is. So whether Spark can reach the source affects only speed.
 
-When: see `Backlog.due`. Tasks take the cores that prepare messages, so they are not asked for
-while it is the sinks, or the preparing, that the pipeline waits for.
+`Backlog.due` decides when: tasks take cores that encoding needs, so none are started while the pipeline waits for sinks
+or for encoding.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ WORTH_BYTES = 128 << 20
 """So much log must lie ahead: less is read before tasks have begun."""
 
 LOOK_BYTES = 64 << 20
-"""So much the run's own reader reads before it is asked again whether to divide what is ahead."""
+"""So much the run's own reader reads before it is asked again whether to plan sections of what is ahead."""
 
 _LARGEST = 256 << 20
 _MOST = 64
@@ -161,7 +160,7 @@ class Backlog:
         add: Callable[[WrittenSegment, Position], bool],
         going_on: Callable[[], bool],
     ) -> Position:
-        """Journal what lies behind `start`, as far as it can be divided; return where that ends.
+        """Journal what follows `start`, as far as sections can be planned; return where the last one ends.
 
         Ends earlier when sinks have not waited for a while: they have enough to do.
 

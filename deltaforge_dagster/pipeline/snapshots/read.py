@@ -231,12 +231,12 @@ class SnapshotRun:
                 tables.setdefault(chunk.table_name, deque()).append(chunk)
         tasks: list[_Task] = []
         for table, chunks in tables.items():
-            lanes = self._per_table - sum(task.table == table for task in running)
+            free = self._per_table - sum(task.table == table for task in running)
             size = min(CHUNKS_PER_TASK, -(-len(chunks) // self._per_table))
             read_now = {task.table for task in [*running, *tasks]}
             if table not in read_now and len(read_now) >= self._options.max_parallel_tables:
                 continue
-            for _ in range(min(lanes, self._width - len(running) - len(tasks))):
+            for _ in range(min(free, self._width - len(running) - len(tasks))):
                 if chunks:
                     part = [chunks.popleft() for _ in range(min(size, len(chunks)))]
                     tasks.append(_Task(table, part))

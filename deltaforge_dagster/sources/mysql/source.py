@@ -312,7 +312,7 @@ class MysqlSource:
 
         Raises:
             SourceUnavailable: It is another server now.
-            CorruptLog: The log is not what it was when it was divided.
+            CorruptLog: The log is not what it was when the section was planned.
             DeltaforgeError: As `read`.
         """
         assert isinstance(section, BinlogSection)

@@ -137,7 +137,7 @@ def test_many_readers_capture_what_one_does(bench: MysqlBench, pair: Pair) -> No
 
 
 def test_a_definition_ends_the_parallel_part(bench: MysqlBench, pair: Pair) -> None:
-    """Rows before an ALTER and behind it have the versions of their time; both parts are divided."""
+    """Rows before an ALTER and behind it have the versions of their time; both parts are read as sections."""
     fill(bench, 0, ROWS // 2)
     bench.run("ALTER TABLE orders ADD COLUMN n int DEFAULT 7 FIRST, RENAME COLUMN v TO w")
     bench.run("ALTER TABLE orders RENAME COLUMN w TO v", "ALTER TABLE orders DROP COLUMN n")

@@ -86,10 +86,10 @@ def expected(rows: Sequence[Row], pending: set[int]) -> Through:
         name = f"public.{row['table']}"
         if row["schema_sequence"] in pending:
             found.kept.setdefault(name, [])
-        lane = found.kept.get(name, found.passed)
-        lane.append(dict(row))
-    for lane in (found.passed, *found.kept.values()):
-        for row, later in zip_longest(lane, lane[1:]):
+        rows_of_table = found.kept.get(name, found.passed)
+        rows_of_table.append(dict(row))
+    for rows_of_table in (found.passed, *found.kept.values()):
+        for row, later in zip_longest(rows_of_table, rows_of_table[1:]):
             row["tx_end"] = later is None or later["tx_id"] != row["tx_id"]
     return found
 

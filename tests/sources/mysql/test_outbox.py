@@ -85,13 +85,13 @@ def test_a_blackhole_table_is_read_like_any_other(bench: MysqlBench) -> None:
         if len(again.rows) == len(taken.rows):
             break
     assert shown(again.rows) == shown(taken.rows)
-    dividing = source(bench, "outbox")
+    planner = source(bench, "outbox")
     sections = [
-        one for one in dividing.plan_sections(start, Versions(), lambda: 1) if one is not None
+        one for one in planner.plan_sections(start, Versions(), lambda: 1) if one is not None
     ]
     apart = Taken([], start, [])
-    for lane, section in enumerate(sections):
-        read_into(apart, source(bench, "outbox").read_section(section, LIMITS, lane))
+    for reader, section in enumerate(sections):
+        read_into(apart, source(bench, "outbox").read_section(section, LIMITS, reader))
     assert shown(apart.rows) == shown(taken.rows)
 
 

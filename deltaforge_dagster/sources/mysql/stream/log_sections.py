@@ -169,7 +169,7 @@ def plan_sections(
 ) -> Generator[BinlogSection | None]:
     """Yield consecutive log sections from `start` on, each with something captured; None meanwhile.
 
-    They end where the log does now, or before what cannot be divided.
+    They end where the log does now, or before what no section may contain.
 
     Args:
         stream: A dump that begins at `start` and ends at the log's end; it is closed here.
@@ -196,7 +196,9 @@ def plan_sections(
         while not over:
             if not buffer.fill(stream.receive, 1.0):
                 if stream.silence > SILENCE_SECONDS:
-                    raise SourceUnavailable("the server says nothing while its log is divided")
+                    raise SourceUnavailable(
+                        "the server says nothing while sections of its log are planned"
+                    )
                 yield None
                 continue
             decoded = planner.feed(buffer.data, buffer.length)

@@ -41,7 +41,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deltaforge_dagster.sources.stream.read_buffer._LEAST_PIECE_BYTES", SMALL)
 
 
-def divided(
+def planned(
     bench: MysqlBench, start: Position, versions: Versions | None = None, log_bytes: int = SMALL
 ) -> list[LogSection]:
     """Return the log sections from `start` on."""
@@ -94,7 +94,7 @@ def fill(bench: MysqlBench) -> None:
 
 def check_equal(bench: MysqlBench, start: Position) -> list[LogSection]:
     """Prove that all log sections together have what one reader reads, and return them."""
-    sections = divided(bench, start)
+    sections = planned(bench, start)
     parts = [read(bench, one, reader) for reader, one in enumerate(sections)]
     whole = read_on(bench, start, sections[-1].end, Versions())
 
@@ -111,7 +111,7 @@ def check_equal(bench: MysqlBench, start: Position) -> list[LogSection]:
 @pytest.mark.parametrize(
     "version", ["5.7", "8.0", "mariadb", pytest.param("9.7", marks=pytest.mark.soak("versions"))]
 )
-def test_stretches_are_what_one_reader_reads(mysql_version: MysqlVersion, version: Any) -> None:
+def test_sections_contain_what_one_reader_reads(mysql_version: MysqlVersion, version: Any) -> None:
     """Several files, cut between transactions: the same rows, ids, positions and versions."""
     with MysqlBench(mysql_version(version).create_database()) as bench:
         start = bench.source().ensure_start()
@@ -130,8 +130,8 @@ def test_also_without_gtids(start_mysql: StartMysql) -> None:
         assert all(not one.end.gtid_set for one in sections if isinstance(one.end, BinlogPosition))
 
 
-def test_a_definition_ends_the_last_stretch(bench: MysqlBench) -> None:
-    """Nothing behind an ALTER, an XA transaction or a TRUNCATE is divided, all before it is."""
+def test_a_definition_ends_the_last_section(bench: MysqlBench) -> None:
+    """Nothing behind an ALTER, an XA transaction or a TRUNCATE is planned as a section, everything before it is."""
     start = bench.source().ensure_start()
     for ending in (
         ["ALTER TABLE other ADD COLUMN n int"],
@@ -142,43 +142,43 @@ def test_a_definition_ends_the_last_stretch(bench: MysqlBench) -> None:
         before = bench.source().head()
         bench.run(*ending)
         bench.execute(insert("items", 1))
-        sections = divided(bench, start)
+        sections = planned(bench, start)
         bench.execute("DELETE FROM items", "DELETE FROM orders")
 
         assert [one.end.to_json() for one in sections][-1] == before.to_json()
         start = bench.source().head()
 
 
-def test_log_without_anything_captured_is_no_stretch(bench: MysqlBench) -> None:
+def test_log_without_captured_changes_is_no_section(bench: MysqlBench) -> None:
     """What is not captured goes with what is, however much log it is."""
     start = bench.source().ensure_start()
     for number in range(40):
         bench.execute(insert("other", *range(20 * number, 20 * number + 20)))
-    assert divided(bench, start) == []
+    assert planned(bench, start) == []
     bench.execute(insert("orders", 1))
 
-    (section,) = divided(bench, start)
+    (section,) = planned(bench, start)
 
     assert section.start == start
     assert sum(rows.num_rows for rows in read(bench, section)) == 1
 
 
-def test_one_transaction_is_never_divided(bench: MysqlBench) -> None:
+def test_one_transaction_is_never_split(bench: MysqlBench) -> None:
     """A transaction that is larger than a log section may get is one."""
     start = bench.source().ensure_start()
     bench.execute(*(insert("orders", *range(100 * n, 100 * n + 100)) for n in range(20)))
     bench.execute(insert("items", 1))
 
-    first, *_ = divided(bench, start)
+    first, *_ = planned(bench, start)
 
     assert sum(rows.num_rows for rows in read(bench, first)) >= 2000
 
 
-def test_what_was_not_foreseen_fails_the_stretch(bench: MysqlBench) -> None:
+def test_what_was_not_foreseen_fails_the_section(bench: MysqlBench) -> None:
     """A table version that was not registered before: its reader asks nobody and gives up."""
     start = bench.source().ensure_start()
     bench.execute(insert("orders", 1))
-    (section,) = divided(bench, start)
+    (section,) = planned(bench, start)
     assert isinstance(section, BinlogSection)
 
     with pytest.raises(UnsupportedEvent, match="not foreseen"):
@@ -187,11 +187,11 @@ def test_what_was_not_foreseen_fails_the_stretch(bench: MysqlBench) -> None:
         read(bench, replace(section, tables=SectionTables(section.tables.stamps, {})))
 
 
-def test_a_stretch_is_of_one_server(bench: MysqlBench) -> None:
+def test_a_section_belongs_to_one_server(bench: MysqlBench) -> None:
     """On another server the same place is another one; a log that is shorter now is noticed."""
     start = bench.source().ensure_start()
     bench.execute(insert("orders", 1))
-    (section,) = divided(bench, start)
+    (section,) = planned(bench, start)
     assert isinstance(section, BinlogSection)
 
     with pytest.raises(SourceUnavailable, match="another server"):
@@ -201,16 +201,16 @@ def test_a_stretch_is_of_one_server(bench: MysqlBench) -> None:
         read(bench, replace(section, end=beyond))
 
 
-def test_versions_are_registered_when_the_log_is_divided(bench: MysqlBench) -> None:
+def test_versions_are_registered_when_sections_are_planned(bench: MysqlBench) -> None:
     """In the log's order, so that numbers do not depend on who reads."""
     start = bench.source().ensure_start()
     bench.execute(insert("items", 1))
     bench.execute(insert("other", 1))
     bench.execute(insert("orders", 1))
-    divided_versions, versions = Versions(), Versions()
+    planner_versions, versions = Versions(), Versions()
 
-    sections = divided(bench, start, divided_versions)
+    sections = planned(bench, start, planner_versions)
     read_on(bench, start, sections[-1].end, versions)
 
-    assert [table.table for table, _ in divided_versions.registered] == ["items", "orders"]
-    assert divided_versions.registered == versions.registered
+    assert [table.table for table, _ in planner_versions.registered] == ["items", "orders"]
+    assert planner_versions.registered == versions.registered
