@@ -137,7 +137,7 @@ VALUES = SCALARS | {oid: _arrays(element) for oid, element in ARRAYS.items()}
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a made-up stream; a column is (name, type OID, modifier, in the identity)."""
+    """A table of a synthetic stream; a column is (name, type OID, modifier, in the identity)."""
 
     oid: int
     name: str

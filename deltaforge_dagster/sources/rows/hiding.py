@@ -211,7 +211,7 @@ class HiddenTable:
 
 
 def warm() -> None:
-    """Compile the kernels, or load them from the cache, by hiding a made-up value."""
+    """Compile the kernels, or load them from the cache, by hiding a synthetic value."""
     table = TableSchema("made-up", None, "t", (Column("a", "", None, True, 1),), ())
     rules = ColumnRules(ColumnOptions(mask={"t.a": ""}))
     HiddenTable(rules, table).column(pa.array(['{"a":1}']))

@@ -105,7 +105,7 @@ def test_documents_and_drift(feed: Feed, shop: Shop) -> None:
 
 
 def test_a_failure_stops_nothing(feed: Feed, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sinks get everything while sensing breaks; it is told why, and made up for by a later run."""
+    """Sinks get everything while sensing breaks; the reason is reported, and a later run catches up."""
 
     def broken(_report: object) -> list[Learned]:
         raise DeltaforgeError("no idea")

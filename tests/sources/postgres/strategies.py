@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.kernels.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
 
-MADE_UP = (
+CUSTOM_TYPES = (
     "CREATE EXTENSION hstore",
     "CREATE EXTENSION citext",
     "CREATE TYPE mood AS ENUM ('sad', 'it''s \"ok\", {so}', 'ü 🦆', 'NULL', '(a,b)')",

@@ -24,7 +24,7 @@ from tests.chance import examples
 from tests.fix_postgres import POSTGRES_VERSIONS, PostgresVersion
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.postgres.reference import Registry
-from tests.sources.postgres.strategies import MADE_UP, Column, columns
+from tests.sources.postgres.strategies import CUSTOM_TYPES, Column, columns
 
 pytestmark = pytest.mark.postgres
 
@@ -56,7 +56,7 @@ class Readings:
         self._stack = ExitStack()
         ours = PostgresSourceServer.from_dsn(self._bench.dsn, "test")
         self.version = int(server.version.split(".")[0])
-        self._bench.execute(*MADE_UP, "CREATE PUBLICATION p FOR ALL TABLES")
+        self._bench.execute(*CUSTOM_TYPES, "CREATE PUBLICATION p FOR ALL TABLES")
         database = ours.database
         for name, value in ODD.items():
             self._bench.execute(

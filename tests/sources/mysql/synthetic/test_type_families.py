@@ -10,7 +10,7 @@ from tests.sources.mysql.decode.test_decoder import decode, rows_of
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_decoded(name: str) -> None:
-    """The made-up logs of all families are whole, with values in every column."""
+    """The synthetic logs of all type families are whole, with values in every column."""
     batches, error = decode(stream(name, 100))
 
     images = [json.loads(row["after"]) for row in rows_of(batches) if row["op"] == "c"]
