@@ -102,7 +102,7 @@ class MysqlSource:
         self._closed = False
 
     def __reduce__(self) -> tuple[type[MysqlSource], tuple[object, ...]]:
-        """Pickle what it is made of: it is made anew elsewhere, connected to nothing."""
+        """Pickle only the arguments: the copy is a new, unconnected source."""
         return MysqlSource, self._made_of
 
     def head(self) -> BinlogPosition:

@@ -114,7 +114,7 @@ class PostgresSource:
         self._closed = False
 
     def __reduce__(self) -> tuple[type[PostgresSource], tuple[object, ...]]:
-        """Pickle what it is made of: it is made anew elsewhere, connected to nothing."""
+        """Pickle only the arguments: the copy is a new, unconnected source."""
         return PostgresSource, self._made_of
 
     def head(self) -> LsnPosition:

@@ -78,7 +78,7 @@ class TursoSource:
         self._confirmed: TursoPosition | None = None
 
     def __reduce__(self) -> tuple[type[TursoSource], tuple[object, ...]]:
-        """Pickle what it is made of: it is made anew elsewhere."""
+        """Pickle only the arguments: the copy is a new source."""
         return TursoSource, self._made_of
 
     def head(self) -> TursoPosition:

@@ -208,7 +208,7 @@ def too_young(server: PostgresSourceServer, name: str) -> PositionLost:
     """Return the error for log that was written before the publication was made."""
     return PositionLost(
         f"{server.where}: publication {name!r} did not exist when this part of the log was written, which "
-        "therefore cannot be decoded (was it dropped and made anew?). Re-snapshot required"
+        "therefore cannot be decoded (was it dropped and recreated?). Re-snapshot required"
     )
 
 

@@ -57,7 +57,7 @@ def ensure_start(
         raise SourceMisconfigured(
             f"{server.where}: replication slot {config.slot!r} exists, publication "
             f"{config.publication!r} does not, and the log written without it cannot be "
-            f"decoded; run: {_drop_slot(connection, config)}, then both are made anew"
+            f"decoded; run: {_drop_slot(connection, config)}, then both are recreated"
         )
     if found is None:
         slots.create(connection, server, config.slot, failover=failover, version=facts.version)

@@ -206,7 +206,7 @@ def check_start(
         raise lost(
             server,
             name,
-            f"has moved to {format_lsn(confirmed)}, beyond {format_lsn(start)} (was it made anew, "
+            f"has moved to {format_lsn(confirmed)}, beyond {format_lsn(start)} (was it recreated, "
             "or read by somebody else?)",
         )
 

@@ -60,7 +60,7 @@ def test_a_slot_that_was_made_again_is_lost(bench: PostgresBench) -> None:
     bench.execute(insert("orders", 1))
     bench.forget()
 
-    with pytest.raises(PositionLost, match="was it made anew"):
+    with pytest.raises(PositionLost, match="was it recreated"):
         take(bench, start, whole(1))
 
 
