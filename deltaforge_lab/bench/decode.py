@@ -26,7 +26,7 @@ from deltaforge_dagster.sources.postgres.synthetic import decoder as postgres
 from deltaforge_dagster.sources.postgres.synthetic import messages as postgres_samples
 from deltaforge_dagster.sources.postgres.synthetic import type_families as postgres_families
 
-PIECE = 4 << 20
+BUFFER_BYTES = 4 << 20
 
 
 class LogKind(StrEnum):
@@ -82,8 +82,8 @@ def bench_decode(
 def _seconds_to_copy(stream: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> float:
     target = np.zeros_like(stream)  # written to, so that all its pages are allocated
     begun = time.process_time()
-    for at in range(0, stream.size, PIECE):
-        target[at : at + PIECE] = stream[at : at + PIECE]
+    for at in range(0, stream.size, BUFFER_BYTES):
+        target[at : at + BUFFER_BYTES] = stream[at : at + BUFFER_BYTES]
     return time.process_time() - begun
 
 
@@ -93,8 +93,8 @@ def _seconds_to_decode(
     begun = time.process_time()
     at = 0
     while at < stream.size:
-        piece = stream[at : at + PIECE]
-        at += decoder.feed(piece, piece.size).consumed
+        buffer = stream[at : at + BUFFER_BYTES]
+        at += decoder.feed(buffer, buffer.size).consumed
     return time.process_time() - begun
 
 

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.journal import storage
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.encode.files import PIECES, reported, write_partition
+from deltaforge_dagster.pipeline.encode.files import SLICES, reported, write_partition
 from tests.journal.changes import changes
 
 
@@ -82,7 +82,7 @@ def test_a_task_that_fails_leaves_no_prepared_object() -> None:
         yield pa.RecordBatch.from_arrays([numbers, numbers], ["segment", "ordinal"])
         raise JournalDamaged("a segment is missing")
 
-    report = pa.Table.from_batches(list(write_partition(folder, "run.job", batches())), PIECES)
+    report = pa.Table.from_batches(list(write_partition(folder, "run.job", batches())), SLICES)
 
     with pytest.raises(JournalDamaged, match="a segment is missing"):
         reported(report)

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from deltaforge_dagster.errors import StoreUnavailable
-from deltaforge_dagster.pipeline.encode.files import PIECES, reported, write_partition
+from deltaforge_dagster.pipeline.encode.files import SLICES, reported, write_partition
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop, shop
@@ -82,7 +82,7 @@ def test_a_full_disk_of_prepared_messages(
     numbers = pa.array(range(50_000), pa.int64())
     batch = pa.RecordBatch.from_arrays([numbers, numbers], ["segment", "ordinal"])
     file_size_limit(100 << 10)
-    report = pa.Table.from_batches(list(write_partition(str(tmp_path), "run.job", [batch])), PIECES)
+    report = pa.Table.from_batches(list(write_partition(str(tmp_path), "run.job", [batch])), SLICES)
     file_size_limit(-1)
 
     with pytest.raises(StoreUnavailable, match="no space left for the journal file"):

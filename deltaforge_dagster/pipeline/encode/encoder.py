@@ -37,7 +37,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.encode.files import Piece, Spares
+from deltaforge_dagster.pipeline.encode.files import BatchSlice, Spares
 from deltaforge_dagster.pipeline.encode.messages import (
     FRAME_COLUMNS,
     Job,
@@ -88,7 +88,7 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 
 
 _FRAME = _spark_schema(FRAME)
-_PIECES = _spark_schema(encoded_files.PIECES)
+_SLICES = _spark_schema(encoded_files.SLICES)
 _MISSING_FILE = ("PATH_NOT_FOUND", "FAILED_READ_FILE")
 
 
@@ -170,14 +170,14 @@ class Encoder:
             session = self._session()
             if small:
                 self._spares.clear()  # there is no backlog any more
-                pieces, batches = self._collect(session, segments)
+                slices, batches = self._collect(session, segments)
             else:
-                pieces, batches = self._write(session, segments, ordinals), []
+                slices, batches = self._write(session, segments, ordinals), []
         except PySparkException as error:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise _translated(error, segments) from None
-        encoded = self._encoded(segments, pieces, batches, ordinals)
+        encoded = self._encoded(segments, slices, batches, ordinals)
         try:
             encoded.check()
         except JournalDamaged:
@@ -187,8 +187,8 @@ class Encoder:
 
     def prepare_rows(self, rows: pa.Table) -> EncodedSegments:
         """Return the messages of rows in memory, numbered from 0 in `AT_HAND`; runs no Spark job."""
-        pieces, batches = self._messages(as_frame(rows))
-        return self._encoded([replace(AT_HAND, rows=rows.num_rows)], pieces, batches, None)
+        slices, batches = self._messages(as_frame(rows))
+        return self._encoded([replace(AT_HAND, rows=rows.num_rows)], slices, batches, None)
 
     def recycle(self, encoded: EncodedSegments) -> None:
         """Let later jobs overwrite the files of messages that nobody reads any more."""
@@ -205,14 +205,14 @@ class Encoder:
     def _encoded(
         self,
         segments: Sequence[SegmentRow],
-        pieces: Sequence[Piece],
+        slices: Sequence[BatchSlice],
         batches: Sequence[pa.RecordBatch],
         ordinals: range | None,
     ) -> EncodedSegments:
         return EncodedSegments(
             segments,
             self._plan.routes,
-            pieces,
+            slices,
             batches,
             ordinals=ordinals,
             empty_keys=self._empty_keys,
@@ -228,7 +228,7 @@ class Encoder:
 
     def _collect(
         self, session: SparkSession, segments: Sequence[SegmentRow]
-    ) -> tuple[list[Piece], list[pa.RecordBatch]]:
+    ) -> tuple[list[BatchSlice], list[pa.RecordBatch]]:
         paths = [one.path for one in segments if one.rows]
         if not paths:
             return [], []
@@ -246,18 +246,18 @@ class Encoder:
 
     def _messages(
         self, frames: Iterable[pa.RecordBatch]
-    ) -> tuple[list[Piece], list[pa.RecordBatch]]:
+    ) -> tuple[list[BatchSlice], list[pa.RecordBatch]]:
         batches = list(self._plan.batches(frames))
-        pieces = [
-            piece
+        slices = [
+            batch_slice
             for number, batch in enumerate(batches)
-            for piece in encoded_files.pieces_of(batch, number, "")
+            for batch_slice in encoded_files.slices_of(batch, number, "")
         ]
-        return pieces, batches
+        return slices, batches
 
     def _write(
         self, session: SparkSession, segments: Sequence[SegmentRow], ordinals: range | None
-    ) -> list[Piece]:
+    ) -> list[BatchSlice]:
         folder = self._journal.prepared_dir(self._pipeline)
         job = f"{self._prefix}.{uuid.uuid4().hex}"
         tasks = _tasks(segments, ordinals)
@@ -265,15 +265,15 @@ class Encoder:
         work = Job(self._journal.url, self._plan, tasks, folder, job, spares)
         try:
             report = (
-                session.range(0, len(tasks), 1, len(tasks)).mapInArrow(work.run, _PIECES).toArrow()
+                session.range(0, len(tasks), 1, len(tasks)).mapInArrow(work.run, _SLICES).toArrow()
             )
-            pieces = encoded_files.reported(report)
+            slices = encoded_files.reported(report)
         except BaseException:
             encoded_files.remove_job(folder, job)
             encoded_files.remove(*spares)
             raise
-        encoded_files.remove(*(set(spares) - {piece.path for piece in pieces}))
-        return pieces
+        encoded_files.remove(*(set(spares) - {batch_slice.path for batch_slice in slices}))
+        return slices
 
 
 def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[Share]]:

@@ -1,14 +1,14 @@
 """Prepared messages as files: written by Spark's Python workers, mapped into memory by the run.
 
-A task may get pieces of several segments, in any order. So nothing is assumed. The writer cuts its
-batches into *pieces*, rows of one segment with consecutive ordinals, and reports where each one
-lies; the run puts them in order and checks that they cover every segment exactly. A change may have
-several rows, next to one another in one batch, so that no piece begins or ends between them.
+A task may get rows of several segments, in any order. The writer cuts its batches into *slices*, rows of
+one segment with consecutive ordinals, and reports where each slice is; the run puts the slices in order and
+checks that they cover every segment exactly. The rows of one change are next to one another in one batch, and
+no slice begins or ends between them.
 
 A file is named `<run id>.<job>.<random>.arrow`, so that a run that died leaves orphans that can be
 told apart. It is written over by a later job of the same run rather than deleted (`Spares`): memory
 for the pages of a new file costs several times what filling them does. So the file may be longer
-than what was written last, whose end the pieces tell.
+than what was written last, whose end the slices tell.
 
 Workers import this module: it needs no Spark.
 """
@@ -50,12 +50,12 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("path", pa.string()),
     *(pa.field(name, pa.int64()) for name in _NUMBERS),
 ]
-PIECES = pa.schema([*_FIELDS, pa.field("error", pa.string()), pa.field("text", pa.string())])
-"""What a writer reports: columns of `Piece`, or else which error stopped it, and its text."""
+SLICES = pa.schema([*_FIELDS, pa.field("error", pa.string()), pa.field("text", pa.string())])
+"""What a writer reports: columns of `BatchSlice`, or else which error stopped it, and its text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BatchSlice:
     """Consecutive rows of one segment inside one record batch.
 
     Attributes:
@@ -67,7 +67,7 @@ class Piece:
         ordinal: Ordinal of the first row.
         ordinals: How many ordinals.
         rows: How many rows, at least one for each ordinal.
-        bytes: Bytes of the piece, for accounting.
+        bytes: Bytes of the slice, for accounting.
     """
 
     path: str
@@ -81,8 +81,8 @@ class Piece:
     bytes: int
 
 
-def pieces_of(batch: pa.RecordBatch, number: int, path: str) -> list[Piece]:
-    """Return the pieces of a batch with the columns `segment` and `ordinal`."""
+def slices_of(batch: pa.RecordBatch, number: int, path: str) -> list[BatchSlice]:
+    """Return the slices of a batch with the columns `segment` and `ordinal`."""
     segments = batch.column("segment").to_numpy()
     ordinals = batch.column("ordinal").to_numpy()
     steps = np.diff(ordinals)
@@ -90,7 +90,7 @@ def pieces_of(batch: pa.RecordBatch, number: int, path: str) -> list[Piece]:
     starts = [0, *breaks.tolist()]
     ends = [*starts[1:], batch.num_rows]
     return [
-        Piece(
+        BatchSlice(
             path, 0, number, start, int(segments[start]), int(ordinals[start]),
             int(ordinals[end - 1] - ordinals[start]) + 1, end - start,
             batch.nbytes * (end - start) // batch.num_rows,
@@ -102,7 +102,7 @@ def pieces_of(batch: pa.RecordBatch, number: int, path: str) -> list[Piece]:
 def write_partition(
     folder: str, prefix: str, batches: Iterable[pa.RecordBatch], spare: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Write the batches of one task to a file and yield its pieces, columns of `PIECES`.
+    """Write the batches of one task to a file and yield its slices, columns of `SLICES`.
 
     Args:
         folder: Absolute path, or a URL that fsspec knows.
@@ -120,31 +120,31 @@ def write_partition(
                     file = stack.enter_context(_writable(path, new=spare is None))
                     writer = stack.enter_context(pa.ipc.new_file(file, batch.schema))
                 writer.write_batch(batch)
-                report += [asdict(piece) for piece in pieces_of(batch, number, path)]
+                report += [asdict(batch_slice) for batch_slice in slices_of(batch, number, path)]
             if file is not None and writer is not None:
                 writer.close()
-                report = [{**piece, "end": file.tell()} for piece in report]
+                report = [{**batch_slice, "end": file.tell()} for batch_slice in report]
     except tuple(_REPORTED.values()) as error:  # as a failure of the task it would lose its class
         report = [{"error": type(error).__name__, "text": str(error)}]
     if report:
-        yield pa.RecordBatch.from_pylist(report, PIECES)
+        yield pa.RecordBatch.from_pylist(report, SLICES)
 
 
-def reported(report: pa.Table) -> list[Piece]:
-    """Return the pieces that writers reported.
+def reported(report: pa.Table) -> list[BatchSlice]:
+    """Return the slices that writers reported.
 
     Raises:
         JournalDamaged: What a writer was to read is damaged.
         StoreUnavailable: It could not be read.
         UnsupportedEvent: A message is too large.
     """
-    pieces = []
+    slices = []
     for row in report.to_pylist():
         error, text = row.pop("error"), row.pop("text")
         if error is not None:
             raise _REPORTED[error](text)
-        pieces.append(Piece(**row))
-    return pieces
+        slices.append(BatchSlice(**row))
+    return slices
 
 
 @contextlib.contextmanager
@@ -190,7 +190,7 @@ def open_batches(path: str, end: int) -> pa.ipc.RecordBatchFileReader:
 
     Args:
         path: The file.
-        end: Where its content ends; `Piece.end`.
+        end: Where its content ends; `BatchSlice.end`.
 
     Raises:
         StoreUnavailable: The file is gone or cannot be read; prepare again.

@@ -246,7 +246,7 @@ def _maker(envelope: Envelope) -> envelopes.Envelope:
 
 
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into pieces that are neither long nor large."""
+    """Cut a batch into slices that are neither long nor large."""
     start = 0
     ends = np.zeros(rows.num_rows + 1, np.int64)
     for name in ("before", "after", "key", "ddl", "headers", "tags"):
@@ -303,7 +303,7 @@ class Job:
         """Write the messages of some tasks to a prepared file; what Spark maps over their numbers.
 
         Yields:
-            Columns of `encoded_files.PIECES`.
+            Columns of `encoded_files.SLICES`.
         """
         tasks = [number for batch in numbers for number in _integers(batch)]
         frames = (rows for number in tasks for rows in self._frame(number))

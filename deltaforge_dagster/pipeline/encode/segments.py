@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.encode.files import Piece
+from deltaforge_dagster.pipeline.encode.files import BatchSlice
 from deltaforge_dagster.pipeline.encode.messages import Route
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys, select_messages
 from deltaforge_dagster.sinks.base import SinkBatch
@@ -27,7 +27,7 @@ class EncodedSegments:
     Args:
         segments: The segments.
         routes: The columns and rows of each sink.
-        pieces: Where the rows are, in any order.
+        slices: Where the rows are, in any order.
         batches: The batches that are in memory instead of in files.
         ordinals: The encoded rows of a single segment; None for all rows.
         empty_keys: Checks the keys of selected messages.
@@ -42,7 +42,7 @@ class EncodedSegments:
         self,
         segments: Sequence[SegmentRow],
         routes: Mapping[str, Route],
-        pieces: Sequence[Piece],
+        slices: Sequence[BatchSlice],
         batches: Sequence[pa.RecordBatch],
         *,
         ordinals: range | None,
@@ -50,16 +50,16 @@ class EncodedSegments:
     ) -> None:
         self.first_segment = segments[0].segment
         self.last_segment = segments[-1].segment
-        self.bytes = sum(one.bytes for one in pieces)
+        self.bytes = sum(one.bytes for one in slices)
         self._segments = {one.segment: one for one in segments}
         self._ordinals = {one.segment: ordinals or range(one.rows) for one in segments}
         self._routes = routes
         self._empty_keys = empty_keys
         self._batches = batches
-        self._pieces: dict[int, list[Piece]] = {one.segment: [] for one in segments}
-        for piece in sorted(pieces, key=lambda one: (one.segment, one.ordinal)):
-            self._pieces.setdefault(piece.segment, []).append(piece)
-        self._paths = {one.path for one in pieces if one.path}
+        self._slices: dict[int, list[BatchSlice]] = {one.segment: [] for one in segments}
+        for batch_slice in sorted(slices, key=lambda one: (one.segment, one.ordinal)):
+            self._slices.setdefault(batch_slice.segment, []).append(batch_slice)
+        self._paths = {one.path for one in slices if one.path}
         self._readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
         self._opening = threading.Lock()
 
@@ -73,16 +73,16 @@ class EncodedSegments:
         Raises:
             JournalDamaged: A segment's file holds other rows than its row in the store says.
         """
-        for segment, pieces in self._pieces.items():
+        for segment, slices in self._slices.items():
             ordinals = self._ordinals.get(segment, range(0))
-            if not ordinals and not pieces and segment in self._segments:
+            if not ordinals and not slices and segment in self._segments:
                 continue  # processors removed all of its rows
             expected = ordinals.start
-            for piece in pieces:
-                if piece.ordinal != expected:
+            for batch_slice in slices:
+                if batch_slice.ordinal != expected:
                     break
-                expected += piece.ordinals
-            found = sum(one.ordinals for one in pieces)
+                expected += batch_slice.ordinals
+            found = sum(one.ordinals for one in slices)
             if not ordinals or expected != ordinals.stop or found != len(ordinals):
                 raise JournalDamaged(
                     f"segment {segment}: its journal file does not hold the {len(ordinals)} rows, "
@@ -111,12 +111,14 @@ class EncodedSegments:
         if not self._segments[segment].is_for(sink_id):
             return
         route, segment_id = self._routes[sink_id], self._segments[segment].segment_id
-        for piece in self._pieces[segment]:
-            if after_ordinal >= piece.ordinal + piece.ordinals - 1:
+        for batch_slice in self._slices[segment]:
+            if after_ordinal >= batch_slice.ordinal + batch_slice.ordinals - 1:
                 continue
-            whole = self._read(piece) if piece.path else self._batches[piece.batch]
-            rows = whole.slice(piece.offset, piece.rows)
-            if after_ordinal >= piece.ordinal:
+            whole = (
+                self._read(batch_slice) if batch_slice.path else self._batches[batch_slice.batch]
+            )
+            rows = whole.slice(batch_slice.offset, batch_slice.rows)
+            if after_ordinal >= batch_slice.ordinal:
                 rows = rows.slice(_rows_up_to(rows, after_ordinal))
             messages, refused = select_messages(rows, route, sink_id, segment, self._empty_keys)
             if refused and not set_aside:
@@ -137,12 +139,14 @@ class EncodedSegments:
             self._readers.clear()
         return paths
 
-    def _read(self, piece: Piece) -> pa.RecordBatch:
-        """Return the batch of a piece; a file is opened once for all sinks, because remote files are copied."""
+    def _read(self, batch_slice: BatchSlice) -> pa.RecordBatch:
+        """Return the batch of a slice; a file is opened once for all sinks, because remote files are copied."""
         with self._opening:  # a reader serves one thread at a time
-            if piece.path not in self._readers:
-                self._readers[piece.path] = encoded_files.open_batches(piece.path, piece.end)
-            return self._readers[piece.path].get_batch(piece.batch)
+            if batch_slice.path not in self._readers:
+                self._readers[batch_slice.path] = encoded_files.open_batches(
+                    batch_slice.path, batch_slice.end
+                )
+            return self._readers[batch_slice.path].get_batch(batch_slice.batch)
 
 
 def _rows_up_to(rows: pa.RecordBatch, ordinal: int) -> int:

@@ -61,7 +61,7 @@ from deltaforge_dagster.sources.mysql.stream.section_planner import SectionPlann
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.stream.read_buffer import PieceBuffer
+from deltaforge_dagster.sources.stream.read_buffer import ReadBuffer
 from deltaforge_dagster.sources.stream.socket import StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableDetails, TableSchema
@@ -464,7 +464,7 @@ class MysqlSource:
     def _batches(
         self, stream: StreamSocket, decoder: MysqlDecoder, start: BinlogPosition, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
-        buffer = PieceBuffer(limits.max_bytes)
+        buffer = ReadBuffer(limits.max_bytes)
         told, again = start, False
         while True:
             if not again and not buffer.fill(stream.receive, limits.max_wait):

@@ -55,7 +55,7 @@ from deltaforge_dagster.sources.postgres.stream.replication import (
     start_command,
 )
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.stream.read_buffer import PieceBuffer
+from deltaforge_dagster.sources.stream.read_buffer import ReadBuffer
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableDetails, TableSchema
 
@@ -506,7 +506,7 @@ class PostgresSource:
     def _batches(
         self, stream: ReplicationStream, decoder: PostgresDecoder, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
-        buffer = PieceBuffer(limits.max_bytes)
+        buffer = ReadBuffer(limits.max_bytes)
         while True:
             if not buffer.fill(stream.receive, limits.max_wait):
                 yield ChangeBatch(None, None)

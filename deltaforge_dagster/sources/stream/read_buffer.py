@@ -1,24 +1,24 @@
-"""The buffer between a log stream and its decoder: pieces of the log, the rest of one carried over.
+"""The buffer between a log stream and its decoder.
 
-A decoder takes what is whole and leaves the rest. The buffer has one size for ordinary pieces, grows
-for a row that is larger, and shrinks again behind it.
+A decoder consumes what is whole, and the rest stays for its next call. The buffer normally has one size; it
+grows for a row that is larger, and shrinks again after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-PIECE_BYTES = 4 << 20
+BUFFER_BYTES = 4 << 20
 """The most that one call of a decoder usually gets, so that other threads run in between."""
 
-_LEAST_PIECE_BYTES = 64 << 10
+_LEAST_BUFFER_BYTES = 64 << 10
 
 
-class PieceBuffer:
+class ReadBuffer:
     """Bytes of a log: those a decoder has left over, and new ones behind them.
 
     Args:
-        max_bytes: Wanted size of a piece; bounded on both sides.
+        max_bytes: Wanted size of the buffer; bounded on both sides.
 
     Attributes:
         data: The bytes; only the first `length` mean something.
@@ -26,7 +26,7 @@ class PieceBuffer:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._usual = min(PIECE_BYTES, max(max_bytes, _LEAST_PIECE_BYTES))
+        self._usual = min(BUFFER_BYTES, max(max_bytes, _LEAST_BUFFER_BYTES))
         self.data = bytearray(self._usual)
         self.length = 0
 

@@ -1,4 +1,4 @@
-"""The socket of a log stream: one thread receives in large pieces, any thread sends and closes.
+"""The socket of a log stream: one thread receives into large buffers, any thread sends and closes.
 
 The receiver takes as many bytes as there are. Reading the moment a byte arrives would mean a
 system call, and a call of the decoder, for every row, and would keep the server busy waking us; so
@@ -130,7 +130,7 @@ class StreamSocket:
             self._socket.close()
 
     def _drain(self, buffer: memoryview, held: int = 0) -> int:
-        """Receive what is there; `held` bytes of this piece came before."""
+        """Receive what is there; `held` bytes of this buffer came before."""
         filled = 0
         with self._lock:
             while filled < len(buffer):

@@ -1,4 +1,4 @@
-"""Prepared files: pieces of batches, one file per task, and the sweep of what dead runs left."""
+"""Prepared files: slices of batches, one file per task, and the sweep of what dead runs left."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.pipeline.encode.files import (
-    PIECES,
-    Piece,
+    SLICES,
+    BatchSlice,
     Spares,
     open_batches,
-    pieces_of,
     remove,
     remove_job,
     reported,
+    slices_of,
     sweep_encoded,
     write_partition,
 )
@@ -39,30 +39,30 @@ def batch(places: Sequence[tuple[int, int]]) -> pa.RecordBatch:
     )
 
 
-def written(folder: Path | str, prefix: str, batches: Sequence[pa.RecordBatch]) -> list[Piece]:
-    """Return the pieces that a task reports."""
+def written(folder: Path | str, prefix: str, batches: Sequence[pa.RecordBatch]) -> list[BatchSlice]:
+    """Return the slices that a task reports."""
     reports = list(write_partition(str(folder), prefix, iter(batches)))
-    return reported(pa.Table.from_batches(reports, PIECES))
+    return reported(pa.Table.from_batches(reports, SLICES))
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), min_size=1))
 def test_pieces_cover_a_batch(places: list[tuple[int, int]]) -> None:
     """Pieces are runs of consecutive ordinals of one segment, and together the whole batch.
 
-    Rows of one change are in one piece.
+    Rows of one change are in one slice.
     """
-    pieces = pieces_of(batch(places), 4, "file")
+    slices = slices_of(batch(places), 4, "file")
 
     changes = [place for number, place in enumerate(places) if place not in places[:number][-1:]]
     covered = [
-        (piece.segment, piece.ordinal + index)
-        for piece in pieces
-        for index in range(piece.ordinals)
+        (batch_slice.segment, batch_slice.ordinal + index)
+        for batch_slice in slices
+        for index in range(batch_slice.ordinals)
     ]
     assert covered == changes
-    assert sum(piece.rows for piece in pieces) == len(places)
-    assert [piece.offset for piece in pieces] == [
-        sum(one.rows for one in pieces[:number]) for number in range(len(pieces))
+    assert sum(batch_slice.rows for batch_slice in slices) == len(places)
+    assert [batch_slice.offset for batch_slice in slices] == [
+        sum(one.rows for one in slices[:number]) for number in range(len(slices))
     ]
 
 
@@ -71,16 +71,16 @@ def test_a_batch_may_span_segments(tmp_path: Path, scheme: str) -> None:
     """Rows of two files in one batch, the later segment first, are found where they are."""
     folder = f"{scheme}{tmp_path}"
     places = [(8, 0), (8, 1), (7, 3), (7, 4)]
-    pieces = written(folder, "run.job", [batch(places), batch([])[:0], batch([(7, 5)])])
+    slices = written(folder, "run.job", [batch(places), batch([])[:0], batch([(7, 5)])])
 
-    assert [(p.batch, p.offset, p.segment, p.ordinal, p.rows) for p in pieces] == [
+    assert [(p.batch, p.offset, p.segment, p.ordinal, p.rows) for p in slices] == [
         (0, 0, 8, 0, 2),
         (0, 2, 7, 3, 2),
         (1, 0, 7, 5, 1),
     ]
-    reader = open_batches(pieces[0].path, pieces[0].end)
-    remove(pieces[0].path)
-    remove(pieces[0].path)
+    reader = open_batches(slices[0].path, slices[0].end)
+    remove(slices[0].path)
+    remove(slices[0].path)
     assert reader.get_batch(0).column("value").to_pylist() == ["8/0", "8/1", "7/3", "7/4"]
     assert reader.get_batch(1).column("value").to_pylist() == ["7/5"]
 
@@ -91,10 +91,10 @@ def test_a_file_is_written_over(tmp_path: Path) -> None:
 
     reports = list(write_partition(str(tmp_path), "run.two", [batch([(2, 0)])], longer.path))
 
-    (piece,) = reported(pa.Table.from_batches(reports, PIECES))
-    assert [str(path) for path in tmp_path.iterdir()] == [longer.path] == [piece.path]
-    assert piece.end < longer.end
-    reader = open_batches(piece.path, piece.end)
+    (batch_slice,) = reported(pa.Table.from_batches(reports, SLICES))
+    assert [str(path) for path in tmp_path.iterdir()] == [longer.path] == [batch_slice.path]
+    assert batch_slice.end < longer.end
+    reader = open_batches(batch_slice.path, batch_slice.end)
     assert reader.num_record_batches == 1
     assert reader.get_batch(0).column("value").to_pylist() == ["2/0"]
 
@@ -128,13 +128,13 @@ def test_errors_are_reported(tmp_path: Path) -> None:
 
 def test_files_are_private(tmp_path: Path) -> None:
     """A prepared file holds row values: only its owner may read it."""
-    (piece,) = written(tmp_path, "run.job", [batch([(1, 0)])])
+    (batch_slice,) = written(tmp_path, "run.job", [batch([(1, 0)])])
 
-    assert stat.S_IMODE(Path(piece.path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(batch_slice.path).stat().st_mode) == 0o600
 
 
 def test_a_task_without_rows_writes_nothing(tmp_path: Path) -> None:
-    """A task that gets no rows leaves no file and reports no piece."""
+    """A task that gets no rows leaves no file and reports no slice."""
     assert written(tmp_path, "run.job", []) == []
     assert list(tmp_path.iterdir()) == []
 

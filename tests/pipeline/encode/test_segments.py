@@ -13,7 +13,7 @@ import pytest
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.kernels import message_text as text
-from deltaforge_dagster.pipeline.encode.files import Piece, pieces_of
+from deltaforge_dagster.pipeline.encode.files import BatchSlice, slices_of
 from deltaforge_dagster.pipeline.encode.messages import MessagePlan
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
@@ -61,9 +61,9 @@ def encode(tmp_path: Path, told: list[str]) -> Make:
         plan = MessagePlan.of(load_pipeline(tmp_path / "shop.yaml").spec)
         numbered = [{**one, "ordinal": number} for number, one in enumerate(rows)]
         batches = list(plan.batches([batch(numbered)]))
-        pieces = [one for number, made in enumerate(batches) for one in pieces_of(made, number, "")]
+        slices = [one for number, made in enumerate(batches) for one in slices_of(made, number, "")]
         encoded = EncodedSegments(
-            [segment(len(rows))], plan.routes, pieces, batches, ordinals=None, empty_keys=empty_keys
+            [segment(len(rows))], plan.routes, slices, batches, ordinals=None, empty_keys=empty_keys
         )
         encoded.check()
         return encoded
@@ -266,25 +266,25 @@ def test_empty_keys_are_told_once(encode: Make, told: list[str]) -> None:
 
 
 def test_check_finds_every_gap() -> None:
-    """A missing piece, a doubled one, and one of an unknown segment are all refused."""
+    """A missing slice, a doubled one, and one of an unknown segment are all refused."""
 
-    def piece(ordinal: int, rows: int, number: int = 1) -> Piece:
-        return Piece("", 0, 0, 0, number, ordinal, rows, 2 * rows, 10)
+    def batch_slice(ordinal: int, rows: int, number: int = 1) -> BatchSlice:
+        return BatchSlice("", 0, 0, 0, number, ordinal, rows, 2 * rows, 10)
 
-    def encoded(*pieces: Piece) -> EncodedSegments:
+    def encoded(*slices: BatchSlice) -> EncodedSegments:
         return EncodedSegments(
-            [segment(4)], {}, pieces, [], ordinals=None, empty_keys=EmptyKeys(print)
+            [segment(4)], {}, slices, [], ordinals=None, empty_keys=EmptyKeys(print)
         )
 
-    encoded(piece(2, 2), piece(0, 2)).check()
-    for pieces in (
+    encoded(batch_slice(2, 2), batch_slice(0, 2)).check()
+    for slices in (
         [],
-        [piece(0, 2)],
-        [piece(0, 2), piece(3, 1)],
-        [piece(0, 2), piece(0, 2)],
-        [piece(0, 4), piece(4, 1)],
-        [piece(0, 4), piece(0, 4)],
-        [piece(0, 4), piece(0, 1, 2)],
+        [batch_slice(0, 2)],
+        [batch_slice(0, 2), batch_slice(3, 1)],
+        [batch_slice(0, 2), batch_slice(0, 2)],
+        [batch_slice(0, 4), batch_slice(4, 1)],
+        [batch_slice(0, 4), batch_slice(0, 4)],
+        [batch_slice(0, 4), batch_slice(0, 1, 2)],
     ):
         with pytest.raises(JournalDamaged):
-            encoded(*pieces).check()
+            encoded(*slices).check()

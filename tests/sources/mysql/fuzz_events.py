@@ -20,7 +20,7 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     TRANSACTION_PAYLOAD,
 )
 from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
-from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
 from deltaforge_dagster.sources.mysql.synthetic import events as samples
 from deltaforge_dagster.sources.mysql.synthetic.events import SyntheticLog
 from tests.sources.mysql import recorded
@@ -43,7 +43,7 @@ def events_of(stream: bytes) -> list[bytes]:
             continue
         found.append(event)
         if event[4] == TRANSACTION_PAYLOAD:
-            found += events(payload_pieces(event[HEADER:]))
+            found += events(payload_blocks(event[HEADER:]))
     return found
 
 

@@ -216,12 +216,12 @@ def test_without_the_certificate_that_a_server_wants(
 
 
 def test_tables_are_read_over_tls(server: PostgresServer) -> None:
-    """A snapshot's rows come encrypted, in pieces larger than TLS records, and every byte is there."""
+    """A snapshot's rows come encrypted, in buffers larger than TLS records, and every byte is there."""
     dsn = conninfo.make_conninfo(server.create_database(), sslmode="require")
     query = sql.SQL("SELECT n, repeat(md5(n::text), n % 50) FROM generate_series(1, 20000) AS n")
     with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
-        pieces = copied.pieces(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
-        lines = b"".join(map(bytes, pieces))
+        buffers = copied.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
+        lines = b"".join(map(bytes, buffers))
 
         assert connection.pgconn.ssl_in_use
         with cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as sent:

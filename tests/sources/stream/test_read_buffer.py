@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES, PieceBuffer
+from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
 
 
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=30), st.randoms())
@@ -16,7 +16,7 @@ def test_a_decoder_sees_every_byte_once(sizes: list[int], random: Random) -> Non
     said = b"".join(bytes([number % 251]) * size for number, size in enumerate(sizes))
     sent = 0
     taken = bytearray()
-    buffer = PieceBuffer(1)
+    buffer = ReadBuffer(1)
 
     def receive(view: memoryview, seconds: float) -> int:
         nonlocal sent
@@ -39,7 +39,7 @@ def test_it_grows_for_one_large_row_and_shrinks_behind_it() -> None:
     def receive(view: memoryview, seconds: float) -> int:
         return len(view)
 
-    buffer = PieceBuffer(1 << 20)
+    buffer = ReadBuffer(1 << 20)
     usual = len(buffer.data)
     for _ in range(5):
         buffer.fill(receive, 1.0)
@@ -49,7 +49,7 @@ def test_it_grows_for_one_large_row_and_shrinks_behind_it() -> None:
     assert (len(buffer.data), buffer.length) == (usual, 10)
 
 
-def test_a_piece_is_bounded_on_both_sides() -> None:
+def test_a_buffer_is_bounded_on_both_sides() -> None:
     """Neither so large that other threads wait, nor so small that each row is a call."""
-    assert len(PieceBuffer(1 << 40).data) == PIECE_BYTES
-    assert len(PieceBuffer(1).data) == 64 << 10
+    assert len(ReadBuffer(1 << 40).data) == BUFFER_BYTES
+    assert len(ReadBuffer(1).data) == 64 << 10

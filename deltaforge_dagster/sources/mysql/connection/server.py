@@ -2,7 +2,7 @@
 
 Everything goes through PyMySQL, one short-lived connection each, with an end in time that holds
 whatever the server or the network does. To read the log, PyMySQL does the handshake and sends the
-command; what the server sends from then on is read from the connection's socket in big pieces.
+command; what the server sends from then on is read from the connection's socket into large buffers.
 After a command was sent PyMySQL has read nothing ahead, so no byte is missed.
 """
 

@@ -1,14 +1,14 @@
 """From bytes of the binary log to change batches: the decoder of the MySQL source.
 
-A `MysqlDecoder` is given the dump stream in pieces, as the socket hands them out, and returns record
-batches in the columns of `frame.CAPTURED`. A piece is handled in rounds: `scan` notes the changes and
+A `MysqlDecoder` is given the dump stream in read buffers, as the socket fills them, and returns record
+batches in the columns of `frame.CAPTURED`. A buffer is handled in rounds: `scan` notes the changes and
 transactions in it until something stops it, `write_changes` writes their row images, and the rest of
-the columns is put around them in bulk (`transaction_assembler`). Python acts once per piece and for rare events
+the columns is put around them in bulk (`transaction_assembler`). Python acts once per buffer and for rare events
 (`non_row_events`), never per row. The decoder has no socket, no thread and no clock: what comes out depends
 on what went in, wherever it is cut.
 
 Some events hold others, or call back earlier ones: a compressed transaction, the commit of a prepared
-one. Those go through the same rounds, as streams within the stream (`inner`), a piece at a time.
+one. Those go through the same rounds, as streams within the stream (`inner`), a block at a time.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForm
 from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
-from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES
+from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
 
 _FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedBinlog:
-    """What a piece of the stream held.
+    """What a read buffer contained.
 
     Attributes:
-        consumed: Bytes that are done with; the rest is to stand at the start of the next piece.
+        consumed: Bytes that are done with; the rest is to stand at the start of the next buffer.
         batches: Changes and idle progress, in log order.
         foreign: `ERR` or `EOF` for a packet that is no event and ends the stream, else ""; it
             stands at `consumed`.
@@ -157,7 +157,7 @@ class MysqlDecoder:
         self._inner_bytes = 0
         # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
         with np.errstate(over="ignore"):
-            while self._error is None and self._inner_bytes < PIECE_BYTES:
+            while self._error is None and self._inner_bytes < BUFFER_BYTES:
                 if self._inner:
                     self._step_inside()
                     continue
@@ -246,24 +246,24 @@ class MysqlDecoder:
         return True
 
     def _step_inside(self) -> None:
-        """Decode a piece of the innermost of the streams in the stream."""
+        """Decode the next block of the innermost nested stream."""
         state, inner = self._state, self._inner[-1]
         offset = int(state[OFFSET])
         try:
-            piece = inner.next()
-            if piece is None:
+            block = inner.next()
+            if block is None:
                 self._inner.pop()
                 inner.end()
                 return
         except DeltaforgeError as error:
             self._fail(error)
             return
-        self._inner_bytes += piece.size
+        self._inner_bytes += block.size
         state[OFFSET], state[BARE] = 0, INNER
         while self._error is None and self._inner[-1] is inner:
-            if self._round(piece) == NEED_MORE:
+            if self._round(block) == NEED_MORE:
                 break
-        inner.keep(piece[state[OFFSET] :])
+        inner.keep(block[state[OFFSET] :])
         state[OFFSET], state[BARE] = offset, 0
 
     def forget_tables(self) -> None:

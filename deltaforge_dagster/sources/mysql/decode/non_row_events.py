@@ -85,7 +85,7 @@ from deltaforge_dagster.sources.mysql.events.gtid_events import (
 )
 from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
-from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
 from deltaforge_dagster.sources.mysql.events.statements import StatementKind, Xid, statement, xid_of
 from deltaforge_dagster.sources.mysql.events.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
@@ -190,7 +190,7 @@ class NonRowEvents:
         elif stop == STATEMENT:
             self._statement(parse_query(body))
         elif stop == PAYLOAD:
-            self._nest(payload_pieces(body))
+            self._nest(payload_blocks(body))
         elif stop == PREPARED:
             self._prepare(*parse_xa_prepare(body))
         elif stop == TAGGED:
@@ -201,7 +201,7 @@ class NonRowEvents:
     def _nest(self, events: Iterator[bytes]) -> None:
         """Have these events decoded next, as if they stood where the event stands that is read.
 
-        They are whole ones, one behind the other, without checksums, in pieces cut anywhere.
+        They are whole ones, one behind the other, without checksums, in blocks cut anywhere.
         """
         self._inner.append(NestedEvents(events))
 
@@ -334,9 +334,9 @@ class NonRowEvents:
     def _replay(self, xid: Xid) -> None:
         """Decode the rows of a prepared transaction, and commit them."""
         kept = self._kept.take(xid)
-        pieces = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
+        blocks = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
         self._state[OPEN] = BEGUN
-        self._inner.append(NestedEvents(pieces, self._found.commit))
+        self._inner.append(NestedEvents(blocks, self._found.commit))
 
     def _place(self) -> BinlogPosition:
         return BinlogPosition(self._found.file, int(self._state[EVENT_POS]))

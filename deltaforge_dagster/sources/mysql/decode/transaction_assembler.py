@@ -143,7 +143,7 @@ class TransactionAssembler:
             self.batches.append(ChangeBatch(None, self._progress.within(*position)))
 
     def flush(self, source: Bytes, begun: int) -> None:
-        """Turn the scanned rows into batches; `begun` is where in the piece the scan began.
+        """Turn the scanned rows into batches; `begun` is where in the buffer the scan began.
 
         First come whole transactions, then how far the log has passed without a change since, then
         the changes of the transaction that is still open, but for the last one, which waits.
@@ -189,7 +189,7 @@ class TransactionAssembler:
             self.batches.append(ChangeBatch(with_tx_end(last), position))
 
     def _write(self, source: Bytes, first: int, last: int, cursor: int) -> int:
-        """Write `rows[first:last]`; return where in the piece the last one ends."""
+        """Write `rows[first:last]`; return where in the buffer the last one ends."""
         rows = self.rows
         while first < last:
             batch, stop, error = self._writer.write(source, rows, first, last, self.txs, self.file)

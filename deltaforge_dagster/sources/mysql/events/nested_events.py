@@ -11,15 +11,15 @@ from deltaforge_dagster.sources.mysql.events.binlog import HEADER
 
 
 class NestedEvents:
-    """Whole events out of pieces that are cut anywhere.
+    """Whole events out of blocks that are cut anywhere.
 
     Args:
-        pieces: Events one directly behind the other, without checksums.
+        blocks: Events one directly behind the other, without checksums.
         end: What to do behind the last of them.
     """
 
-    def __init__(self, pieces: Iterator[bytes], end: Callable[[], None] = lambda: None) -> None:
-        self._pieces = pieces
+    def __init__(self, blocks: Iterator[bytes], end: Callable[[], None] = lambda: None) -> None:
+        self._blocks = blocks
         self._rest = b""
         self.end = end
 
@@ -27,14 +27,14 @@ class NestedEvents:
         """Return what was left over and more, at least one whole event; None behind the last.
 
         Raises:
-            CorruptLog: The pieces end inside an event, or an event is shorter than its header.
+            CorruptLog: The blocks end inside an event, or an event is shorter than its header.
         """
         parts, held = [self._rest], len(self._rest)
         needed = _size(self._rest)
         self._rest = b""
-        for piece in self._pieces:
-            parts.append(piece)
-            held += len(piece)
+        for block in self._blocks:
+            parts.append(block)
+            held += len(block)
             if needed == HEADER <= held:
                 needed = _size(b"".join(parts))
             if held >= needed:
@@ -46,7 +46,7 @@ class NestedEvents:
         return read_only(b"".join(parts))
 
     def keep(self, rest: Bytes) -> None:
-        """Take back what was not used of the last piece."""
+        """Take back what was not used of the last block."""
         self._rest = rest.tobytes()
 
 
@@ -65,21 +65,21 @@ def without_checksum(event: bytes) -> bytes:
     return event[:9] + len(event).to_bytes(4, "little") + event[13:]
 
 
-def events(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def events(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Yield one event after the other, header included.
 
     Raises:
-        CorruptLog: The pieces end inside an event, or an event is shorter than its header.
+        CorruptLog: The blocks end inside an event, or an event is shorter than its header.
     """
-    inner = NestedEvents(pieces)
-    while (piece := inner.next()) is not None:
+    inner = NestedEvents(blocks)
+    while (block := inner.next()) is not None:
         at = 0
-        while piece.size - at >= HEADER:
-            size = int.from_bytes(piece[at + 9 : at + 13].tobytes(), "little")
+        while block.size - at >= HEADER:
+            size = int.from_bytes(block[at + 9 : at + 13].tobytes(), "little")
             if size < HEADER:
                 raise CorruptLog("an event that is shorter than its header")
-            if piece.size - at < size:
+            if block.size - at < size:
                 break
-            yield piece[at : at + size].tobytes()
+            yield block[at : at + size].tobytes()
             at += size
-        inner.keep(piece[at:])
+        inner.keep(block[at:])

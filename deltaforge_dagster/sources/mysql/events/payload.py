@@ -17,16 +17,16 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
-from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES
+from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
 
 _END, _SIZE, _COMPRESSION, _WHOLE_SIZE = range(4)
 _ZSTD, _NONE = 0, 255
 
 
-def payload_pieces(body: bytes) -> Iterator[bytes]:
-    """Return the events in a TRANSACTION_PAYLOAD event's body, in pieces cut anywhere.
+def payload_blocks(body: bytes) -> Iterator[bytes]:
+    """Return the events in a TRANSACTION_PAYLOAD event's body, in blocks cut anywhere.
 
-    A piece has 4 MiB at most, however large the transaction is.
+    A block has 4 MiB at most, however large the transaction is.
 
     Raises:
         CorruptLog: The body does not follow the format.
@@ -47,15 +47,15 @@ def payload_pieces(body: bytes) -> Iterator[bytes]:
     stream: pa.NativeFile = pa.BufferReader(payload)
     if compression == _ZSTD:
         stream = pa.CompressedInputStream(stream, "zstd")
-    return _pieces(stream, fields.get(_WHOLE_SIZE))
+    return _blocks(stream, fields.get(_WHOLE_SIZE))
 
 
-def _pieces(stream: pa.NativeFile, whole: int | None) -> Iterator[bytes]:
+def _blocks(stream: pa.NativeFile, whole: int | None) -> Iterator[bytes]:
     size = 0
     try:
-        while piece := stream.read(PIECE_BYTES):
-            size += len(piece)
-            yield piece
+        while block := stream.read(BUFFER_BYTES):
+            size += len(block)
+            yield block
     except (OSError, pa.ArrowException) as error:
         raise CorruptLog("a compressed transaction that cannot be decompressed") from error
     if whole is not None and size != whole:

@@ -321,8 +321,8 @@ class MysqlReader:
         connection = self._connection
         assert connection is not None
         try:
-            for piece in answer:
-                yield rows.batch(*selected.write(piece))
+            for buffer in answer:
+                yield rows.batch(*selected.write(buffer))
             _run(MysqlSession(connection), "COMMIT")
             self._busy = False
         except pymysql.MySQLError as error:

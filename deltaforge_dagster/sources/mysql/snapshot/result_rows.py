@@ -1,7 +1,7 @@
-"""The rows of a SELECT as the server sends them, in pieces, without a Python object for any of them.
+"""The rows of a SELECT as the server sends them, in read buffers, without a Python object for any of them.
 
 PyMySQL sends the statement and reads what describes the result; then the rows are read from its
-socket in large pieces (MySQL internals documentation, "Text Resultset Row")::
+socket in large buffers (MySQL internals documentation, "Text Resultset Row")::
 
     packet   Int24 size, Int8 number, payload; one of 2^24 - 1 bytes goes on in the next
     row      a value after the other: its length, and its text; 0xFB is null
@@ -25,7 +25,7 @@ from pymysql.err import raise_mysql_exception
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
 from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_16, read_24, read_64
-from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES, PieceBuffer
+from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
 
 _HEADER = 4
 _FULL = (1 << 24) - 1
@@ -44,7 +44,7 @@ WHY, AT, LINES = range(3)
 
 _MAX_VALUES = 1 << 20
 _AHEAD = 1 << 16
-"""More than a file of a socket reads ahead, less than a piece."""
+"""More than a file of a socket reads ahead, less than a read buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
             raise pymysql.OperationalError(2013, "the server closed the connection")
         return int(count)
 
-    buffer = PieceBuffer(PIECE_BYTES)
+    buffer = ReadBuffer(BUFFER_BYTES)
     bounds = np.empty((max(_MAX_VALUES, columns), 2), np.int64)
     state = np.array([MORE, 0, 0], np.int64)
     while state[WHY] != END:
@@ -193,7 +193,7 @@ def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
             raise CorruptLog("the server's answer to a SELECT does not follow its format")
 
 
-def _join(buffer: PieceBuffer, receive: Callable[[memoryview, float], int]) -> bytes:
+def _join(buffer: ReadBuffer, receive: Callable[[memoryview, float], int]) -> bytes:
     """Take the next payload out of the packets that it is in."""
     parts: list[bytes] = []
     size = _FULL
@@ -206,5 +206,5 @@ def _join(buffer: PieceBuffer, receive: Callable[[memoryview, float], int]) -> b
     return b"".join(parts)
 
 
-def _size(buffer: PieceBuffer) -> int:
+def _size(buffer: ReadBuffer) -> int:
     return int.from_bytes(buffer.data[:3], "little")

@@ -27,7 +27,7 @@ from deltaforge_dagster.sources.mysql.stream.dump import (
     open_dump,
     refusal,
 )
-from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES, PieceBuffer
+from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
 
 _CONTINUED = b"\xff\xff\xff"
 _EVENT = 0x00
@@ -115,7 +115,7 @@ class LogScan:
             SourceUnavailable: The connection broke.
             CorruptLog: What came is not the log.
         """
-        buffer = PieceBuffer(PIECE_BYTES)
+        buffer = ReadBuffer(BUFFER_BYTES)
         self._parts: list[bytes] = []
         while True:
             if not buffer.fill(self._stream.receive, 1.0):
@@ -179,7 +179,7 @@ class LogScan:
         return Seen(kind, BinlogPosition(self._file, pos), whole)
 
 
-def _packet_end(buffer: PieceBuffer, at: int) -> int | None:
+def _packet_end(buffer: ReadBuffer, at: int) -> int | None:
     """Return where the packet at `at` ends; None if that has not come yet."""
     if buffer.length - at < PACKET_HEADER:
         return None

@@ -24,7 +24,7 @@ from deltaforge_dagster.sources.mysql.schema.definitions import fit, lacks_chars
 from deltaforge_dagster.sources.mysql.schema.versions import TableCatalog
 from deltaforge_dagster.sources.mysql.stream.dump import SILENCE_SECONDS
 from deltaforge_dagster.sources.mysql.stream.section_planner import SectionPlanner
-from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES, PieceBuffer
+from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
 from deltaforge_dagster.sources.stream.socket import StreamSocket
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
@@ -185,7 +185,7 @@ def plan_sections(
     """
     begin, whole, most = _Mark(start, 0, 0), None, log_bytes()
     read = 0
-    buffer = PieceBuffer(PIECE_BYTES)
+    buffer = ReadBuffer(BUFFER_BYTES)
 
     def section(end: _Mark) -> BinlogSection:
         size = end.log_bytes - begin.log_bytes

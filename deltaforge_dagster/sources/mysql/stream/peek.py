@@ -9,7 +9,7 @@ from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.nested_events import events
-from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
 from deltaforge_dagster.sources.mysql.events.statements import WORTH_A_RUN, statement
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, table_of
@@ -63,6 +63,6 @@ def _concerns(event: bytes, patterns: TablePatterns) -> bool:
         case binlog.QUERY:
             return statement(binlog.parse_query(body)).kind in WORTH_A_RUN
         case binlog.TRANSACTION_PAYLOAD:
-            return any(_concerns(inner, patterns) for inner in events(payload_pieces(body)))
+            return any(_concerns(inner, patterns) for inner in events(payload_blocks(body)))
         case _:
             return False

@@ -18,11 +18,11 @@ from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START, log_files
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
-from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, Seen
-from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES
+from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
 
 MAX_KEPT_BYTES = 64 << 20
 """Events of undecided transactions kept in memory, all together."""
@@ -133,7 +133,7 @@ class PreparedLog:
         for name in reversed(names):
             begin = self._find(xid, BinlogPosition(name, FILE_START), until)
             if begin is not None:
-                yield from _pieces(self._events(begin))
+                yield from _blocks(self._events(begin))
                 return
         raise PositionLost(
             f"{self._server.where}: the log no longer has the rows of the XA transaction {xid}, which"
@@ -183,19 +183,19 @@ def _inner(seen: Seen, kinds: set[int]) -> Iterator[bytes]:
     if seen.type in kinds:
         yield seen.event
     elif seen.type == binlog.TRANSACTION_PAYLOAD:
-        for event in events(payload_pieces(seen.body)):
+        for event in events(payload_blocks(seen.body)):
             if event[4] in kinds:
                 yield event
 
 
-def _pieces(single: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield events together in pieces of about 4 MiB."""
+def _blocks(single: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield events together in blocks of about 4 MiB."""
     parts: list[bytes] = []
     size = 0
     for event in single:
         parts.append(event)
         size += len(event)
-        if size >= PIECE_BYTES:
+        if size >= BUFFER_BYTES:
             yield b"".join(parts)
             parts, size = [], 0
     if parts:

@@ -1,6 +1,6 @@
 """The handshake of a connection whose socket we then use ourselves.
 
-libpq hands a replication stream over one message at a time; reading the socket in big pieces is
+libpq hands a replication stream over one message at a time; reading the socket into large buffers is
 faster. pg8000 does start-up and authentication (manual: "Frontend/Backend Protocol", "Start-up")
 over a socket that is opened, and wrapped in TLS, here. After it the socket holds no byte that was
 not asked for, and belongs to the caller.

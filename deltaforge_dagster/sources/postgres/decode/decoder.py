@@ -1,9 +1,9 @@
 """From bytes of the replication stream to change batches: the decoder of the PostgreSQL source.
 
-A `PostgresDecoder` is given the stream in pieces, as the socket hands them out, and returns record batches
-in the columns of `frame.CAPTURED`. A piece is handled in three steps: `scan` notes the changes and
+A `PostgresDecoder` is given the stream in read buffers, as the socket fills them, and returns record batches
+in the columns of `frame.CAPTURED`. A buffer is handled in three steps: `scan` notes the changes and
 transactions in it, `write_changes` writes their row images, and the rest of the columns is put
-around them in bulk. Python acts once per piece and for rare messages, never per row. The decoder
+around them in bulk. Python acts once per buffer and for rare messages, never per row. The decoder
 has no socket, no thread and no clock: what comes out depends on what went in, wherever it is cut.
 """
 
@@ -104,10 +104,10 @@ _DAMAGE = {
 
 @dataclass(frozen=True, slots=True)
 class DecodedPgoutput:
-    """What a piece of the stream held.
+    """What a read buffer contained.
 
     Attributes:
-        consumed: Bytes that are done with; the rest is to stand at the start of the next piece.
+        consumed: Bytes that are done with; the rest is to stand at the start of the next buffer.
         batches: Changes and idle progress, in log order.
         reply_requested: The server wants a status message at once.
         foreign: Type letter of a message that ends the copy (error, end of copy ...), else "";
@@ -345,7 +345,7 @@ class PostgresDecoder:
         return f"in transaction {position.tx_id}, committed at {format_lsn(position.lsn)}"
 
     def _flush(self, source: Bytes, begun: int) -> list[ChangeBatch]:
-        """Turn the scanned rows into batches; `begun` is where in the piece the scan began.
+        """Turn the scanned rows into batches; `begun` is where in the buffer the scan began.
 
         First come whole transactions, then how far the log has passed without a change since, then
         the changes of the transaction that is still open, but for the last one, which is held.
@@ -388,7 +388,7 @@ class PostgresDecoder:
     def _write(
         self, source: Bytes, first: int, last: int, cursor: int
     ) -> tuple[list[ChangeBatch], int, DeltaforgeError | None]:
-        """Write `rows[first:last]`; return also where in the piece the last one ends."""
+        """Write `rows[first:last]`; return also where in the buffer the last one ends."""
         rows, txs = self._rows, self._txs
         batches: list[ChangeBatch] = []
         error: DeltaforgeError | None = None

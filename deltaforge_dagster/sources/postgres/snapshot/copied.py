@@ -1,7 +1,7 @@
-"""The answer to `COPY ... TO STDOUT`, in pieces of whole lines, as fast as libpq hands them over.
+"""The answer to `COPY ... TO STDOUT`, in buffers of whole lines, as fast as libpq hands them over.
 
 libpq hands over one line at a time. Making a Python object of each takes more than twice as long as all that
-libpq does for it; so a kernel calls libpq (`libpq_lines`), and only pieces are objects. The conversation
+libpq does for it; so a kernel calls libpq (`libpq_lines`), and only buffers are objects. The conversation
 with the server, from its certificate to its errors, remains libpq's.
 """
 
@@ -20,26 +20,26 @@ from psycopg.pq.abc import PGconn
 
 from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.sources.postgres.snapshot.libpq_lines import (
+    BUFFER_IS_FULL,
     FAILED,
     FUNCTIONS,
     HELD_WIDTH,
     LINE_IS_LONGER,
     LINE_SIZE,
     NONE_YET,
-    PIECE_IS_FULL,
     Functions,
     take_lines,
 )
 
-PIECE_BYTES = 1 << 20
-"""A piece ends with the line that reaches this size: while one is decoded, the server fills the
+BUFFER_BYTES = 1 << 20
+"""A buffer ends with the line that reaches this size: while one is decoded, the server fills the
 buffers of the socket, which seldom hold more."""
 
 _ROOM = 64 << 10
 """For the end of that line; a longer one gets more."""
 
 
-def pieces(
+def buffers(
     connection: psycopg.Connection, query: sql.Composed, functions: Functions | None = FUNCTIONS
 ) -> Iterator[Bytes | bytes]:
     """Send a COPY, and return what yields its lines; it has been accepted when this returns.
@@ -52,7 +52,7 @@ def pieces(
         functions: Those of the connection's libpq; None takes every line through Python.
 
     Returns:
-        Pieces, each good until the next one is asked for.
+        Buffers, each good until the next one is asked for.
 
     Raises:
         psycopg.Error: The server refused it, or later ended it.
@@ -67,23 +67,23 @@ def pieces(
 def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
     """Have a kernel write the lines into a buffer, which has one size but for longer lines."""
     input_ = _Input(libpq)
-    piece, size = np.empty(PIECE_BYTES + _ROOM, np.uint8), 0
+    buffer, size = np.empty(BUFFER_BYTES + _ROOM, np.uint8), 0
     held = np.zeros(HELD_WIDTH, np.int64)
     native: Any = libpq  # the protocol does not name the pointer
     while True:
         connected = native.pgconn_ptr
         if connected is None:
             raise psycopg.OperationalError("the connection is closed")
-        size, why = take_lines(*functions, connected, held, piece, size, PIECE_BYTES)
-        if why == PIECE_IS_FULL:
-            yield piece[:size]
+        size, why = take_lines(*functions, connected, held, buffer, size, BUFFER_BYTES)
+        if why == BUFFER_IS_FULL:
+            yield buffer[:size]
             size = 0
-            if piece.size > PIECE_BYTES + _ROOM:
-                piece = np.empty(PIECE_BYTES + _ROOM, np.uint8)
+            if buffer.size > BUFFER_BYTES + _ROOM:
+                buffer = np.empty(BUFFER_BYTES + _ROOM, np.uint8)
         elif why == LINE_IS_LONGER:
             longer = np.empty(size + int(held[LINE_SIZE]), np.uint8)
-            longer[:size] = piece[:size]
-            piece = longer
+            longer[:size] = buffer[:size]
+            buffer = longer
         elif why == NONE_YET:
             input_.wait()
         elif why == FAILED:
@@ -92,7 +92,7 @@ def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
             break
     _end(libpq)
     if size:
-        yield piece[:size]
+        yield buffer[:size]
 
 
 def _gathered(libpq: PGconn) -> Iterator[bytes]:
@@ -105,7 +105,7 @@ def _gathered(libpq: PGconn) -> Iterator[bytes]:
         if count > 0:  # a whole line
             lines.append(bytes(line))
             size += count
-            if size >= PIECE_BYTES:
+            if size >= BUFFER_BYTES:
                 yield b"".join(lines)
                 lines, size = [], 0
         elif count == 0:  # none is there yet

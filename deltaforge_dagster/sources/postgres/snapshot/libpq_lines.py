@@ -27,8 +27,8 @@ from numba.extending import intrinsic
 
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 
-PIECE_IS_FULL, LINE_IS_LONGER, NONE_YET, NO_MORE, FAILED = 2, 1, 0, -1, -2
-"""Why `take_lines` stopped: the piece has its size; a line has been taken that does not fit behind it;
+BUFFER_IS_FULL, LINE_IS_LONGER, NONE_YET, NO_MORE, FAILED = 2, 1, 0, -1, -2
+"""Why `take_lines` stopped: the buffer has its size; a line has been taken that does not fit behind it;
 the last three as PQgetCopyData says."""
 
 LINE, LINE_SIZE = range(2)
@@ -135,4 +135,4 @@ def take_lines(
         _move_line(free, held, out, at)
         held[LINE_SIZE] = 0
         at += size
-    return at, PIECE_IS_FULL
+    return at, BUFFER_IS_FULL

@@ -252,7 +252,7 @@ class PostgresReader:
             conditions = [*_bounds(found, chunk), *_conditions(chunk.where)]
             conditions += _conditions(_row_filter(connection, table, ours.publication))
             query = _select(found, list(types), conditions)
-            lines = copied.pieces(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
+            lines = copied.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
         rows = SnapshotRows(
             ours.source_id, chunk, read_view, table=logged, rules=ours.rules, ts_us=ts_us
         )
@@ -265,8 +265,8 @@ class PostgresReader:
         connection = self._connection
         assert connection is not None
         try:
-            for piece in lines:
-                yield rows.batch(*selected.write(piece))
+            for buffer in lines:
+                yield rows.batch(*selected.write(buffer))
             connection.execute("COMMIT")
         except psycopg.Error as error:
             server = self.snapshots.server

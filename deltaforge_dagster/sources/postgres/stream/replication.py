@@ -43,7 +43,7 @@ def start_command(
     """Return `START_REPLICATION` (manual: "Logical Streaming Replication Parameters").
 
     Version 1 of the protocol sends each transaction whole and at its commit, in the log's order,
-    prepared ones at COMMIT PREPARED. The later versions send open transactions in pieces, between
+    prepared ones at COMMIT PREPARED. The later versions send open transactions in parts, between
     each other, and prepared ones early: all of that would have to be kept here until the
     commit, which the server does as well.
     """

@@ -19,7 +19,7 @@ from tests.sources.postgres.bench import PostgresBench
 pytestmark = pytest.mark.postgres
 
 WAYS = pytest.mark.parametrize("functions", [FUNCTIONS, None], ids=["kernel", "psycopg"])
-LONG = 3 * copied.PIECE_BYTES
+LONG = 3 * copied.BUFFER_BYTES
 ROWS = f"""
     SELECT n, CASE n % 5000 WHEN 7 THEN repeat('long ', {LONG // 5}) WHEN 8 THEN '' WHEN 9 THEN NULL
                             ELSE repeat(chr(8364) || E'\\t\\n\\\\', n % 40) END
@@ -38,7 +38,7 @@ def copy(
     connection: psycopg.Connection, query: str, functions: Functions | None = FUNCTIONS
 ) -> Iterator[Bytes | bytes]:
     """Send a COPY of what a query yields."""
-    return copied.pieces(
+    return copied.buffers(
         connection, sql.SQL("COPY ({}) TO STDOUT").format(sql.SQL(query)), functions
     )
 
@@ -53,17 +53,17 @@ def by_psycopg(connection: psycopg.Connection, query: str) -> bytes:
 def test_pieces_are_what_the_server_sent(
     connection: psycopg.Connection, functions: Functions | None
 ) -> None:
-    """Each piece holds whole lines and ends with the one that reaches the size, also where a line is
+    """Each buffer holds whole lines and ends with the one that reaches the size, also where a line is
     larger than that; together they are every byte. The connection is free again afterwards.
     """  # noqa: D205 - one sentence
-    pieces = [bytes(piece) for piece in copy(connection, ROWS, functions)]
+    buffers = [bytes(buffer) for buffer in copy(connection, ROWS, functions)]
 
-    assert b"".join(pieces) == by_psycopg(connection, ROWS)
-    assert len(pieces) > 3
-    for piece in pieces[:-1]:
-        last = piece.rindex(b"\n", 0, -1) + 1
-        assert piece.endswith(b"\n")
-        assert last < copied.PIECE_BYTES <= len(piece)
+    assert b"".join(buffers) == by_psycopg(connection, ROWS)
+    assert len(buffers) > 3
+    for buffer in buffers[:-1]:
+        last = buffer.rindex(b"\n", 0, -1) + 1
+        assert buffer.endswith(b"\n")
+        assert last < copied.BUFFER_BYTES <= len(buffer)
     assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
@@ -106,13 +106,13 @@ def test_notices_between_rows(connection: psycopg.Connection, functions: Functio
 def test_a_connection_closed_meanwhile(
     connection: psycopg.Connection, functions: Functions | None
 ) -> None:
-    """The next piece is an error of psycopg's, not a crash."""
-    pieces = copy(connection, "SELECT repeat('x', 1000) FROM generate_series(1, 20000)", functions)
-    next(pieces)
+    """The next buffer is an error of psycopg's, not a crash."""
+    buffers = copy(connection, "SELECT repeat('x', 1000) FROM generate_series(1, 20000)", functions)
+    next(buffers)
     connection.close()
 
     with pytest.raises(psycopg.OperationalError, match=r"closed|NULL"):
-        next(pieces)
+        next(buffers)
 
 
 @pytest.mark.parametrize(
