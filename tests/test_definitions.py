@@ -249,16 +249,16 @@ def test_a_second_look_reports_nothing_new(tmp_path: Path, instance: dg.DagsterI
     broken = write(tmp_path, "no-sinks", sinks=())
     key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "health"]), "well")
 
-    def look() -> int:
+    def loaded_count() -> int:
         sensor = sensor_of(load(tmp_path), "pipeline_files")
         with pytest.raises(DagsterUserCodeProcessError, match="NOT WELL"):
             sensor.evaluate_tick(dg.build_sensor_context(instance))
         return len(instance.event_log_storage.get_asset_check_execution_history(key, limit=5))
 
-    assert look() == 1
-    assert look() == 1
+    assert loaded_count() == 1
+    assert loaded_count() == 1
     broken.write_text(broken.read_text().replace("tenant: acme", "tenant: ''"))
-    assert look() == 2
+    assert loaded_count() == 2
 
 
 @pytest.mark.parametrize(

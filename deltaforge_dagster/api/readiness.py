@@ -34,7 +34,7 @@ class Readiness:
         self._unready: str | None = ""
         self._seen: dict[str, Health] = {}
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Log what has changed since the last call; on the first call, log everything."""
         try:
             now = [(one, health(self._context.store, one)) for one in self._context.pipelines()]
@@ -83,12 +83,12 @@ def watched(context: ApiContext, every: float = _EVERY_SECONDS) -> Iterator[None
     """Check an installation every `every` seconds for as long as the block lasts."""
     readiness, ended = Readiness(context), threading.Event()
 
-    def look() -> None:
-        readiness.look()
+    def check() -> None:
+        readiness.check()
         while not ended.wait(every):
-            readiness.look()
+            readiness.check()
 
-    thread = threading.Thread(target=look, name="readiness")
+    thread = threading.Thread(target=check, name="readiness")
     thread.start()
     try:
         yield

@@ -58,7 +58,7 @@ class HeldLease:
         self._thread.start()
 
     @classmethod
-    def take(
+    def acquire(
         cls,
         store: StateStore,
         pipeline: str,

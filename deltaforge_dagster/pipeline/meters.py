@@ -196,7 +196,7 @@ class SinkMeter:
     def acknowledged(self, segment: SegmentRow, *, complete: bool) -> Tally:
         """Return what goes with a checkpoint inside a segment, or at its end."""
         now = time.time()
-        tally = self.take()
+        tally = self.drain()
         tally.add(families.CHECKPOINTS)
         tally.add(families.CHECKPOINT_SUCCESS)
         tally.set(families.SINK_CHECKPOINT_TS, now, sink=self._sink)
@@ -214,7 +214,7 @@ class SinkMeter:
         self._tally.observe(families.STAGE_LATENCY, seconds, stage="commit", trigger=trigger)
         self._tally.add(families.CHECKPOINT_FAILURE, failures)
 
-    def take(self) -> Tally:
+    def drain(self) -> Tally:
         """Return what was counted since the last time."""
         tally, self._tally = self._tally, Tally()
         return tally

@@ -55,7 +55,9 @@ class AlertProblem:
         return f"{self.asset}: {self.check}"
 
 
-def tell(store: StateStore, loaded: LoadedPipeline, problems: Sequence[AlertProblem]) -> list[str]:
+def notify(
+    store: StateStore, loaded: LoadedPipeline, problems: Sequence[AlertProblem]
+) -> list[str]:
     """Send every hook of a pipeline the messages that are due; return the hooks that could not be reached.
 
     Args:

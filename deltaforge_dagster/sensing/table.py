@@ -68,7 +68,7 @@ class TableSense:
         """All schemas."""
         return [*([self.whole] if self.whole else []), *self.columns.values()]
 
-    def take(self, batch: pa.RecordBatch, rows: Longs, versions: Versions) -> None:
+    def accept(self, batch: pa.RecordBatch, rows: Longs, versions: Versions) -> None:
         """Learn from the table's next inserts, updates and snapshot rows, in log order.
 
         Args:

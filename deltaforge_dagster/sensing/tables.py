@@ -69,13 +69,13 @@ class SensedTables:
         self._tables: dict[str, TableSense] = {}
         self._before: dict[str, dict[str, int]] = {}
 
-    def take(self, batch: pa.RecordBatch) -> None:
+    def accept(self, batch: pa.RecordBatch) -> None:
         """Learn from the next rows of the change frame that belong to selected tables."""
         codes, names = _tables(batch)
         for number, (full, bare) in enumerate(names):
             at = np.flatnonzero(codes == number)
             if len(at) and selected(self._options.tables, bare):
-                self._table(full).take(batch, at, self._versions.get(full, {}))
+                self._table(full).accept(batch, at, self._versions.get(full, {}))
 
     def learned(self) -> list[Learned]:
         """Return what was learned about the tables that had rows."""

@@ -11,7 +11,7 @@ from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.catalog import reread
-from deltaforge_dagster.resources.alert_hooks import AlertProblem, tell
+from deltaforge_dagster.resources.alert_hooks import AlertProblem, notify
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick_cache import TickCache
 
@@ -39,7 +39,7 @@ def build_alerts_sensor(
                     now = reread(opened.store, one)
                     if isinstance(now, LoadedPipeline):
                         found = problems(instance, now)
-                        deaf += [f"{one.name}: {hook}" for hook in tell(opened.store, now, found)]
+                        deaf += [f"{one.name}: {hook}" for hook in notify(opened.store, now, found)]
                 except DeltaforgeError as error:  # go on with the other pipelines
                     deaf.append(f"{one.name}: {error}")
         return dg.SkipReason(

@@ -50,7 +50,7 @@ def build_files_sensor(
         description="Makes Dagster reload pipeline files that were added, changed or removed, and shows the "
         "problems of those that cannot be loaded.",
     )
-    def look(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+    def pipeline_files(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
             with cache.lend(context) as (instance, opened):
                 found = files.installed(opened.store)
@@ -65,7 +65,7 @@ def build_files_sensor(
             said.append(f"{changes}: {reload.ask(changes)}")
         return red(dg.SkipReason("; ".join(said) or "Dagster's definitions are up to date"))
 
-    return look
+    return pipeline_files
 
 
 class _Reload:

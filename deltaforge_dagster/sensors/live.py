@@ -11,7 +11,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sensors.current import current, is_outdated
 from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.red import NOT_WELL, red
-from deltaforge_dagster.sensors.snapshot import look
+from deltaforge_dagster.sensors.snapshot import due_snapshot_run
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.sensors.tick_cache import TickCache
 

@@ -51,7 +51,7 @@ def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.Sensor
                 now = current(instance, opened.store, loaded)
                 if isinstance(now, dg.SkipReason):
                     return now
-                found = look(instance, opened.store, now)
+                found = due_snapshot_run(instance, opened.store, now)
                 return found or dg.SkipReason("no snapshot is requested")
         except DeltaforgeError as error:
             return dg.SkipReason(str(error))
@@ -59,7 +59,7 @@ def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.Sensor
     return snapshots
 
 
-def look(
+def due_snapshot_run(
     instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
 ) -> dg.RunRequest | dg.SkipReason | None:
     """Return the run to start, or why none is started now; None if there is nothing to read."""

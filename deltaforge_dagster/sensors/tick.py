@@ -39,7 +39,7 @@ from deltaforge_dagster.pipeline.health.health import (
     note_tick,
 )
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
-from deltaforge_dagster.pipeline.health.source_watch import look_at_source
+from deltaforge_dagster.pipeline.health.source_watch import inspect_source
 from deltaforge_dagster.sensors.red import NOT_WELL
 from deltaforge_dagster.sensors.report import (
     report_again,

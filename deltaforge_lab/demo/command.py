@@ -254,7 +254,7 @@ class _Demo:
                 if everything:
                     break
                 now = time.monotonic()
-                if said := patience.look(now, arrived, self._run_at_work(), writing=writing):
+                if said := patience.poll(now, arrived, self._run_at_work(), writing=writing):
                     self._log(said)
                 if why := patience.over(now):
                     self._log(f"{why}: the demo ends without the rest")

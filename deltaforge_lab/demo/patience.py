@@ -34,7 +34,7 @@ class Patience:
         self._since = now
         self._said: str | None = None
 
-    def look(
+    def poll(
         self, now: float, arrived: Mapping[str, int], run: str | None, *, writing: bool
     ) -> str | None:
         """Record the current state; return a message to report, or None.

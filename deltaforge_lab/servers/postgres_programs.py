@@ -55,8 +55,8 @@ def find(origins: Sequence[Origin], account: Account | None, scratch: Path) -> P
         SettingsError: No programs were found.
     """
     for origin in origins:
-        look = _installed if origin == "installed" else _packaged
-        directory = look(account, scratch)
+        locate = _installed if origin == "installed" else _packaged
+        directory = locate(account, scratch)
         if directory:
             return directory
     raise SettingsError(HOW_TO_GET)

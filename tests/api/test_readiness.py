@@ -22,7 +22,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def said(lines: pytest.LogCaptureFixture, readiness: Readiness) -> list[tuple[str, str]]:
     """Return level and message of the log lines that one check writes."""
     lines.clear()
-    readiness.look()
+    readiness.check()
     return [(one.levelname, one.getMessage()) for one in lines.records]
 
 
@@ -52,7 +52,7 @@ def test_the_api_turns(api: Api, tmp_path: Path, lines: pytest.LogCaptureFixture
 def test_a_pipeline_turns(api: Api, lines: pytest.LogCaptureFixture) -> None:
     """Each change of status is one line with the previous status; a failure is a warning with its reason."""
     readiness = Readiness(api.context)
-    readiness.look()
+    readiness.check()
     api.create("orders")
     assert said(lines, readiness) == [("INFO", "the pipeline is running")]
     assert said(lines, readiness) == []

@@ -94,7 +94,7 @@ def main(folder: Path) -> None:
     journal = Journal(f"file://{folder}/journal")
     with store.database.write() as connection:  # of one that was killed
         connection.execute(update(leases).values(expires_at=clock() - 1))
-    lease = HeldLease.take(
+    lease = HeldLease.acquire(
         store, "p", str(uuid.uuid4()), seconds=300, renew_seconds=60, on_renewal=lambda: None
     )
     row = store.pipelines.get("p")

@@ -80,7 +80,7 @@ class Stage:
         sessions: SessionProvider | None = None,
     ) -> Backlog | None:
         """Let one run capture until it is enough; with Spark, backlogs in parallel."""
-        lease = HeldLease.take(
+        lease = HeldLease.acquire(
             self.store,
             "p",
             str(uuid.uuid4()),

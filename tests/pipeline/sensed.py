@@ -57,7 +57,7 @@ def sense(store: StateStore, loaded: LoadedPipeline, rows: list[Row]) -> Lease:
     """Store what sensing finds in these rows, as segment 1; return the lease it was stored under."""
     options = loaded.spec.spec.schema_sensing or SchemaSensing()
     tables = SensedTables(options, VERSIONS, {})
-    tables.take(batch(rows).select(list(COLUMNS)))
+    tables.accept(batch(rows).select(list(COLUMNS)))
     learned = tables.learned()
     lease = held(store, "redis")
     findings = Findings(

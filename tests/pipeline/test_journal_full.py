@@ -51,13 +51,13 @@ def test_a_sink_that_awaits_capture_is_never_paused_for(
         lease.write(lambda writer: writer.segments.add(new_segment(1), number))
         lease.write(lambda writer: writer.segments.add(new_segment(2), number))
 
-        pressure.look(2)
+        pressure.check(2)
         assert said == []
         awaits[0] = False
-        pressure.look(3)
+        pressure.check(3)
         assert said[-1].startswith("capture is paused: the journal is full")
         awaits[0] = True
-        pressure.look(3)
+        pressure.check(3)
         assert pressure.paused is None
         assert (
             said[-1] == "capture goes on: a sink waits for what it has already to be captured again"

@@ -21,21 +21,23 @@ def registered(sqlite_store: StateStore) -> StateStore:
     return sqlite_store
 
 
-def take(store: StateStore, *, seconds: float = 30, renew_seconds: float = 10) -> HeldLease | None:
+def acquire(
+    store: StateStore, *, seconds: float = 30, renew_seconds: float = 10
+) -> HeldLease | None:
     """Take the lease as a new run."""
-    return HeldLease.take(
+    return HeldLease.acquire(
         store, "p", "run", seconds=seconds, renew_seconds=renew_seconds, on_renewal=lambda: None
     )
 
 
 def test_only_one_run_holds_the_lease(registered: StateStore) -> None:
     """A second run gets nothing until the first has released."""
-    first = take(registered)
+    first = acquire(registered)
     assert first is not None
-    assert take(registered) is None
+    assert acquire(registered) is None
     first.release()
 
-    second = take(registered)
+    second = acquire(registered)
     assert second is not None
     assert second.epoch == first.epoch + 1
     second.release()
@@ -44,7 +46,7 @@ def test_only_one_run_holds_the_lease(registered: StateStore) -> None:
 def test_the_lease_outlives_its_term_while_it_is_renewed(registered: StateStore) -> None:
     """Each renewal moves its end, here and in the store, and checks the desired state."""
     renewals = threading.Semaphore(0)
-    held = HeldLease.take(
+    held = HeldLease.acquire(
         registered, "p", "run", seconds=120, renew_seconds=0.1, on_renewal=renewals.release
     )
     assert held is not None
@@ -68,7 +70,7 @@ def test_a_holder_that_slept_past_its_lease_sends_and_writes_nothing(
     registered: StateStore,
 ) -> None:
     """After the local deadline `guard` and `write` refuse, although nobody else took the lease."""
-    held = take(registered, seconds=0.2, renew_seconds=30)
+    held = acquire(registered, seconds=0.2, renew_seconds=30)
     assert held is not None
     eventually(lambda: not _may_send(held))
 
@@ -80,7 +82,7 @@ def test_a_holder_that_slept_past_its_lease_sends_and_writes_nothing(
 
 def test_a_write_under_an_older_epoch_is_refused_by_the_store(registered: StateStore) -> None:
     """Even a holder that believes in its lease writes nothing once another one has it."""
-    held = take(registered, seconds=0.2, renew_seconds=30)
+    held = acquire(registered, seconds=0.2, renew_seconds=30)
     assert held is not None
     eventually(lambda: registered.leases.acquire("p", "other", 30) is not None)
     held._deadline += 60  # the holder's clock lies

@@ -111,12 +111,12 @@ def test_a_sink_that_fails(error: DeltaforgeError, kind: str, more: set[str]) ->
     """A failure counts once by sink, once by kind, and as what else it is."""
     meter = meters.SinkMeter("s")
     meter.failed(error)
-    assert pluralize(meter.take()).keys() == {
+    assert pluralize(meter.drain()).keys() == {
         'sink_errors_total{"sink":"s"}',
         f'sink_failures_total{{"kind":"{kind}","sink":"s"}}',
         *more,
     }
-    assert not meter.take()
+    assert not meter.drain()
 
 
 def test_a_sink_that_delivers() -> None:
@@ -128,7 +128,7 @@ def test_a_sink_that_delivers() -> None:
         meter.sends()
         meter.sent(messages(count) if count else messages(1).slice(0, 0))
     meter.did(Traffic(commits=2, aborts=1, retries=4, waiting=9, waiting_bytes=90))
-    found = pluralize(meter.take())
+    found = pluralize(meter.drain())
     assert found['sink_events_total{"sink":"s"}'] == 7
     assert found['sink_batch_total{"sink":"s"}'] == 2
     assert found['sink_bytes_total{"sink":"s"}'] >= 21

@@ -50,7 +50,7 @@ def taken(options: SchemaSensing, rows: list[Row], cuts: list[int] | None = None
     states: dict[str, bytes] = {}
     for start, stop in pairwise(sorted({0, len(rows), *(cut % len(rows) for cut in cuts or ())})):
         tables = SensedTables(options, VERSIONS, states)
-        tables.take(batch(rows[start:stop]).select(list(COLUMNS)))
+        tables.accept(batch(rows[start:stop]).select(list(COLUMNS)))
         states |= {one.table: one.state for one in tables.learned()}
     return restored(options, states[TABLE])
 
@@ -195,7 +195,7 @@ def test_another_version_begins_anew() -> None:
     versions = {**VERSIONS[TABLE], "sha256:2": new}
     for version in (VERSION, "sha256:2"):
         frame = batch([row(after=dumps({"id": None, "code": "long"}), schema_version=version)])
-        table.take(frame, pa.array([0]).to_numpy(), versions)
+        table.accept(frame, pa.array([0]).to_numpy(), versions)
 
     assert {name: one.counts for name, one in table.drift.columns.items()} == {
         "id": {"unexpected_null": 2}
@@ -214,7 +214,7 @@ def test_another_version_begins_anew() -> None:
 def test_documents_of_their_own(changed: dict[str, Any], known: set[str]) -> None:
     """A row that does not belong to a registered table is a document, and is not compared."""
     tables = SensedTables(SchemaSensing(enabled=True), VERSIONS, {})
-    tables.take(batch([row(after='{"any":{"thing":1}}', **changed)]).select(list(COLUMNS)))
+    tables.accept(batch([row(after='{"any":{"thing":1}}', **changed)]).select(list(COLUMNS)))
 
     (learned,) = tables.learned()
     found = restored(SchemaSensing(enabled=True), learned.state)
@@ -250,7 +250,7 @@ def test_selected_tables_and_columns() -> None:
         ]
     )
     tables = SensedTables(options, VERSIONS, {})
-    tables.take(frame.select(list(COLUMNS)))
+    tables.accept(frame.select(list(COLUMNS)))
 
     (learned,) = tables.learned()
     found = restored(options, learned.state)
@@ -265,7 +265,7 @@ def test_states_are_compressed_json() -> None:
     """The stored state is readable JSON, and contains no row values except examples."""
     options = SchemaSensing(enabled=True, tracking={"enum_detection": False})  # type: ignore[arg-type]
     tables = SensedTables(options, VERSIONS, {})
-    tables.take(batch([row(after='{"id":1,"doc":{"k":"secret"}}')]).select(list(COLUMNS)))
+    tables.accept(batch([row(after='{"id":1,"doc":{"k":"secret"}}')]).select(list(COLUMNS)))
 
     (learned,) = tables.learned()
     text = zlib.decompress(learned.state)

@@ -16,7 +16,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.resources import alert_hooks
-from deltaforge_dagster.resources.alert_hooks import AlertProblem, tell
+from deltaforge_dagster.resources.alert_hooks import AlertProblem, notify
 from deltaforge_dagster.sensors.alerts import SENSOR, problems
 from deltaforge_dagster.state.store import StateStore
 
@@ -108,10 +108,10 @@ def test_once_when_it_begins_and_once_when_it_ends(
     sqlite_store: StateStore, loaded: LoadedPipeline, hooks: Hooks
 ) -> None:
     """Each hook gets one message for a problem, however long it lasts, and one when it is over."""
-    assert tell(sqlite_store, loaded, []) == []
+    assert notify(sqlite_store, loaded, []) == []
     assert hooks.taken() == []
     for _ in range(3):
-        assert tell(sqlite_store, loaded, [DOWN]) == []
+        assert notify(sqlite_store, loaded, [DOWN]) == []
     (json_path, body), (slack_path, text) = hooks.taken()
     assert (json_path, slack_path) == (f"/json/{SECRET}", f"/slack/{SECRET}")
     since = body.pop("since")
@@ -127,12 +127,12 @@ def test_once_when_it_begins_and_once_when_it_ends(
     )
 
     for _ in range(2):
-        assert tell(sqlite_store, loaded, []) == []
+        assert notify(sqlite_store, loaded, []) == []
     (_, body), (_, text) = hooks.taken()
     assert (body["event"], body["since"], body["check"]) == ("recovered", since, "delivered")
     assert "has recovered" in text["text"]
 
-    tell(sqlite_store, loaded, [DOWN])
+    notify(sqlite_store, loaded, [DOWN])
     assert [body.get("event") for _, body in hooks.taken()] == ["problem", None]
 
 
@@ -141,15 +141,15 @@ def test_what_could_not_be_sent_is_sent_later(
 ) -> None:
     """A hook that refuses is retried at once and at the next tick; the others are not delayed."""
     hooks.refusals = 2
-    assert tell(sqlite_store, loaded, [DOWN]) == []
+    assert notify(sqlite_store, loaded, [DOWN]) == []
     assert len(hooks.taken()) == 2
 
     other = AlertProblem("orders", "run", "ERROR")
     hooks.refusals = 3
-    (deaf,) = tell(sqlite_store, loaded, [DOWN, other])
+    (deaf,) = notify(sqlite_store, loaded, [DOWN, other])
     assert deaf == "engine.alerts[0] (webhook)"
     assert [path for path, _ in hooks.taken()] == [f"/slack/{SECRET}"]
-    assert tell(sqlite_store, loaded, [DOWN, other]) == []
+    assert notify(sqlite_store, loaded, [DOWN, other]) == []
     ((path, body),) = hooks.taken()
     assert (path, body["check"]) == (f"/json/{SECRET}", "run")
 
@@ -160,7 +160,7 @@ def test_secrets_stay_secret(
     """A hook's URL is in no message, log, store or displayed file; a message quotes no error."""
     hooks.refusals = 100
     with caplog.at_level(0):
-        deaf = tell(sqlite_store, loaded, [DOWN])
+        deaf = notify(sqlite_store, loaded, [DOWN])
     assert len(deaf) == 2
     assert "status 503" in str([record.__dict__ for record in caplog.records])
     with sqlite_store.database.read() as connection:
@@ -177,11 +177,11 @@ def test_a_hook_that_comes_later_hears_of_what_fails(
     """Each hook has its own record, and the record of a removed hook is deleted."""
     path = tmp_path / "one.yaml"
     path.write_text(PIPELINE.format(hooks=json.dumps([{"type": "slack", "url": hooks.url}])))
-    tell(sqlite_store, loaded, [DOWN])
+    notify(sqlite_store, loaded, [DOWN])
     hooks.taken()
-    tell(sqlite_store, load_pipeline(path), [DOWN])
+    notify(sqlite_store, load_pipeline(path), [DOWN])
     assert len(hooks.taken()) == 1
-    tell(sqlite_store, loaded, [DOWN])
+    notify(sqlite_store, loaded, [DOWN])
     assert len(hooks.taken()) == 2
 
 

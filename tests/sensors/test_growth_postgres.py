@@ -20,7 +20,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sensors.history import forget_events
-from deltaforge_dagster.sensors.snapshot import look
+from deltaforge_dagster.sensors.snapshot import due_snapshot_run
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.store import StateStore
@@ -236,7 +236,7 @@ def test_a_tick_reads_little(
 
     ticks: list[Callable[[], object]] = [
         lambda: tick(central, store, loaded, no_source, journal),
-        lambda: look(central, store, loaded),
+        lambda: due_snapshot_run(central, store, loaded),
     ]
     few = [statements(one) for one in ticks]
     grow_store(store)

@@ -13,7 +13,7 @@ from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.snapshots.liveness import Life
 from deltaforge_dagster.sensors import snapshot as module
-from deltaforge_dagster.sensors.snapshot import look
+from deltaforge_dagster.sensors.snapshot import due_snapshot_run
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore
 from tests.sensors.test_tick import work
@@ -53,7 +53,7 @@ def looked(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstanc
         return load_pipeline(tmp_path / "orders.yaml")
 
     def say(mode: str | None = None, version: int = 1, more: str = "") -> str:
-        found = look(instance, sqlite_store, loaded(mode, version, more))
+        found = due_snapshot_run(instance, sqlite_store, loaded(mode, version, more))
         if isinstance(found, dg.RunRequest):
             assert found.tags[RUN_TAG] == "snapshot"
             return "run"

@@ -82,7 +82,7 @@ def run(
     if outcome.get("reason") == "interrupted":
         raise KeyboardInterrupt
     if not json_output:
-        _tell(loaded.name, outcome)
+        _report(loaded.name, outcome)
     if not success:
         raise typer.Exit(1)
 
@@ -95,7 +95,7 @@ def _delivered(loaded: LoadedPipeline, outcome: Mapping[str, Any]) -> bool:
     return committed_without(loaded.spec, failing)
 
 
-def _tell(pipeline: str, outcome: Mapping[str, Any]) -> None:
+def _report(pipeline: str, outcome: Mapping[str, Any]) -> None:
     """Print what a run did.
 
     Raises:

@@ -97,7 +97,7 @@ class SegmentCutter:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
 
-    def take(self, batch: ChangeBatch) -> None:
+    def accept(self, batch: ChangeBatch) -> None:
         """Add a batch, and end the segment if it is due; an empty batch only lets time pass."""
         if batch.rows is not None:
             self.passed = None

@@ -140,8 +140,8 @@ class Holds:
                     fix = hold.mend or "{}"
                     batches = source.decode_held(self._events(hold), fix, position, registry)
                 for rows in batches:
-                    again.write(approval.take(ChangeBatch(rows, None)), writer)
-                again.write(approval.take(ChangeBatch(None, position)), writer)
+                    again.write(approval.accept(ChangeBatch(rows, None)), writer)
+                again.write(approval.accept(ChangeBatch(None, position)), writer)
             except (Retryable, LeaseLost):
                 writer.abort()
                 again.abort()

@@ -79,7 +79,7 @@ class BackPressure:
         self.paused = None if row is None else row.capture_pause
         self.pauses = 0
 
-    def look(self, segments: int) -> None:
+    def check(self, segments: int) -> None:
         """Do what is needed now; `segments` is how many this run has captured."""
         if self._seen == segments and self.paused is None:
             return

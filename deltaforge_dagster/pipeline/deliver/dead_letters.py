@@ -135,7 +135,7 @@ class DeadLetterWriter:
         """Whether changes are put aside at all."""
         return self._options.enabled
 
-    def look(self, checkpoint: CheckpointRow) -> None:
+    def poll(self, checkpoint: CheckpointRow) -> None:
         """Read the queue again if it is not what it was: what is held, and what lies ahead.
 
         A sink that was set back meets changes again that are in the queue; they stay there. Only

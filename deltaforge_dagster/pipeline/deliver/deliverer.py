@@ -294,7 +294,7 @@ class Deliverer:
             QueueFull: A change has to wait for room; everything before it was delivered.
         """
         sink = self._open_sink()
-        self._dead_letters.look(self.checkpoint)
+        self._dead_letters.poll(self.checkpoint)
         origin = self._resumption.origin(row, self.checkpoint) if sink.exactly_once else None
         written_at = time.monotonic()
         since = 0
@@ -435,7 +435,7 @@ class Deliverer:
         )
         with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
             next_attempt_at = self._store.now() + delay
-            tally = self._meter.take()
+            tally = self._meter.drain()
             self._lease.write(
                 lambda writer: writer.checkpoints.failed(
                     self.sink_id, str(error), next_attempt_at, tally

@@ -86,7 +86,7 @@ class DelivererSet:
         self._working: dict[str, Deliverer] = {}
         self._retired: list[Deliverer] = []
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start a deliverer for each attached sink without one; stop those of paused sinks.
 
         The previous deliverer of a sink must have ended, because two would mix their order.

@@ -196,7 +196,7 @@ class Encoder:
         if self._sessions.elsewhere or not self._journal.local:
             encoded.discard()
         else:
-            self._spares.give(encoded.release())
+            self._spares.add(encoded.release())
 
     def close(self) -> None:
         """Delete the files that were kept to be overwritten."""
@@ -261,7 +261,7 @@ class Encoder:
         folder = self._journal.prepared_dir(self._pipeline)
         job = f"{self._prefix}.{uuid.uuid4().hex}"
         tasks = _tasks(segments, ordinals)
-        spares = self._spares.take(len(tasks))
+        spares = self._spares.reuse(len(tasks))
         work = Job(self._journal.url, self._plan, tasks, folder, job, spares)
         try:
             report = (

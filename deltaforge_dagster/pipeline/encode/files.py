@@ -231,13 +231,13 @@ class Spares:
         self._lock = threading.Lock()
         self._paths: list[str] = []
 
-    def take(self, most: int) -> list[str]:
+    def reuse(self, most: int) -> list[str]:
         """Return up to `most` files, which are the caller's then."""
         with self._lock:
             taken, self._paths = self._paths[:most], self._paths[most:]
         return taken
 
-    def give(self, paths: Iterable[str]) -> None:
+    def add(self, paths: Iterable[str]) -> None:
         """Take files over."""
         with self._lock:
             self._paths += paths
@@ -246,7 +246,7 @@ class Spares:
 
     def clear(self) -> None:
         """Delete all of them."""
-        remove(*self.take(self._most))
+        remove(*self.reuse(self._most))
 
 
 def remove_job(folder: str, prefix: str) -> None:

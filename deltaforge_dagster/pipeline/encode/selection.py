@@ -30,7 +30,7 @@ class EmptyKeys:
         self._warn = warn
         self._told: set[tuple[str, str]] = set()
 
-    def look(self, rows: pa.RecordBatch, route: Route, sink_id: str) -> None:
+    def inspect(self, rows: pa.RecordBatch, route: Route, sink_id: str) -> None:
         """Check rows that will be sent to a sink."""
         if route.empty is None or route.key is None:
             return
@@ -73,7 +73,7 @@ def select_messages(
         ordinals = np.array([one.ordinal for one in refused])
         rest = ~np.isin(rows.column("ordinal").to_numpy(), ordinals)
         rows = rows.filter(pa.array(rest))
-    empty_keys.look(rows, route, sink_id)
+    empty_keys.inspect(rows, route, sink_id)
     columns = [_column(rows, route, name) for name in MESSAGES.names]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGES), refused
 

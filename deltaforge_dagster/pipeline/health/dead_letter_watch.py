@@ -51,7 +51,7 @@ class DeadLetterWatch:
         self._said: Level | None = None
         self._lost: int | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Drop what is too old, and say how full the queue is; once a minute."""
         if not self._options.enabled or time.monotonic() < self._next_look:
             return

@@ -28,7 +28,7 @@ class CaptureWatch:
         self._troubled_since: float | None = None
         self._attempt: float | None = None
 
-    def look(self, capture: Capture | None, *, over: bool = False) -> None:
+    def poll(self, capture: Capture | None, *, over: bool = False) -> None:
         """Note what has changed since the last look; `over`: the run ends, so that brief troubles last."""
         if capture is None or self._said == "failed":
             return

@@ -48,7 +48,7 @@ def catch_up(
             f"{go_on_command(pipeline, sink_id, state)}"
         )
     run = loaded.spec.spec.engine.run
-    lease = HeldLease.take(
+    lease = HeldLease.acquire(
         store,
         pipeline,
         run_id,
@@ -63,7 +63,7 @@ def catch_up(
             loaded.spec, context, lease, warn=observer.warn, only=sink_id, until=until
         )
         try:
-            deliverers.look()
+            deliverers.poll()
             _wait(deliverers, lease)
         finally:
             deliverers.end()

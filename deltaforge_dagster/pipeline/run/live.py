@@ -169,7 +169,7 @@ class LiveRun:
         pipeline = register(self._store, self._loaded)
         self._want = pipeline.want
         run = self._engine.run
-        lease = HeldLease.take(
+        lease = HeldLease.acquire(
             self._store,
             self._loaded.name,
             self._run_id,
@@ -218,9 +218,9 @@ class LiveRun:
         )
         ended = "lease lost"
         try:
-            self._deliverers.look()
+            self._deliverers.poll()
             if pipeline.want == "running":
-                self._pressure.look(0)
+                self._pressure.check(0)
                 self._capture = self._start_capture(pipeline, ranges)
                 self._warm_start = WarmStart(
                     self._store, self._loaded.name, self._context.build_source, self._observer.warn
@@ -361,17 +361,17 @@ class LiveRun:
                 ranges.close_if_due()
                 confirmer.confirm(self._capture)
                 if self._capture is not None:
-                    self._pressure.look(self._capture.segments)
+                    self._pressure.check(self._capture.segments)
                     self._capture.pause(self._pressure.paused is not None)
-                failures.look(self._capture, over=ended == "capture failed")
+                failures.poll(self._capture, over=ended == "capture failed")
                 if ended is not None:
-                    summary.say(self._capture)
+                    summary.report(self._capture)
                     return ended
                 if time.monotonic() - published_at >= _PUBLISH_SECONDS:
                     self._observer.publish()
-                    self._deliverers.look()
-                    letters.look()
-                    summary.look(self._capture)
+                    self._deliverers.poll()
+                    letters.poll()
+                    summary.poll(self._capture)
                     published_at = time.monotonic()
             time.sleep(_LOOK_SECONDS)
 

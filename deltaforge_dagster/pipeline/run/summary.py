@@ -48,12 +48,12 @@ class RunSummary:
         self._said_at = time.monotonic()
         self._said = _RunCounts(0, 0, {})
 
-    def look(self, capture: Capture | None) -> None:
+    def poll(self, capture: Capture | None) -> None:
         """Write the line when it is time."""
         if time.monotonic() - self._said_at >= self._seconds:
-            self.say(capture)
+            self.report(capture)
 
-    def say(self, capture: Capture | None) -> None:
+    def report(self, capture: Capture | None) -> None:
         """Write the line now, unless nothing has happened."""
         now = time.monotonic()
         seconds, self._said_at = max(now - self._said_at, 0.001), now

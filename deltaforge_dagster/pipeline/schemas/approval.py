@@ -59,7 +59,7 @@ class _RowStream:
 
     last: pa.RecordBatch | None = None
 
-    def take(self, rows: pa.RecordBatch, chosen: _Mask, ends: _Mask) -> list[pa.RecordBatch]:
+    def accept(self, rows: pa.RecordBatch, chosen: _Mask, ends: _Mask) -> list[pa.RecordBatch]:
         """Return the chosen rows with `tx_end` set; keep back one that may end its transaction.
 
         Args:
@@ -116,7 +116,7 @@ class SchemaApproval:
         self.kept = dict(kept)
         self._streams = {}
 
-    def take(self, batch: ChangeBatch) -> Iterator[ChangeBatch]:
+    def accept(self, batch: ChangeBatch) -> Iterator[ChangeBatch]:
         """Yield a batch whose held rows were replaced by held events."""
         waits = any(stream.last is not None for stream in self._streams.values())
         if not (self.pauses or self.kept) or (batch.rows is None and not waits):
@@ -154,7 +154,7 @@ class SchemaApproval:
     ) -> list[pa.RecordBatch]:
         """Return the next rows of a table's held stream, or (None) of the stream that passes."""
         stream = self._streams.setdefault(table, _RowStream())
-        found = stream.take(rows, chosen, ends)
+        found = stream.accept(rows, chosen, ends)
         # Where a segment may end every transaction is whole.
         return found if batch.end is None else [*found, *stream.end()]
 

@@ -73,7 +73,7 @@ class SensingJob:
         tables = SensedTables(self.options, self.versions, self.states)
         for path in self.paths:
             for batch in journal.share(path, COLUMNS, ordinals=None, part=0, of=1):
-                tables.take(batch)
+                tables.accept(batch)
         return tables.learned()
 
 

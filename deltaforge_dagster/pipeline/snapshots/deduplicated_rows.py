@@ -44,7 +44,7 @@ class Deduplication:
         self._moved: dict[str, int] = {}  # rows by their new key
         self._away: set[int] = set()  # rows whose first key is free or belongs to another row now
 
-    def take(self, changes: pa.RecordBatch) -> None:
+    def accept(self, changes: pa.RecordBatch) -> None:
         """Apply changes of the table that the read could not see; call in log order."""
         if _is(changes, "t").any():
             self._alive[:] = False
@@ -138,7 +138,7 @@ def deduplicated(
     """Return the rows that remain after all changes were applied; see `Deduplication`."""
     deduplication = Deduplication(rows, columns)
     for batch in changes:
-        deduplication.take(batch)
+        deduplication.accept(batch)
     return deduplication.rows()
 
 

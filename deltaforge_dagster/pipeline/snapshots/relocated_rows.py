@@ -85,7 +85,7 @@ class RelocatedRows:
         self._snapshot = 0
         self._tables: dict[str, _WatchedTable | None] = {}
 
-    def look(self, snapshot: SnapshotRow | None) -> None:
+    def poll(self, snapshot: SnapshotRow | None) -> None:
         """Update the tables to watch: those of which some chunks are merged, and not all or with rows left."""
         if snapshot is None:
             self._tables = {}

@@ -38,14 +38,14 @@ def test_batches_are_counted() -> None:
     counter = debezium._Counter()
     counter.begin(5)
     committer = Committer()
-    counter.take(["a", "b", "c"], committer)
+    counter.accept(["a", "b", "c"], committer)
     assert not counter.wait(0.01)
     first = counter.last_at
-    counter.take(["d", "e"], committer)
+    counter.accept(["d", "e"], committer)
     assert counter.wait()
     assert (counter.rows, counter.first_rows, counter.first_at) == (5, 3, first)
     ended = counter.last_at
-    counter.take(["f"], committer)
+    counter.accept(["f"], committer)
     assert counter.last_at == ended > first
     assert committer.told == ["c", "finished", "e", "finished", "f", "finished"]
 

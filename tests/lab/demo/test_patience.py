@@ -20,7 +20,7 @@ class Waiting:
         """Look once a second until the wait is over; return the reason."""
         end = self.now + seconds
         while self.now < end:
-            said = self._patience.look(self.now, arrived, run, writing=False)
+            said = self._patience.poll(self.now, arrived, run, writing=False)
             self.said += [said] if said else []
             if why := self._patience.over(self.now):
                 return why
@@ -71,7 +71,7 @@ def test_what_moves_is_not_spoken_of() -> None:
         assert waiting.wait(9, {"redis": count, "files": count}, "7c1d") is None
     patience = Patience(0.0)
     for now in range(1_000):
-        assert patience.look(float(now), NOTHING, None, writing=True) is None
+        assert patience.poll(float(now), NOTHING, None, writing=True) is None
         assert patience.over(float(now)) is None
 
     assert waiting.said == []

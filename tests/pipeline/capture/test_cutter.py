@@ -85,8 +85,8 @@ def test_a_waiting_sink_gets_each_transaction_at_once(tmp_path: Path) -> None:
     """While a sink waits, a segment ends with the first transaction that is old enough."""
     recorder = Recorder(tmp_path, WHENEVER, someone_waits=True)
 
-    recorder.cutter.take(transaction(1, 2))
-    recorder.cutter.take(transaction(3))
+    recorder.cutter.accept(transaction(1, 2))
+    recorder.cutter.accept(transaction(3))
 
     assert recorder.sealed == [([1, 2], 2), ([3], 3)]
 
@@ -95,8 +95,8 @@ def test_without_a_waiting_sink_transactions_gather(tmp_path: Path) -> None:
     """Nobody waits: transactions share a segment until it is cut."""
     recorder = Recorder(tmp_path, NEVER, someone_waits=False)
 
-    recorder.cutter.take(transaction(1))
-    recorder.cutter.take(transaction(2))
+    recorder.cutter.accept(transaction(1))
+    recorder.cutter.accept(transaction(2))
     recorder.cutter.cut()
 
     assert recorder.sealed == [([1, 2], 2)]
@@ -107,9 +107,9 @@ def test_a_full_segment_ends_without_waiting(tmp_path: Path) -> None:
     limits = SegmentLimits(min_ms=100_000, max_ms=100_000, max_events=2)
     recorder = Recorder(tmp_path, limits, someone_waits=False)
 
-    recorder.cutter.take(transaction(1))
-    recorder.cutter.take(transaction(2))
-    recorder.cutter.take(transaction(3))
+    recorder.cutter.accept(transaction(1))
+    recorder.cutter.accept(transaction(2))
+    recorder.cutter.accept(transaction(3))
     recorder.cutter.abandon()
 
     assert recorder.sealed == [([1, 2], 2)]
@@ -119,8 +119,8 @@ def test_an_open_transaction_holds_back_nobody(tmp_path: Path) -> None:
     """What was committed before is cut while a later transaction is still open."""
     recorder = Recorder(tmp_path, NEVER, someone_waits=False)
 
-    recorder.cutter.take(transaction(1))
-    recorder.cutter.take(unfinished(2, 3))
+    recorder.cutter.accept(transaction(1))
+    recorder.cutter.accept(unfinished(2, 3))
     recorder.cutter.cut()
 
     assert recorder.sealed == [([1], 1)]
@@ -130,7 +130,7 @@ def test_stopping_inside_a_transaction_writes_none_of_it(tmp_path: Path) -> None
     """Changes without their commit enter no segment and leave no file."""
     recorder = Recorder(tmp_path, NEVER, someone_waits=False)
 
-    recorder.cutter.take(unfinished(1, 2))
+    recorder.cutter.accept(unfinished(1, 2))
     recorder.cutter.cut()
     recorder.cutter.abandon()
 
@@ -145,11 +145,11 @@ def test_a_large_transaction_is_spilled_and_kept_whole(
     monkeypatch.setattr(cutter_module, "SPILL_BYTES", 1)
     recorder = Recorder(tmp_path, WHENEVER, someone_waits=True)
 
-    recorder.cutter.take(transaction(1))
+    recorder.cutter.accept(transaction(1))
     for number in range(2, 7):
-        recorder.cutter.take(unfinished(number))
+        recorder.cutter.accept(unfinished(number))
     assert recorder.sealed == [([1], 1)]
-    recorder.cutter.take(transaction(7))
+    recorder.cutter.accept(transaction(7))
 
     assert recorder.sealed == [([1], 1), ([2, 3, 4, 5, 6, 7], 7)]
 
@@ -158,11 +158,11 @@ def test_idle_progress_is_known_only_when_nothing_is_unwritten(tmp_path: Path) -
     """`passed` is set by an idle log and forgotten as soon as a change arrives."""
     recorder = Recorder(tmp_path, NEVER, someone_waits=False)
 
-    recorder.cutter.take(passed(5))
+    recorder.cutter.accept(passed(5))
     assert recorder.cutter.passed == LsnPosition(5)
-    recorder.cutter.take(unfinished(6))
+    recorder.cutter.accept(unfinished(6))
     assert recorder.cutter.passed is None
-    recorder.cutter.take(NOTHING)
+    recorder.cutter.accept(NOTHING)
 
     assert recorder.cutter.passed is None
 
@@ -192,9 +192,9 @@ def test_segments_hold_whole_transactions_in_order(
             commits.append(number)
             for one in ids[:-1]:
                 if one in breaks:
-                    recorder.cutter.take(unfinished(*ids[: ids.index(one) + 1]))
+                    recorder.cutter.accept(unfinished(*ids[: ids.index(one) + 1]))
                     ids = ids[ids.index(one) + 1 :]
-            recorder.cutter.take(transaction(*ids))
+            recorder.cutter.accept(transaction(*ids))
             if number in cuts:
                 recorder.cutter.cut()
         recorder.cutter.cut()
@@ -215,20 +215,20 @@ def test_held_events_are_cut_with_the_segment_of_their_transaction(tmp_path: Pat
     """Their file and the segment end at one position; those of an open transaction wait."""
     recorder = Recorder(tmp_path, NEVER, someone_waits=False)
 
-    recorder.cutter.take(transaction(1))
-    recorder.cutter.take(held("a", b"1", b"2"))
-    recorder.cutter.take(transaction(2))
-    recorder.cutter.take(held("a", b"3"))
+    recorder.cutter.accept(transaction(1))
+    recorder.cutter.accept(held("a", b"1", b"2"))
+    recorder.cutter.accept(transaction(2))
+    recorder.cutter.accept(held("a", b"3"))
     assert recorder.cutter.in_transaction
     recorder.cutter.cut()
     assert recorder.sealed == [([1, 2], 2)]
     assert recorder.held == [("a", 1, [b"1", b"2"], 2)]
 
-    recorder.cutter.take(held("b", b"4", end=5))
+    recorder.cutter.accept(held("b", b"4", end=5))
     recorder.cutter.cut()
     assert recorder.sealed == [([1, 2], 2)]
     assert recorder.held[1:] == [("a", 2, [b"3"], 5), ("b", 2, [b"4"], 5)]
-    recorder.cutter.take(passed(6))
+    recorder.cutter.accept(passed(6))
     assert recorder.cutter.passed == LsnPosition(6)
 
 
@@ -237,7 +237,7 @@ def test_while_only_held_events_come_they_are_cut_by_age_and_size(tmp_path: Path
     limits = SegmentLimits(min_ms=0, max_ms=100_000, max_bytes=1000)
     recorder = Recorder(tmp_path, limits, someone_waits=True)
 
-    recorder.cutter.take(held("a", b"x" * 600, end=1))
+    recorder.cutter.accept(held("a", b"x" * 600, end=1))
     assert recorder.held == []
-    recorder.cutter.take(held("a", b"x" * 600, end=2))
+    recorder.cutter.accept(held("a", b"x" * 600, end=2))
     assert [one[3] for one in recorder.held] == [2]

@@ -105,11 +105,11 @@ def test_no_more_spares_are_kept_than_wanted(tmp_path: Path) -> None:
     for path in paths:
         path.touch()
     spares = Spares(3)
-    spares.give(map(str, paths))
+    spares.add(map(str, paths))
 
-    assert spares.take(2) == [str(path) for path in paths[:2]]
+    assert spares.reuse(2) == [str(path) for path in paths[:2]]
     spares.clear()
-    assert spares.take(9) == []
+    assert spares.reuse(9) == []
     assert [path.exists() for path in paths] == [True, True, False, False]
 
 

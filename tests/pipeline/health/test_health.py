@@ -115,7 +115,7 @@ def test_a_tick_takes_back_what_a_tick_said(
     capture_works(sqlite_store, NAME, "tick")
     assert health(sqlite_store, loaded).status == "running"
 
-    watch().look(capture(UnsupportedEvent("odd event"), failed=True, has_read=True))
+    watch().poll(capture(UnsupportedEvent("odd event"), failed=True, has_read=True))
     capture_works(sqlite_store, NAME, "tick")
     capture_failed(sqlite_store, NAME, "tick", GONE, None)
     assert health(sqlite_store, loaded).error == "odd event"
@@ -125,12 +125,12 @@ def test_a_tick_that_can_use_the_source_ends_a_runs_outage_but_not_a_journals(
     sqlite_store: StateStore, loaded: LoadedPipeline, watch: Callable[[], CaptureWatch]
 ) -> None:
     """What a run could not write, no look at the source shows to be over."""
-    watch().look(capture(REFUSED, failed=False, has_read=False))
+    watch().poll(capture(REFUSED, failed=False, has_read=False))
     assert health(sqlite_store, loaded).status == "failed"
     capture_works(sqlite_store, NAME, "tick")
     assert health(sqlite_store, loaded).status == "running"
 
-    watch().look(capture(StoreUnavailable("no space"), failed=False, has_read=False))
+    watch().poll(capture(StoreUnavailable("no space"), failed=False, has_read=False))
     capture_works(sqlite_store, NAME, "tick")
     assert texts(health(sqlite_store, loaded)) == [("error", "journal", "no space")]
     capture_works(sqlite_store, NAME, "run")
@@ -166,21 +166,21 @@ def test_a_run_takes_back_what_anybody_said(
     """Once it has read; that it began says nothing."""
     capture_failed(sqlite_store, NAME, "tick", GONE, None)
     one = watch()
-    one.look(None)
-    one.look(capture(None, failed=False, has_read=False))
+    one.poll(None)
+    one.poll(capture(None, failed=False, has_read=False))
     assert health(sqlite_store, loaded).error == "the slot is gone"
-    one.look(capture(REFUSED, failed=False, has_read=True))
+    one.poll(capture(REFUSED, failed=False, has_read=True))
     found = health(sqlite_store, loaded)
     assert found.error == "refused"
     assert found.problems[0].next_attempt_at == pytest.approx(sqlite_store.now() + 60, abs=30)
-    one.look(capture(None, failed=False, has_read=True))
+    one.poll(capture(None, failed=False, has_read=True))
     assert health(sqlite_store, loaded).status == "running"
 
 
 def test_a_brief_outage_is_no_news(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
     """A connection that breaks and is back changes nothing."""
     one = CaptureWatch(sqlite_store, NAME)
-    one.look(capture(REFUSED, failed=False, has_read=True))
+    one.poll(capture(REFUSED, failed=False, has_read=True))
     assert health(sqlite_store, loaded).status == "running"
 
 
@@ -198,7 +198,7 @@ def test_a_failure_that_comes_again_is_as_old_as_the_first(
     """A run every few seconds that meets the same is one failure, also where the message differs."""
     since = []
     for number in range(2):
-        CaptureWatch(sqlite_store, loaded.name).look(
+        CaptureWatch(sqlite_store, loaded.name).poll(
             capture(UnsupportedEvent(f"odd event {number}"), failed=True, has_read=True)
         )
         row = sqlite_store.pipelines.get(NAME)

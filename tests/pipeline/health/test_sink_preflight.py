@@ -51,7 +51,7 @@ def declared(kind: str, **config: Any) -> SinkBlock:
     return adapter.validate_python({"type": kind, "config": {"id": "out", **config}})
 
 
-def look(kind: str, **config: Any) -> list[Finding]:
+def preflight_of(kind: str, **config: Any) -> list[Finding]:
     """Return what is found at one sink."""
     one = declared(kind, **config)
     found = preflight([one], "shop", {"out": [one.config.destination]})
@@ -71,9 +71,9 @@ def test_a_topic_that_is_there_and_one_that_the_brokers_make(
     """The first is as needed. The second is something to know, and the look does not make it."""
     missing = f"df_{secrets.token_hex(6)}"
 
-    there = look("kafka", brokers=kafka_server.brokers, topic=kafka_topic)
-    to_make = look("kafka", brokers=kafka_server.brokers, topic=missing)
-    unknown = look("kafka", brokers=kafka_server.brokers, topic="cdc.${source.table}")
+    there = preflight_of("kafka", brokers=kafka_server.brokers, topic=kafka_topic)
+    to_make = preflight_of("kafka", brokers=kafka_server.brokers, topic=missing)
+    unknown = preflight_of("kafka", brokers=kafka_server.brokers, topic="cdc.${source.table}")
 
     assert levels(there) == ["ok", "ok"]
     assert there[1].text == f"topic {kafka_topic!r} is there, with 1 partition"
@@ -101,9 +101,9 @@ def test_topics_that_cannot_be_written(
     rule(server, "read-only", ResourceType.TOPIC, AclPermissionType.ALLOW)
     rule(server, "unseen", ResourceType.TOPIC, AclPermissionType.DENY)
 
-    missing = look("kafka", brokers=server.brokers, topic="nobodys")
-    refused = look("kafka", brokers=server.brokers, topic="read-only")
-    unseen = look("kafka", brokers=server.brokers, topic="unseen")
+    missing = preflight_of("kafka", brokers=server.brokers, topic="nobodys")
+    refused = preflight_of("kafka", brokers=server.brokers, topic="read-only")
+    unseen = preflight_of("kafka", brokers=server.brokers, topic="unseen")
 
     assert levels(missing) == ["ok", "error"], missing
     assert missing[1].remedy == "kafka-topics --create --topic nobodys"
@@ -119,7 +119,9 @@ def test_topics_that_cannot_be_written(
     assert levels(described) == ["ok", "note", "note", "error"]
     assert "--operation Read" in str(described[-1].remedy)
     rule(server, "deltaforge-shop:out", ResourceType.GROUP, AclPermissionType.DENY)
-    kept = look("kafka", brokers=server.brokers, topic="cdc.${source.table}", exactly_once=True)
+    kept = preflight_of(
+        "kafka", brokers=server.brokers, topic="cdc.${source.table}", exactly_once=True
+    )
     assert levels(kept) == ["ok", "note", "note", "error"]
     assert "--operation Describe --group deltaforge-shop:out" in str(kept[-1].remedy)
 
@@ -129,8 +131,8 @@ def test_topics_that_cannot_be_written(
     cluster = ("kafka-cluster", ResourceType.BROKER)
     rule(server, *cluster, AclPermissionType.ALLOW, AclOperation.ALL)
     rule(server, *cluster, AclPermissionType.DENY, AclOperation.CREATE)
-    to_make = look("kafka", brokers=server.brokers, topic="nobodys")
-    forbidden = look("kafka", brokers=server.brokers, topic="forbidden")
+    to_make = preflight_of("kafka", brokers=server.brokers, topic="nobodys")
+    forbidden = preflight_of("kafka", brokers=server.brokers, topic="forbidden")
     assert levels(to_make) == ["ok", "note"], to_make
     assert levels(forbidden) == ["ok", "error"], forbidden
     assert "--operation Create --topic forbidden" in str(forbidden[1].remedy)
@@ -176,9 +178,9 @@ def test_whoever_sends_exactly_once_goes_on(kafka_server: KafkaServer, kafka_top
 @pytest.mark.redis
 def test_a_redis_server(redis_server: RedisServer, redis_client: redis.Redis) -> None:
     """It answers, and nothing is written; a wrong password is an error that does not show it."""
-    found = look("redis", uri=redis_server.uri, stream="orders", exactly_once=True)
+    found = preflight_of("redis", uri=redis_server.uri, stream="orders", exactly_once=True)
     wrong = re.sub(r"//.*@", "//:geheim@", redis_server.uri)
-    refused = look("redis", uri=wrong, stream="orders")
+    refused = preflight_of("redis", uri=wrong, stream="orders")
 
     assert levels(found) == ["ok", "ok"]
     assert found[1].text == "the Redis user may write orders"
@@ -201,7 +203,7 @@ def test_streams_that_may_not_be_written(
         redis_client.execute_command(
             "ACL", "SETUSER", user, "reset", "on", ">geheim", *" ".join(rules).split()
         )
-        return look("redis", uri=uri, **config)
+        return preflight_of("redis", uri=uri, **config)
 
     sending = "~orders +multi +exec +hello"
     try:
@@ -229,10 +231,12 @@ def test_streams_of_nats(nats_server: NatsServer, nats_admin: Admin, nats_stream
     """One that takes the subject is as needed; none, and one that does not take it, are errors."""
     missing = f"df_{secrets.token_hex(6)}"
 
-    there = look("nats", url=nats_server.url, subject=f"{nats_stream}.a", stream=nats_stream)
-    gone = look("nats", url=nats_server.url, subject=f"{missing}.a", stream=missing)
-    other = look("nats", url=nats_server.url, subject=f"{missing}.a", stream=nats_stream)
-    core = look("nats", url=nats_server.url, subject=f"{missing}.a")
+    there = preflight_of(
+        "nats", url=nats_server.url, subject=f"{nats_stream}.a", stream=nats_stream
+    )
+    gone = preflight_of("nats", url=nats_server.url, subject=f"{missing}.a", stream=missing)
+    other = preflight_of("nats", url=nats_server.url, subject=f"{missing}.a", stream=nats_stream)
+    core = preflight_of("nats", url=nats_server.url, subject=f"{missing}.a")
 
     assert levels(there) == ["ok", "ok"]
     assert nats_admin.values(nats_stream) == []
@@ -260,7 +264,7 @@ def test_subjects_that_may_not_be_published_to(start_nats: StartNats) -> None:
 
     def given(user: str, subject: str) -> Finding:
         login = {"username": user, "password": "p"}
-        reached, rights = look("nats", url=server.url, subject=subject, **login)
+        reached, rights = preflight_of("nats", url=server.url, subject=subject, **login)
         assert reached.level == "ok"
         return rights
 
@@ -295,9 +299,9 @@ def test_folders_of_files(tmp_path: Path) -> None:
     """The folder is there or can be made, and is not made; a file in its place is an error."""
     (tmp_path / "file").write_text("")
 
-    there = look("file", path=f"{tmp_path}/a.jsonl")
-    to_make = look("file", path=f"{tmp_path}/new/deep/${{source.table}}.jsonl")
-    wrong = look("file", path=f"{tmp_path}/file/a.jsonl")
+    there = preflight_of("file", path=f"{tmp_path}/a.jsonl")
+    to_make = preflight_of("file", path=f"{tmp_path}/new/deep/${{source.table}}.jsonl")
+    wrong = preflight_of("file", path=f"{tmp_path}/file/a.jsonl")
 
     assert [*levels(there), *levels(to_make), *levels(wrong)] == ["ok", "ok", "error"]
     assert to_make[0].text == f"files in {tmp_path}/new/deep will be made"

@@ -68,9 +68,9 @@ class Through:
     passed: list[Row] = field(default_factory=list)
     kept: dict[str, list[Row]] = field(default_factory=dict)
 
-    def take(self, approval: SchemaApproval, batch: ChangeBatch) -> None:
+    def accept(self, approval: SchemaApproval, batch: ChangeBatch) -> None:
         """Let a batch through; where it ends a segment may end."""
-        for one in approval.take(batch):
+        for one in approval.accept(batch):
             self.passed += [] if one.rows is None else one.rows.to_pylist()
             for event in one.held:
                 assert isinstance(event, Waiting)
@@ -122,7 +122,7 @@ def test_rows_wait_in_order_and_transactions_end(
     approval = SchemaApproval(dict.fromkeys(pending, WHY), pauses=True)
     approval.begin({})
     for batch in batches_of(rows, cuts):
-        found.take(approval, batch)
+        found.accept(approval, batch)
 
     assert found == expected(rows, pending)
     assert approval.kept == dict.fromkeys(found.kept, WHY)
@@ -133,7 +133,7 @@ def test_what_is_held_already_waits_from_the_start() -> None:
     approval = SchemaApproval(pauses=True)
     approval.begin({"public.orders": WHY})
     found = Through()
-    found.take(approval, transaction(1, 2))
+    found.accept(approval, transaction(1, 2))
 
     assert not found.passed
     assert [row["pos"] for row in found.kept["public.orders"]] == [1, 2]
@@ -144,9 +144,9 @@ def test_a_segments_end_is_behind_every_row() -> None:
     approval = SchemaApproval(pauses=True)
     approval.begin({})
     found = Through()
-    found.take(approval, unfinished(1))
-    found.take(approval, ChangeBatch(frame([2]).slice(0, 0), None))
-    found.take(approval, ChangeBatch(None, LsnPosition(3)))
+    found.accept(approval, unfinished(1))
+    found.accept(approval, ChangeBatch(frame([2]).slice(0, 0), None))
+    found.accept(approval, ChangeBatch(None, LsnPosition(3)))
 
     assert [(row["pos"], row["tx_end"]) for row in found.passed] == [(1, True)]
 
@@ -158,9 +158,9 @@ def test_a_new_reader_begins_without_the_open_transaction() -> None:
     found = Through()
     (cut,) = [unfinished(1, 2)]
     assert cut.rows is not None
-    found.take(approval, ChangeBatch(cut.rows.slice(0, 1), None))
+    found.accept(approval, ChangeBatch(cut.rows.slice(0, 1), None))
     approval.begin({})
-    found.take(approval, transaction(1, 2))
+    found.accept(approval, transaction(1, 2))
 
     assert [row["pos"] for row in found.passed] == [1, 2]
 
@@ -170,7 +170,7 @@ def test_without_anything_to_wait_for_batches_pass_untouched() -> None:
     approval = SchemaApproval()
     approval.begin({})
     for batch in (unfinished(1, 2), transaction(3), ChangeBatch(None, None)):
-        assert list(approval.take(batch)) == [batch]
+        assert list(approval.accept(batch)) == [batch]
 
 
 def test_what_a_source_keeps_back_stays_in_its_place() -> None:
@@ -179,7 +179,7 @@ def test_what_a_source_keeps_back_stays_in_its_place() -> None:
     approval = SchemaApproval({1: WHY}, pauses=True)
     approval.begin({})
     batch = ChangeBatch(frame([1]), LsnPosition(1), held=(event,))
-    (passed,) = approval.take(batch)
+    (passed,) = approval.accept(batch)
 
     assert passed.rows is None
     assert passed.held[0] == event

@@ -25,7 +25,7 @@ def bench(mysql_dsn: str) -> Iterator[MysqlBench]:
         yield made
 
 
-def look(
+def preflight_of(
     bench: MysqlBench,
     position: BinlogPosition | None = None,
     as_of: float | None = None,
@@ -53,7 +53,7 @@ def test_a_server_that_is_as_needed(bench: MysqlBench) -> None:
     """The server of the tests can be captured, before and after the first run; nothing is changed."""
     start = bench.source().ensure_start()
 
-    for found in (look(bench), look(bench, start, time.time())):
+    for found in (preflight_of(bench), preflight_of(bench, start, time.time())):
         assert "error" not in levels(found).values()
         assert found["tables"].text == "2 match source.config.tables"
     assert bench.source().head() == start
@@ -61,7 +61,7 @@ def test_a_server_that_is_as_needed(bench: MysqlBench) -> None:
 
 def test_patterns_that_match_nothing_are_named(bench: MysqlBench) -> None:
     """A person sees what was looked for."""
-    found = look(bench, tables=("nowhere.%", "none.order_*"))["tables"]
+    found = preflight_of(bench, tables=("nowhere.%", "none.order_*"))["tables"]
 
     assert found.level == "warning"
     assert found.text == "no table matches source.config.tables (nowhere.%, none.order_*)"
@@ -72,7 +72,9 @@ def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> Non
     bench.run("CREATE TABLE keyless (a INT)", "CREATE TABLE another (a INT)")
     database = bench.database
 
-    found = look(bench, tables=(f"{database}.another", f"{database}.keyless", f"{database}.gone"))
+    found = preflight_of(
+        bench, tables=(f"{database}.another", f"{database}.keyless", f"{database}.gone")
+    )
 
     assert found["keys"].level == "note"
     assert f"{database}.keyless" in found["keys"].text
@@ -111,9 +113,9 @@ def test_partial_documents_without_the_whole_ones(bench: MysqlBench) -> None:
         "SET GLOBAL binlog_row_image = MINIMAL",
     )
     try:
-        found = look(bench)["binlog_row_value_options"]
+        found = preflight_of(bench)["binlog_row_value_options"]
         bench.run("SET GLOBAL binlog_row_image = FULL")
-        fixed = look(bench)
+        fixed = preflight_of(bench)
     finally:
         bench.run("SET GLOBAL binlog_row_value_options = ''", "SET GLOBAL binlog_row_image = FULL")
 
@@ -124,7 +126,7 @@ def test_partial_documents_without_the_whole_ones(bench: MysqlBench) -> None:
 @pytest.mark.parametrize("half", ["SELECT", "REPLICATION SLAVE", "REPLICATION CLIENT"])
 def test_grants_that_are_missing(bench: MysqlBench, half: str) -> None:
     """What the user may not do is an error with the statement that grants it; one of two is not enough."""
-    found = look(bench, dsn=as_user(bench, half))
+    found = preflight_of(bench, dsn=as_user(bench, half))
 
     assert found["grants"].level == "error"
     assert "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.*" in found["grants"].text
@@ -148,7 +150,7 @@ def test_tables_that_may_not_be_read(bench: MysqlBench) -> None:
     """A table that the user sees and may not read is a note with the GRANT, an error with a snapshot."""
     dsn = as_user(bench, "REPLICATION SLAVE", "REPLICATION CLIENT", "INSERT")
 
-    found, read = look(bench, dsn=dsn), look(bench, dsn=dsn, snapshot=True)
+    found, read = preflight_of(bench, dsn=dsn), preflight_of(bench, dsn=dsn, snapshot=True)
 
     assert (found["grants"].level, read["grants"].level) == ("note", "error")
     assert str(found["grants"].remedy).startswith(f"GRANT SELECT ON `{bench.database}`.")
@@ -159,16 +161,16 @@ def test_tables_that_may_not_be_read(bench: MysqlBench) -> None:
 def test_tables_that_may_not_be_locked(bench: MysqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without GTIDs a snapshot locks tables; whether it may is asked without locking one."""
     dsn = as_user(bench, "REPLICATION SLAVE", "REPLICATION CLIENT", "SELECT")
-    assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok", "with GTIDs"
+    assert preflight_of(bench, dsn=dsn, snapshot=True)["grants"].level == "ok", "with GTIDs"
     monkeypatch.setattr(server_log, "facts", lambda *_: server_log.BinlogSettings(gtids=False))
 
-    found = look(bench, dsn=dsn, snapshot=True)["grants"]
+    found = preflight_of(bench, dsn=dsn, snapshot=True)["grants"]
 
     assert found.level == "warning"
     assert str(found.remedy).startswith(f"GRANT LOCK TABLES, SELECT ON `{bench.database}`.*")
-    assert look(bench, dsn=dsn)["grants"].level == "ok", "without a snapshot"
+    assert preflight_of(bench, dsn=dsn)["grants"].level == "ok", "without a snapshot"
     bench.run(f"GRANT LOCK TABLES ON *.* TO 'u{bench.database[-12:]}'@'%'")
-    assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
+    assert preflight_of(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
 
 
 def test_an_outbox_that_is_not_there(bench: MysqlBench) -> None:
@@ -179,9 +181,9 @@ def test_an_outbox_that_is_not_there(bench: MysqlBench) -> None:
     dsn = as_user(bench, *grants)
     bench.run(f"GRANT SELECT ON {bench.database}.orders TO 'u{bench.database[-12:]}'@'%'")
 
-    assert look(bench, tables=both, outbox=outbox)["outbox"].level == "warning"
+    assert preflight_of(bench, tables=both, outbox=outbox)["outbox"].level == "warning"
     bench.run("CREATE TABLE outbox (id INT PRIMARY KEY)")
-    found = look(bench, dsn=dsn, snapshot=True, tables=both, outbox=outbox)
+    found = preflight_of(bench, dsn=dsn, snapshot=True, tables=both, outbox=outbox)
     assert "outbox" not in found
     assert found["grants"].level == "ok"
 
@@ -191,7 +193,7 @@ def test_a_position_that_the_log_no_longer_has(bench: MysqlBench) -> None:
     start = bench.source().ensure_start()
     foreign = dataclasses.replace(start, gtid_set="3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5")
 
-    found = look(bench, foreign, time.time())
+    found = preflight_of(bench, foreign, time.time())
 
     assert found["position"].level == "error"
     assert "Re-snapshot required" in found["position"].text
@@ -204,11 +206,13 @@ def test_retention_against_lag(bench: MysqlBench, share: float, level: str) -> N
     bench.run("INSERT INTO orders VALUES (1, 'x')")
     (seconds,) = bench.rows("SELECT @@GLOBAL.binlog_expire_logs_seconds")[0]
 
-    found = look(bench, start, time.time() - share * int(seconds))
+    found = preflight_of(bench, start, time.time() - share * int(seconds))
 
     assert found["retention"].level == level
     assert (found["retention"].remedy is None) == (level == "ok")
-    assert look(bench, bench.source().head(), 0.0)["retention"].level == "ok", "nothing behind"
+    assert preflight_of(bench, bench.source().head(), 0.0)["retention"].level == "ok", (
+        "nothing behind"
+    )
 
 
 def test_the_server_has_our_id(bench: MysqlBench) -> None:
@@ -216,6 +220,6 @@ def test_the_server_has_our_id(bench: MysqlBench) -> None:
     (before,) = bench.rows("SELECT @@GLOBAL.server_id")[0]
     try:
         bench.run(f"SET GLOBAL server_id = {bench.server_id}")
-        assert look(bench)["server id"].level == "error"
+        assert preflight_of(bench)["server id"].level == "error"
     finally:
         bench.run(f"SET GLOBAL server_id = {before}")

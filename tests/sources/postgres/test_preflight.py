@@ -32,7 +32,7 @@ def bench(postgres_dsn: str) -> Iterator[PostgresBench]:
         yield made
 
 
-def look(
+def preflight_of(
     bench: PostgresBench,
     position: LsnPosition | None = None,
     *,
@@ -54,7 +54,7 @@ def errors(found: dict[str, Finding]) -> list[str]:
 
 def test_a_server_that_is_as_needed(bench: PostgresBench) -> None:
     """Before the first run it says what will be made, and makes nothing; afterwards that it is there."""
-    before = look(bench)
+    before = preflight_of(bench)
 
     assert errors(before) == []
     assert "will be created" in before["slot"].text
@@ -62,7 +62,7 @@ def test_a_server_that_is_as_needed(bench: PostgresBench) -> None:
     own_slots = "SELECT FROM pg_replication_slots WHERE database = current_database()"
     assert not bench.connection.execute(own_slots).fetchall()
 
-    after = look(bench, bench.source().ensure_start())
+    after = preflight_of(bench, bench.source().ensure_start())
     assert errors(after) == []
     assert "is there" in after["slot"].text
     assert "publication 'p' sends the tables" in after["publication"].text
@@ -70,7 +70,7 @@ def test_a_server_that_is_as_needed(bench: PostgresBench) -> None:
 
 def test_patterns_that_match_nothing_are_named(bench: PostgresBench) -> None:
     """A person sees what was looked for."""
-    found = look(bench, tables=("nowhere.%", "public.order_*"))["tables"]
+    found = preflight_of(bench, tables=("nowhere.%", "public.order_*"))["tables"]
 
     assert found.level == "error"
     assert found.text == "no table matches source.config.tables (nowhere.%, public.order_*)"
@@ -81,24 +81,24 @@ def test_replica_identities_and_keys(bench: PostgresBench) -> None:
     bench.execute("CREATE TABLE keyless (a int)", "CREATE TABLE whole (a int)")
     bench.execute("ALTER TABLE whole REPLICA IDENTITY FULL", "CREATE TABLE bare (a int)")
 
-    found = look(bench, tables=("public.keyless",))
+    found = preflight_of(bench, tables=("public.keyless",))
     assert errors(found) == ["replica identity"]
     assert (
         found["replica identity"].remedy == 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
     )
 
-    found = look(bench, tables=("public.keyless", "public.bare"))
+    found = preflight_of(bench, tables=("public.keyless", "public.bare"))
     assert found["replica identity"].remedy == (
         'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL; '
         'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
     )
     assert str(found["keys"].remedy).count("ADD PRIMARY KEY") == 2
 
-    found = look(bench, tables=("public.orders", "public.keyless"))
+    found = preflight_of(bench, tables=("public.orders", "public.keyless"))
     assert found["replica identity"].level == "warning"
     assert "not captured" in found["replica identity"].text
 
-    found = look(bench, tables=("public.orders", "public.whole"))
+    found = preflight_of(bench, tables=("public.orders", "public.whole"))
     assert found["replica identity"].level == "note"
     assert "public.orders" in found["replica identity"].text
     assert "public.whole" not in found["replica identity"].text
@@ -136,7 +136,7 @@ def test_an_owner_that_may_not_create_in_the_database(
     )
     dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
 
-    found = look(bench, dsn=dsn)
+    found = preflight_of(bench, dsn=dsn)
     assert errors(found) == ["publication"]
     assert "lacks CREATE on the database;" in found["publication"].text
     with pytest.raises(PermissionMissing):
@@ -144,7 +144,7 @@ def test_an_owner_that_may_not_create_in_the_database(
 
     database = conninfo.conninfo_to_dict(bench.dsn)["dbname"]
     bench.execute(f"GRANT CREATE ON DATABASE {database} TO {role}")
-    found = look(bench, dsn=dsn)
+    found = preflight_of(bench, dsn=dsn)
     assert errors(found) == []
     assert "will be created" in found["publication"].text
     bench.source(dsn=dsn).ensure_start()
@@ -158,7 +158,7 @@ def test_tables_that_a_snapshot_may_not_read(bench: PostgresBench, role: str) ->
         f"GRANT SELECT ON orders, items TO {role}",
     )
     dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
-    assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
+    assert preflight_of(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
 
     bench.execute(
         f"REVOKE SELECT ON orders FROM {role}",
@@ -166,7 +166,10 @@ def test_tables_that_a_snapshot_may_not_read(bench: PostgresBench, role: str) ->
         "ALTER TABLE items ENABLE ROW LEVEL SECURITY",
         "REVOKE USAGE ON SCHEMA public FROM PUBLIC",
     )
-    noted, found = look(bench, dsn=dsn)["grants"], look(bench, dsn=dsn, snapshot=True)["grants"]
+    noted, found = (
+        preflight_of(bench, dsn=dsn)["grants"],
+        preflight_of(bench, dsn=dsn, snapshot=True)["grants"],
+    )
 
     assert (noted.level, found.level) == ("note", "error")
     assert "the stream works, snapshots do not" in noted.text
@@ -177,7 +180,7 @@ def test_tables_that_a_snapshot_may_not_read(bench: PostgresBench, role: str) ->
         f'GRANT SELECT ON "public"."orders" TO "{role}"; ALTER ROLE "{role}" BYPASSRLS'
     )
     bench.execute(*str(found.remedy).split("; "))
-    assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
+    assert preflight_of(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
 
 
 def test_tables_that_reselection_may_not_read(bench: PostgresBench, role: str) -> None:  # noqa: F811
@@ -198,19 +201,19 @@ def test_heartbeats_that_may_not_be_written(bench: PostgresBench, role: str) -> 
     """The log is read without them, so it is a warning; nobody needs the right who writes none."""
     dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
     options = PostgresOptions(heartbeat_seconds=10)
-    assert look(bench, dsn=dsn, options=options)["heartbeat"].level == "ok"
+    assert preflight_of(bench, dsn=dsn, options=options)["heartbeat"].level == "ok"
     functions = (
         "SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc"
         " WHERE proname = 'pg_logical_emit_message' AND proargtypes[2] = 'text'::regtype"
     )
     bench.execute(f"REVOKE EXECUTE ON FUNCTION {bench.value(functions)} FROM PUBLIC")
 
-    found = look(bench, dsn=dsn, options=options)["heartbeat"]
+    found = preflight_of(bench, dsn=dsn, options=options)["heartbeat"]
 
     assert found.level == "warning"
     bench.execute(str(found.remedy))
-    assert look(bench, dsn=dsn, options=options)["heartbeat"].level == "ok"
-    assert "heartbeat" not in look(bench, dsn=dsn)
+    assert preflight_of(bench, dsn=dsn, options=options)["heartbeat"].level == "ok"
+    assert "heartbeat" not in preflight_of(bench, dsn=dsn)
 
 
 def test_what_the_file_asks_of_a_server_that_lacks_it(bench: PostgresBench) -> None:
@@ -219,7 +222,7 @@ def test_what_the_file_asks_of_a_server_that_lacks_it(bench: PostgresBench) -> N
         pytest.xfail("this server has them")
     outbox = {"prefixes": ("outbox",)}
 
-    found = look(bench, options=PostgresOptions(failover_slot=True), outbox=outbox)
+    found = preflight_of(bench, options=PostgresOptions(failover_slot=True), outbox=outbox)
 
     assert "needs PostgreSQL 17" in found["slot"].text
     assert errors(found) == ["slot"]
@@ -231,7 +234,7 @@ def test_a_slot_that_is_gone(bench: PostgresBench) -> None:
     start = bench.source().ensure_start()
     bench.connection.execute("SELECT pg_drop_replication_slot(%s)", (bench.slot,))
 
-    found = look(bench, start)
+    found = preflight_of(bench, start)
 
     assert errors(found) == ["slot"]
     assert "Re-snapshot required" in found["slot"].text
@@ -241,13 +244,13 @@ def test_a_publication_that_lacks_something(bench: PostgresBench) -> None:
     """A table or a kind of change that is not sent comes with the statement that adds it."""
     start = bench.source().ensure_start()
     bench.execute("ALTER PUBLICATION p DROP TABLE items")
-    found = look(bench, start)["publication"]
+    found = preflight_of(bench, start)["publication"]
     assert found.level == "error"
     assert found.remedy == 'ALTER PUBLICATION "p" ADD TABLE "public"."items"'
 
     bench.execute("ALTER PUBLICATION p ADD TABLE items")
     bench.execute("ALTER PUBLICATION p SET (publish = 'insert, update')")
-    found = look(bench, start)["publication"]
+    found = preflight_of(bench, start)["publication"]
     assert found.level == "warning"
     assert "delete, truncate" in found.text
     bench.execute("ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
@@ -259,12 +262,12 @@ def test_log_that_a_slot_may_keep(start_postgres: StartPostgres) -> None:
     server = start_postgres({"max_slot_wal_keep_size": "32MB", "max_wal_size": "48MB"})
     with PostgresBench(server.create_database()) as bench:
         start = bench.source().ensure_start()
-        assert look(bench, start)["retention"].level == "ok"
+        assert preflight_of(bench, start)["retention"].level == "ok"
         bench.execute(
             "INSERT INTO other SELECT i, repeat('x', 2000) FROM generate_series(1, 15000) AS i"
         )
 
-        found = look(bench, start)["retention"]
+        found = preflight_of(bench, start)["retention"]
 
         assert found.level == "error"
         assert found.remedy == "ALTER SYSTEM SET max_slot_wal_keep_size = -1"
@@ -279,13 +282,13 @@ def test_no_slot_or_sender_is_free(start_postgres: StartPostgres) -> None:
         reading = reader.read(reader.ensure_start(), ReadLimits(), Versions())
         next(reading)
 
-        found = look(bench)
+        found = preflight_of(bench)
         assert errors(found) == ["slot"]
         assert found["slot"].remedy == "ALTER SYSTEM SET max_wal_senders = 20"
 
         bench.connection.execute(
             "SELECT pg_create_logical_replication_slot('taken', 'test_decoding')"
         )
-        found = look(bench)
+        found = preflight_of(bench)
         assert errors(found) == ["slot"]
         assert found["slot"].remedy == "ALTER SYSTEM SET max_replication_slots = 20"

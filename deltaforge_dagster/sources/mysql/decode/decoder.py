@@ -173,7 +173,7 @@ class MysqlDecoder:
             else:
                 again = self._error is None
         if self._error is None and not again and not state[OPEN]:
-            self._found.tell_passed()
+            self._found.report_passed()
         return DecodedBinlog(
             int(state[OFFSET]), tuple(self._found.batches), foreign, self._error, again
         )

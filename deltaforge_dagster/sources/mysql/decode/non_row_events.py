@@ -333,7 +333,7 @@ class NonRowEvents:
 
     def _replay(self, xid: Xid) -> None:
         """Decode the rows of a prepared transaction, and commit them."""
-        kept = self._kept.take(xid)
+        kept = self._kept.pop(xid)
         blocks = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
         self._state[OPEN] = BEGUN
         self._inner.append(NestedEvents(blocks, self._found.commit))

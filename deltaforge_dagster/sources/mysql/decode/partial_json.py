@@ -67,14 +67,14 @@ class _DiffReader:
     def __bool__(self) -> bool:
         return self.at < len(self._content)
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         if size > len(self._content) - self.at:
             raise CorruptLog("a PARTIAL_UPDATE_ROWS event that is too short")
         self.at += size
         return self._content[self.at - size : self.at]
 
     def number(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "little")
+        return int.from_bytes(self.read(size), "little")
 
     def packed(self) -> int:
         first = self.number(1)
@@ -117,13 +117,13 @@ def whole_update(body: bytes, columns: Longs, *, captured: bool = True) -> bytes
         UnsupportedEvent: The old image does not have a document that was changed.
     """
     reader = _DiffReader(body)
-    reader.take(8)
-    reader.take(reader.number(2) - 2)
+    reader.read(8)
+    reader.read(reader.number(2) - 2)
     if reader.packed() != len(columns):
         raise CorruptLog("a PARTIAL_UPDATE_ROWS event that does not fit its table")
     width = (len(columns) + 7) // 8
-    old_columns = _present(reader.take(width), len(columns))
-    new_columns = _present(reader.take(width), len(columns))
+    old_columns = _present(reader.read(width), len(columns))
+    new_columns = _present(reader.read(width), len(columns))
     parts = [body[: reader.at]]
     documents = [i for i, column in enumerate(columns) if column[COLUMN_KIND] == JSON]
     while reader:
@@ -132,7 +132,7 @@ def whole_update(body: bytes, columns: Longs, *, captured: bool = True) -> bytes
         parts.append(body[start : reader.at])
         changed: set[int] = set()
         if reader.packed() & _PARTIAL_JSON:
-            bits = reader.take((len(documents) + 7) // 8)
+            bits = reader.read((len(documents) + 7) // 8)
             changed = {documents[place] for place in _present(bits, len(documents))}
         start = reader.at
         new = _image(reader, columns, new_columns)
@@ -151,14 +151,14 @@ def _present(bits: bytes, count: int) -> list[int]:
 
 def _image(reader: _DiffReader, columns: Longs, present: list[int]) -> dict[int, bytes | None]:
     """Read an image: the value of each column in it, without its size, None for null."""
-    nulls = reader.take((len(present) + 7) // 8)
+    nulls = reader.read((len(present) + 7) // 8)
     values: dict[int, bytes | None] = {}
     for place, index in enumerate(present):
         values[index] = None
         if not nulls[place >> 3] >> (place & 7) & 1:
             prefix = int(columns[index][COLUMN_PREFIX])
             size = reader.number(prefix) if prefix else int(columns[index][COLUMN_SIZE])
-            values[index] = reader.take(size)
+            values[index] = reader.read(size)
     return values
 
 
@@ -181,10 +181,10 @@ def _changed(document: bytes | None, difference: bytes) -> bytes:
         reader = _DiffReader(difference)
         while reader:
             operation = reader.number(1)
-            path = reader.take(reader.packed()).decode()
+            path = reader.read(reader.packed()).decode()
             value = None
             if operation != _REMOVE:
-                content = reader.take(reader.packed())
+                content = reader.read(reader.packed())
                 value = _parse(content[0], content[1:], 0)
             root = _apply(operation, root, _legs(path), value)
         kind, data = _encode(root)

@@ -135,7 +135,7 @@ class TransactionAssembler:
         place = f"{self.file}:{int(self.state[POS])}"
         return f"in the event that ends at {place}" if inside else f"after {place}"
 
-    def tell_passed(self) -> None:
+    def report_passed(self) -> None:
         """Tell how far the log is read without a transaction open, when that is new."""
         position = (self.file, int(self.state[POS]))
         if position != self._passed:

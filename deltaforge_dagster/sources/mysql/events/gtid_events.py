@@ -88,7 +88,7 @@ class _MessageReader:
         more = 0
         while first >> more & 1:
             more += 1
-        text = self.take(more + 1)
+        text = self.read(more + 1)
         if more == 8:  # the first byte is all ones, and the value stands behind it
             return int.from_bytes(text[1:], "little")
         return int.from_bytes(text, "little") >> (more + 1)
@@ -103,7 +103,7 @@ class _MessageReader:
             raise CorruptLog("a GTID_TAGGED event with a number where a byte should be")
         return bytes(numbers)
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         self.at += size
         if self.at > len(self._body):
             raise CorruptLog("a GTID_TAGGED event that is too short")
@@ -136,7 +136,7 @@ def parse_tagged_gtid(body: bytes) -> GtidEvent:
         if field == _UUID:
             sid = message.octets(_UUID_SIZE)
         elif field == _TAG:
-            tag = message.take(min(message.number(), _MAX_TAG + 1))
+            tag = message.read(min(message.number(), _MAX_TAG + 1))
         elif field < _FIELDS:
             numbers[field] = message.signed() if field in _SIGNED else message.number()
         else:

@@ -106,14 +106,14 @@ class _TableMapReader:
     def __bool__(self) -> bool:
         return self._at < len(self._content)
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         if size > len(self._content) - self._at:
             raise CorruptLog("a TABLE_MAP event that is too short")
         self._at += size
         return self._content[self._at - size : self._at]
 
     def number(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "little")
+        return int.from_bytes(self.read(size), "little")
 
     def packed(self) -> int:
         first = self.number(1)
@@ -124,11 +124,11 @@ class _TableMapReader:
         return self.number({252: 2, 253: 3, 254: 8}[first])
 
     def text(self) -> bytes:
-        return self.take(self.packed())
+        return self.read(self.packed())
 
     def name(self) -> str:
-        name = self.take(self.number(1)).decode(errors="replace")
-        self.take(1)
+        name = self.read(self.number(1)).decode(errors="replace")
+        self.read(1)
         return name
 
     def rest(self) -> Iterator[int]:
@@ -144,17 +144,17 @@ def parse_table_map(content: bytes) -> TableMap:
         UnsupportedEvent: Labels are in a character set that is not decoded.
     """
     reader = _TableMapReader(content)
-    reader.take(ID_SIZE + 2)
+    reader.read(ID_SIZE + 2)
     db, table = reader.name(), reader.name()
     count = reader.packed()
     if not 0 < count <= MAX_COLUMNS:
         raise CorruptLog(f"a TABLE_MAP event of {db}.{table} with {count} columns")
-    codes = reader.take(count)
+    codes = reader.read(count)
     metadata = _TableMapReader(reader.text())
-    types = [log_type(code, metadata.take(metadata_size(code))) for code in codes]
+    types = [log_type(code, metadata.read(metadata_size(code))) for code in codes]
     if metadata:
         raise UnsupportedEvent(f"table {db}.{table} has a type that is not known ({list(codes)})")
-    null_bits = reader.take((count + 7) // 8)
+    null_bits = reader.read((count + 7) // 8)
     nullable = [bool(null_bits[i >> 3] >> (i & 7) & 1) for i in range(count)]
     fields: dict[int, bytes] = {}
     while reader:

@@ -139,7 +139,7 @@ def act(table: AlteredTable, item: TokenReader) -> None:
     Raises:
         NotUnderstoodError: What it does is not certain.
     """
-    verb = item.take().word
+    verb = item.next().word
     if verb == "ADD":
         _add_action(table, item)
     elif verb == "DROP":
@@ -201,7 +201,7 @@ def add(table: AlteredTable, item: TokenReader) -> None:
         return
     if item.skip("PRIMARY"):
         while item.word != "(":
-            item.take()
+            item.next()
         table.new_key = [item.within(one).name() for one in items(item.group())]
         return
     _add_column(table, item.name(), item)
@@ -218,7 +218,7 @@ def _drop(table: AlteredTable, item: TokenReader) -> None:
     if item.skip("PRIMARY"):
         table.loses_key = True
     elif item.word in {"INDEX", "KEY", "CONSTRAINT"}:
-        item.take()
+        item.next()
         item.skip("IF", "EXISTS")
         if item.name().upper() == "PRIMARY":
             table.loses_key = True
@@ -266,7 +266,7 @@ def _column(name: str, item: TokenReader) -> _Column:
         if item.word == "(":
             item.group()
             continue
-        word = item.take().word
+        word = item.next().word
         if word in {"UNSIGNED", "ZEROFILL"}:
             type_ = f"{type_.removesuffix(' unsigned')} unsigned"
         elif word in {"PRIMARY", "KEY"}:
@@ -279,7 +279,7 @@ def _column(name: str, item: TokenReader) -> _Column:
         elif word == "AFTER":
             after = item.name()
         elif word in _WITH_VALUE and item.word != "(":
-            item.take()
+            item.next()
     # In which character set a text is depends on the table, its database and the server.
     charset = "binary" if is_binary(type_) else ""
     return _Column(CatalogColumn(name, labels(type_), type_, charset), in_key, after)

@@ -78,11 +78,11 @@ def column_type(reader: TokenReader) -> str:
 
 
 def _type_name(reader: TokenReader) -> str:
-    word = reader.take().word.lower()
+    word = reader.next().word.lower()
     if word == "serial":
         return "bigint unsigned"
     if word == "national":
-        word = reader.take().word.lower()
+        word = reader.next().word.lower()
     if word == "long":
         reader.skip_any("VARCHAR", "VARBINARY", "CHAR", "CHARACTER", "VARYING")
         return ANY_TEXT

@@ -123,7 +123,7 @@ class TokenReader:
         while self.word and self.word in words:
             self._at += 1
 
-    def take(self) -> Token:
+    def next(self) -> Token:
         """Return the next token, which must be there."""
         if not self:
             raise NotUnderstoodError
@@ -132,7 +132,7 @@ class TokenReader:
 
     def name(self) -> str:
         """Take a name."""
-        token = self.take()
+        token = self.next()
         if token.kind in {TokenKind.TEXT, TokenKind.SIGN}:
             raise NotUnderstoodError
         return token.text
@@ -156,7 +156,7 @@ class TokenReader:
         begin = self._at
         depth = 1
         while depth:
-            word = self.take().word
+            word = self.next().word
             depth += (word == "(") - (word == ")")
         return self._tokens[begin : self._at - 1]
 

@@ -96,7 +96,7 @@ class PreparedRows:
             self._bytes += self._open_bytes
         self.begin()
 
-    def take(self, xid: Xid) -> list[bytes] | None:
+    def pop(self, xid: Xid) -> list[bytes] | None:
         """Return the events of a transaction, and keep them no longer; None if they were not."""
         found = self._known.get(xid)
         self.forget(xid)

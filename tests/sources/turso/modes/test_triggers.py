@@ -206,14 +206,14 @@ def test_triggers_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     with SqliteBench(tmp_path / "shop.db") as bench:
         bench.mode = "triggers"
 
-        def look() -> Finding:
+        def finding() -> Finding:
             found = bench.source(auto_create_triggers=True).preflight(None, None)
             return next(one for one in found if one.subject == "triggers")
 
-        assert look().level == "note"
+        assert finding().level == "note"
         monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everything
-        assert look().level == "error"
-        assert str(tmp_path / "shop.db") in look().text
+        assert finding().level == "error"
+        assert str(tmp_path / "shop.db") in finding().text
 
 
 FIRST_VERSION = (
