@@ -66,19 +66,19 @@ def compressed(content: bytes, *, kind: int = 0, size: int | None = None) -> byt
     return head + b"\0" + data
 
 
-def inner(build: SyntheticLog) -> bytes:
+def nested(build: SyntheticLog) -> bytes:
     """Return the events of a log as they stand in a payload: no packets, no checksums."""
     return b"".join(part[5:] for part in build.parts)
 
 
 def plain() -> SyntheticLog:
-    """Return a log to build inner events with."""
+    """Return a log to build nested events with."""
     return SyntheticLog(checksums=False, parts=[b"     "])
 
 
 def an_event() -> bytes:
     """Return an event without packet and checksum."""
-    return inner(plain().query("BEGIN"))
+    return nested(plain().query("BEGIN"))
 
 
 XID = Xid(1, b"order", b"7")
@@ -239,7 +239,7 @@ class TestCompressed:
     def payload(self, *rows: int) -> bytes:
         """Return the events of a transaction that inserts rows into `users`."""
         build = plain().query("BEGIN").table(TABLE, DESCRIPTION)
-        return inner(inserts(build, *rows).commit())
+        return nested(inserts(build, *rows).commit())
 
     @pytest.mark.parametrize("kind", [0, 255])
     def test_its_rows_are_those_of_the_transaction(self, kind: int) -> None:
@@ -265,7 +265,7 @@ class TestCompressed:
         inserts(build, *range(1000))
         build.parts += 1000 * build.parts[-1:]
         stream = (
-            SyntheticLog().start().gtid(1).event(40, compressed(inner(build.commit()))).stream()
+            SyntheticLog().start().gtid(1).event(40, compressed(nested(build.commit()))).stream()
         )
         decoder = make_decoder()
         decoded = decoder.feed(stream, len(stream))
@@ -310,7 +310,7 @@ class TestCompressed:
             plain().query("BEGIN").commit().event(4, bytes(8) + b"binlog.000009"),
             plain().query("BEGIN").commit().gtid(9),
         ):
-            log = SyntheticLog().start().gtid(1).event(40, compressed(inner(build)))
+            log = SyntheticLog().start().gtid(1).event(40, compressed(nested(build)))
             assert isinstance(decode(log.stream())[1], CorruptLog)
 
 
@@ -361,7 +361,7 @@ class TestXa:
         build = plain().query(f"XA START {XID}").table(TABLE, DESCRIPTION)
         inserts(build, 1, 2).query(f"XA END {XID}")
         build.event(38, struct.pack("<Biii", 1, 1, 5, 1) + b"order7")
-        log = transaction(SyntheticLog().start().gtid(1).event(40, compressed(inner(build))), 2, 3)
+        log = transaction(SyntheticLog().start().gtid(1).event(40, compressed(nested(build))), 2, 3)
 
         assert len(rows_of(decode(log.stream())[0])) == 3
 
@@ -369,7 +369,7 @@ class TestXa:
         """A reader that began in between asks for the events again; ids are the same."""
         whole = xa(SyntheticLog().start(), 1, 1, 2).gtid(2).query(f"XA COMMIT {XID}")
         build = plain().table(TABLE, DESCRIPTION)
-        found = inner(inserts(build, 1, 2))
+        found = nested(inserts(build, 1, 2))
         later = SyntheticLog().start().gtid(2).query(f"XA COMMIT {XID}")
         pieces = NoLog({XID: [found[:70], found[70:]]})
         rows = rows_of(decode(later.stream(), prepared=pieces)[0])

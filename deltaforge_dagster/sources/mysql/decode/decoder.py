@@ -8,7 +8,7 @@ the columns is put around them in bulk (`transaction_assembler`). Python acts on
 on what went in, wherever it is cut.
 
 Some events hold others, or call back earlier ones: a compressed transaction, the commit of a prepared
-one. Those go through the same rounds, as streams within the stream (`inner`), a block at a time.
+one. Those go through the same rounds, as streams within the stream (`nested`), a block at a time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     CHECKSUM,
     EVENT_POS,
     INDEX,
-    INNER,
     JOINED,
+    NESTED,
     OFFSET,
     OPEN,
     PACKET_END,
@@ -117,8 +117,8 @@ class MysqlDecoder:
         outboxes: MysqlOutboxTables = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
     ) -> None:
-        self._inner: list[NestedEvents] = []
-        self._inner_bytes = 0
+        self._nested: list[NestedEvents] = []
+        self._nested_bytes = 0
         self._versions = MysqlTableVersions(
             registry=registry,
             catalog=catalog,
@@ -139,7 +139,7 @@ class MysqlDecoder:
             captures=captures,
             prepared=prepared,
             until=until,
-            inner=self._inner,
+            nested=self._nested,
         )
         self._error: DeltaforgeError | None = None
 
@@ -154,11 +154,11 @@ class MysqlDecoder:
         state[OFFSET] = 0
         self._found.batches = []
         foreign, again = "", False
-        self._inner_bytes = 0
+        self._nested_bytes = 0
         # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
         with np.errstate(over="ignore"):
-            while self._error is None and self._inner_bytes < BUFFER_BYTES:
-                if self._inner:
+            while self._error is None and self._nested_bytes < BUFFER_BYTES:
+                if self._nested:
                     self._step_inside()
                     continue
                 stop = self._round(source)
@@ -247,23 +247,23 @@ class MysqlDecoder:
 
     def _step_inside(self) -> None:
         """Decode the next block of the innermost nested stream."""
-        state, inner = self._state, self._inner[-1]
+        state, nested = self._state, self._nested[-1]
         offset = int(state[OFFSET])
         try:
-            block = inner.next()
+            block = nested.next()
             if block is None:
-                self._inner.pop()
-                inner.end()
+                self._nested.pop()
+                nested.end()
                 return
         except DeltaforgeError as error:
             self._fail(error)
             return
-        self._inner_bytes += block.size
-        state[OFFSET], state[BARE] = 0, INNER
-        while self._error is None and self._inner[-1] is inner:
+        self._nested_bytes += block.size
+        state[OFFSET], state[BARE] = 0, NESTED
+        while self._error is None and self._nested[-1] is nested:
             if self._round(block) == NEED_MORE:
                 break
-        inner.keep(block[state[OFFSET] :])
+        nested.keep(block[state[OFFSET] :])
         state[OFFSET], state[BARE] = offset, 0
 
     def forget_tables(self) -> None:
@@ -287,9 +287,9 @@ class MysqlDecoder:
         versions.describe(kept.table_map, self._found.here())
         for reason in versions.held.values():
             raise UnsupportedEvent(reason)
-        self._inner.append(NestedEvents(iter([kept.event])))
+        self._nested.append(NestedEvents(iter([kept.event])))
         with np.errstate(over="ignore"):
-            while self._inner and self._error is None:
+            while self._nested and self._error is None:
                 self._step_inside()
             if last and self._error is None:
                 self._found.commit()
@@ -300,4 +300,4 @@ class MysqlDecoder:
                 yield batch.rows
 
     def _where(self) -> str:
-        return self._found.where(inside=bool(self._inner))
+        return self._found.where(inside=bool(self._nested))

@@ -68,14 +68,14 @@ GTID_OF_MYSQL, GTID_OF_MARIADB = 1, 2
 transaction is open (the last line of txs); changes seen in it, captured or not; how far the file is
 read; 1 when events end in a CRC32; where the next row of a half-read event stands, 0 for none; start
 and end of the event that `scan` stopped at, its packet's end, and where it ends in the file; hashes
-of the file's name; `JOINED` or `INNER` when the buffer has events without packet headers; changes of
+of the file's name; `JOINED` or `NESTED` when the buffer has events without packet headers; changes of
 the transaction before the rows event that is read; 1 when changes are not noted but
 measured (`section_planner`), the bytes of events with captured ones in transactions that have ended, and in
 those and the open one; where in the file to stop between two transactions, 0 for nowhere."""
 STATE_WIDTH = 20
 GROUP, BEGUN, PREPARING = 1, 2, 3
 """After a GTID event; after BEGIN; after XA START."""
-JOINED, INNER = 1, 2
+JOINED, NESTED = 1, 2
 """One event of the file; events out of another one, which have no sums, and stand where that one
 stands."""
 

@@ -119,7 +119,7 @@ class NonRowEvents:
         captures: Whether a table is captured.
         prepared: Finds rows of XA transactions that are no longer known.
         until: The end of a transaction behind which nothing is decoded, or None.
-        inner: The streams within the stream, the innermost last; what events hold is put there.
+        nested: The streams within the stream, the innermost last; what events hold is put there.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class NonRowEvents:
         captures: Callable[[str, str], bool],
         prepared: FindsEncoded,
         until: BinlogPosition | None,
-        inner: list[NestedEvents],
+        nested: list[NestedEvents],
     ) -> None:
         self._found = found
         self._state = found.state
@@ -143,7 +143,7 @@ class NonRowEvents:
         self._prepared = prepared
         self._kept = PreparedRows()
         self._until = until
-        self._inner = inner
+        self._nested = nested
 
     def act(self, stop: int, source: Bytes) -> None:
         """Do what `scan` stopped for; it goes on after the event when this returns.
@@ -203,7 +203,7 @@ class NonRowEvents:
 
         They are whole ones, one behind the other, without checksums, in blocks cut anywhere.
         """
-        self._inner.append(NestedEvents(events))
+        self._nested.append(NestedEvents(events))
 
     def _begin(self, event: GtidEvent) -> None:
         """Open the transaction of a GTID event that the kernel does not read."""
@@ -336,10 +336,10 @@ class NonRowEvents:
         kept = self._kept.pop(xid)
         blocks = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
         self._state[OPEN] = BEGUN
-        self._inner.append(NestedEvents(blocks, self._found.commit))
+        self._nested.append(NestedEvents(blocks, self._found.commit))
 
     def _place(self) -> BinlogPosition:
         return BinlogPosition(self._found.file, int(self._state[EVENT_POS]))
 
     def _where(self) -> str:
-        return self._found.where(inside=bool(self._inner))
+        return self._found.where(inside=bool(self._nested))

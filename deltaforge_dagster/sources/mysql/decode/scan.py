@@ -26,13 +26,13 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     GTID_OF_MARIADB,
     GTID_OF_MYSQL,
     INDEX,
-    INNER,
     MAP_END,
     MAP_ID,
     MAP_START,
     MEASURED,
     MEASURED_OPEN,
     MEASURING,
+    NESTED,
     NEXT_ROW,
     OFFSET,
     OPEN,
@@ -289,7 +289,7 @@ def scan(
             return BAD_EVENT
         kind = read_8(source, at + 4)
         flags = read_16(source, at + 17)
-        if bare != INNER and (kind == FORMAT_DESCRIPTION or state[CHECKSUM] != 0):
+        if bare != NESTED and (kind == FORMAT_DESCRIPTION or state[CHECKSUM] != 0):
             end -= CHECKSUM_SIZE
             if end - at < HEADER:
                 return BAD_EVENT
@@ -300,7 +300,7 @@ def scan(
                 return BAD_SUM
         low = read_32(source, at + 13)
         pos = state[POS]
-        if low != 0 and flags & FLAG_ARTIFICIAL == 0 and bare != INNER:
+        if low != 0 and flags & FLAG_ARTIFICIAL == 0 and bare != NESTED:
             pos = (pos & ~np.int64(0xFFFFFFFF)) | low
             if pos < state[POS]:
                 # Only events of the file stand beyond 4 GiB; a heartbeat repeats what was sent.
@@ -342,11 +342,11 @@ def scan(
                 if source[at + i] != map_texts[start + i]:
                     return NEW_TABLE
         elif kind == GTID or kind == ANONYMOUS_GTID:
-            if bare == INNER:
+            if bare == NESTED:
                 return BAD_ORDER
             stop = _begin(source, at, end, state, txs, read_32(source, at - HEADER))
         elif kind == MARIADB_GTID:
-            if bare == INNER:
+            if bare == NESTED:
                 return BAD_ORDER
             stop = _begin_mariadb(source, at, end, state, txs)
         elif QUERY_COMPRESSED <= kind <= DELETE_ROWS_COMPRESSED_2:
@@ -372,9 +372,9 @@ def scan(
             elif state[OPEN] != BEGUN or not _is_text(source, text, end, _SAVEPOINT):
                 return STATEMENT
         elif kind == TRANSACTION_PAYLOAD:
-            return PAYLOAD if state[OPEN] == GROUP and bare != INNER else BAD_ORDER
+            return PAYLOAD if state[OPEN] == GROUP and bare != NESTED else BAD_ORDER
         elif kind == GTID_TAGGED or kind == ROTATE or kind == FORMAT_DESCRIPTION:
-            if state[OPEN] != 0 or bare == INNER:
+            if state[OPEN] != 0 or bare == NESTED:
                 return BAD_ORDER
             if kind == ROTATE:
                 return NEW_FILE

@@ -71,8 +71,8 @@ def events(blocks: Iterator[bytes]) -> Iterator[bytes]:
     Raises:
         CorruptLog: The blocks end inside an event, or an event is shorter than its header.
     """
-    inner = NestedEvents(blocks)
-    while (block := inner.next()) is not None:
+    nested = NestedEvents(blocks)
+    while (block := nested.next()) is not None:
         at = 0
         while block.size - at >= HEADER:
             size = int.from_bytes(block[at + 9 : at + 13].tobytes(), "little")
@@ -82,4 +82,4 @@ def events(blocks: Iterator[bytes]) -> Iterator[bytes]:
                 break
             yield block[at : at + size].tobytes()
             at += size
-        inner.keep(block[at:])
+        nested.keep(block[at:])

@@ -63,6 +63,6 @@ def _concerns(event: bytes, patterns: TablePatterns) -> bool:
         case binlog.QUERY:
             return statement(binlog.parse_query(body)).kind in WORTH_A_RUN
         case binlog.TRANSACTION_PAYLOAD:
-            return any(_concerns(inner, patterns) for inner in events(payload_blocks(body)))
+            return any(_concerns(nested, patterns) for nested in events(payload_blocks(body)))
         case _:
             return False

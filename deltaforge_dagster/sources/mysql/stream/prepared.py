@@ -151,7 +151,7 @@ class PreparedLog:
                 break
             if seen.type in _BEGINS:
                 begin = before
-            for event in _inner(seen, {binlog.XA_PREPARE}):
+            for event in _nested(seen, {binlog.XA_PREPARE}):
                 if parse_xa_prepare(event[binlog.HEADER :])[0] == xid:
                     found = begin
             if seen.end.pos:
@@ -163,7 +163,7 @@ class PreparedLog:
         for seen in self._scan(begin):
             if seen.end <= begin:
                 continue
-            for event in _inner(seen, _INSIDE):
+            for event in _nested(seen, _INSIDE):
                 if event[4] == binlog.XA_PREPARE:
                     return
                 yield event
@@ -178,7 +178,7 @@ class PreparedLog:
                     yield seen
 
 
-def _inner(seen: Seen, kinds: set[int]) -> Iterator[bytes]:
+def _nested(seen: Seen, kinds: set[int]) -> Iterator[bytes]:
     """Yield the events of these kinds: the one that was seen, or those in it."""
     if seen.type in kinds:
         yield seen.event
