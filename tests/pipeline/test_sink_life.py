@@ -230,12 +230,12 @@ class Spy:
     """What the sink `a` was given, and when its checkpoint was written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.units: list[list[int]] = []
+        self.batches: list[list[int]] = []
         self.written: list[int] = []
         send, advance = FileSink.send, CheckpointWrites.advance
 
         def sent(sink: FileSink, batch: SinkBatch, guard: SendGuard) -> int:
-            self.units.append(cast("list[int]", batch.messages.column("ordinal").to_pylist()))
+            self.batches.append(cast("list[int]", batch.messages.column("ordinal").to_pylist()))
             return send(sink, batch, guard)
 
         def written(writer: CheckpointWrites, sink: str, *place: Any, **more: Any) -> None:
@@ -247,8 +247,8 @@ class Spy:
         monkeypatch.setattr(CheckpointWrites, "advance", written)
 
     def lengths(self) -> list[int]:
-        """Return the sizes of the units, and begin anew."""
-        taken, self.units = self.units, []
+        """Return the sizes of the delivery batches since the last call."""
+        taken, self.batches = self.batches, []
         return [len(one) for one in taken]
 
 
@@ -256,9 +256,9 @@ SEVENTEEN = f"    segment: {in_one_segment(17)}\n"
 
 
 def test_units(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One segment is cut as the file says, and each unit is followed by a checkpoint."""
+    """One segment is cut as the file says, and each delivery batch is followed by a checkpoint."""
     spy = Spy(monkeypatch)
-    for fields, units in (
+    for fields, sizes in (
         ("spec", [17]),
         ("  batch: {max_events: 4}\n", [3, 10, 4]),
         ("  batch: {max_events: 12}\n", [3, 12, 2]),
@@ -284,14 +284,14 @@ def test_units(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_checkpoint_after_so_many_events(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are sent at most without a checkpoint: the most that could come again."""
     spy = Spy(monkeypatch)
-    for after, units in ((5, [5, 5, 5, 2]), (1, [1] * 17), (500, [17])):
+    for after, sizes in ((5, [5, 5, 5, 2]), (1, [1] * 17), (500, [17])):
         lives.file("a", engine=f"{SEVENTEEN}    checkpoint: {{after: {after}}}\n")
         spy.written.clear()
         lives.insert(3, 14)
 
         lives.feed.catch_up()
 
-        assert spy.lengths() == units
+        assert spy.lengths() == sizes
         assert len(spy.written) >= 17 // after
         assert spy.written[-1] == 16
     lives.file(

@@ -11,7 +11,7 @@ from deltaforge_dagster.sinks.base import Sink
 
 
 class Deadline:
-    """Limits how long one sink may take for a unit; used by one thread.
+    """Limits how long one sink may take for a delivery batch; used by one thread.
 
     Args:
         sink_id: The sink.

@@ -49,23 +49,23 @@ def never() -> npt.NDArray[np.int64]:
     raise AssertionError("transactions were asked for")
 
 
-def ordinals(units: Iterator[SinkBatch]) -> list[list[int]]:
-    """Return the ordinals of each unit."""
+def ordinals(sent: Iterator[SinkBatch]) -> list[list[int]]:
+    """Return the ordinals of each delivery batch."""
     found = []
-    for unit in units:
-        assert (unit.segment, unit.segment_id) == (7, "id")
-        unit.messages.validate(full=True)
-        found.append(cast("list[int]", unit.messages.column("ordinal").to_pylist()))
-        assert unit.messages.column("event_id").to_pylist() == [str(one) for one in found[-1]]
+    for batch in sent:
+        assert (batch.segment, batch.segment_id) == (7, "id")
+        batch.messages.validate(full=True)
+        found.append(cast("list[int]", batch.messages.column("ordinal").to_pylist()))
+        assert batch.messages.column("event_id").to_pylist() == [str(one) for one in found[-1]]
     return found
 
 
 def test_units_are_joined_and_cut_to_a_number_of_messages() -> None:
     """Whatever batches they come in; every message once, in order."""
-    units = ordinals(cut(batches(4, 6, 1, 12, 3), BatchLimits(10, JOINED_BYTES), never))
+    sent = ordinals(cut(batches(4, 6, 1, 12, 3), BatchLimits(10, JOINED_BYTES), never))
 
-    assert [len(one) for one in units] == [10, 10, 6]
-    assert [number for one in units for number in one] == list(range(26))
+    assert [len(one) for one in sent] == [10, 10, 6]
+    assert [number for one in sent for number in one] == list(range(26))
 
 
 def test_units_are_cut_to_their_bytes() -> None:
@@ -80,15 +80,15 @@ def test_units_are_cut_to_their_bytes() -> None:
 
 def test_what_comes_before_an_error_is_sent() -> None:
     """A message without a destination stops the sink after all messages before it."""
-    units = cut(batches(4, 6, fails=True), BatchLimits(8, JOINED_BYTES), never)
+    sent = cut(batches(4, 6, fails=True), BatchLimits(8, JOINED_BYTES), never)
 
-    assert [next(units).messages.num_rows, next(units).messages.num_rows] == [8, 2]
+    assert [next(sent).messages.num_rows, next(sent).messages.num_rows] == [8, 2]
     with pytest.raises(SinkRejected):
-        next(units)
+        next(sent)
 
 
 def test_a_change_with_several_messages_is_whole() -> None:
-    """Also when it alone has more messages than a unit may, and across batches of any size."""
+    """Also when it alone has more messages than a delivery batch may, and across batches of any size."""
     parts = [batch([0, 0, 0]), batch([1, 1]), batch([2, 3, 3])]
 
     assert ordinals(cut(parts, BatchLimits(2, JOINED_BYTES), never)) == [
@@ -97,7 +97,7 @@ def test_a_change_with_several_messages_is_whole() -> None:
 
 
 def test_a_transaction_is_whole() -> None:
-    """A unit ends where one ends, so that a large one makes a large unit; filtered rows do not matter."""
+    """A delivery batch ends where one ends, so that a large one makes a large batch; filtered rows do not matter."""
     ends = np.array([1, 2, 6, 8, 9], np.int64)
     limits = BatchLimits(3, JOINED_BYTES, whole_transactions=True)
 
@@ -110,7 +110,7 @@ def test_a_transaction_is_whole() -> None:
 
 
 def test_nobody_asks_for_transactions_of_what_fits() -> None:
-    """The usual small segment is one unit, and its file is not read again."""
+    """The usual small segment is one delivery batch, and its file is not read again."""
     limits = BatchLimits(10, JOINED_BYTES, whole_transactions=True)
 
     assert ordinals(cut(batches(4, 6), limits, never)) == [[*range(10)]]
@@ -123,7 +123,7 @@ def test_nobody_asks_for_transactions_of_what_fits() -> None:
     st.booleans(),
 )
 def test_any_units(groups: list[list[int]], most: int, ends: set[int], whole: bool) -> None:
-    """Nothing lost or moved, no change or transaction divided, and no unit larger than it must be."""
+    """Nothing lost or moved, no change or transaction divided, and no delivery batch larger than it must be."""
     parts, ordinal = [], 0
     for group in groups:
         numbers: list[int] = []
@@ -135,17 +135,17 @@ def test_any_units(groups: list[list[int]], most: int, ends: set[int], whole: bo
     limits = BatchLimits(most, JOINED_BYTES, whole_transactions=whole)
     known = np.array(sorted(ends), np.int64)
 
-    units = ordinals(cut(parts, limits, lambda: known))
+    sent = ordinals(cut(parts, limits, lambda: known))
 
-    assert [number for unit in units for number in unit] == everything
-    for unit, following in itertools.pairwise(units):
-        assert unit[-1] != following[0]
+    assert [number for batch in sent for number in batch] == everything
+    for batch, following in itertools.pairwise(sent):
+        assert batch[-1] != following[0]
         if whole:
-            assert unit[-1] in ends
-    for unit in units:
+            assert batch[-1] in ends
+    for batch in sent:
         divisible = [
             before
-            for before, after in itertools.pairwise(unit)
+            for before, after in itertools.pairwise(batch)
             if before != after and (not whole or before in ends)
         ]
-        assert len(unit) <= most or not divisible
+        assert len(batch) <= most or not divisible
