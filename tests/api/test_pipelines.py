@@ -39,7 +39,7 @@ def dsn(pipeline: LoadedPipeline) -> str:
     return config.dsn.get_secret_value()
 
 
-def want(api: Api, name: str) -> str:
+def desired(api: Api, name: str) -> str:
     """Return the desired state of a pipeline."""
     row = api.store.pipelines.get(name)
     assert row is not None
@@ -185,7 +185,7 @@ def test_a_patch_is_laid_over(api: Api) -> None:
 
     assert answer.status_code == 200, answer.text
     assert answer.json()["status"] == "running"
-    assert want(api, "orders") == "running"
+    assert desired(api, "orders") == "running"
     spec = loaded(api, "orders").spec.spec
     assert "geheim" in dsn(loaded(api, "orders"))
     assert [sink.config.id for sink in spec.sinks] == ["redis", "more"]
@@ -253,7 +253,7 @@ def test_a_run_that_does_not_end_keeps_its_pipeline(
     assert api.store.leases.acquire("orders", "run", 600) is not None
     assert refused(api, "DELETE", "/pipelines/orders/checkpoint") == (409, "CONFLICT")
     assert refused(api, "DELETE", "/pipelines/orders") == (409, "PIPELINE_BUSY")
-    assert want(api, "orders") == "stopped"
+    assert desired(api, "orders") == "stopped"
     assert api.client.get("/pipelines/orders").json()["status"] == "stopped"
 
 
@@ -270,7 +270,7 @@ def test_a_file_and_a_document_of_one_name(api: Api) -> None:
     assert api.client.delete("/pipelines/filed").status_code == 204
 
     assert api.client.get("/pipelines/filed").json()["status"] == "running"
-    assert want(api, "filed") == "running"
+    assert desired(api, "filed") == "running"
     assert refused(api, "DELETE", "/pipelines/filed") == (409, "PIPELINE_HAS_FILE")
 
 
@@ -292,7 +292,7 @@ def test_pause_stop_and_resume(api: Api) -> None:
     for call, status in (("pause", "paused"), ("stop", "stopped"), ("resume", "running")):
         answer = api.client.post(f"/pipelines/filed/{call}")
         assert (answer.status_code, answer.json()["status"]) == (200, status)
-        assert want(api, "filed") == status
+        assert desired(api, "filed") == status
         assert refused(api, "POST", f"/pipelines/none/{call}") == (404, "PIPELINE_NOT_FOUND")
 
 

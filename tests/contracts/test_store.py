@@ -61,7 +61,7 @@ def renewed(store: StateStore) -> tuple[Lease, float, float]:
 
 
 class TestPipelines:
-    """Registration, start position, and what people want."""
+    """Registration, start position, and the desired state."""
 
     def test_first_registration(self, store: StateStore) -> None:
         """A new pipeline has a uid, numbers from 1, a free lease, and sinks before segment 1."""

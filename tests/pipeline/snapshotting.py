@@ -196,7 +196,7 @@ class Snapshots:
         path.write_text(PIPELINE)
         self.loaded: LoadedPipeline = load_pipeline(path)
 
-    def want(self, *tables: str, condition: str | None = None) -> SnapshotRow:
+    def request(self, *tables: str, condition: str | None = None) -> SnapshotRow:
         """Ask for a snapshot."""
         return self.store.snapshots.request(
             "p", tables=tables, condition=condition, cause="command"

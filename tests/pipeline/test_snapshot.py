@@ -113,7 +113,7 @@ def test_the_journal_makes_what_the_source_has(world: World) -> None:
     writers = Writers(world.shop, "hot")
     with writers.hammering():
         eventually(lambda: writers.transactions > 20, SECONDS)
-        world.snapshots.want(f"{world.schema}.hot")
+        world.snapshots.request(f"{world.schema}.hot")
         world.snapshots.read()
         reached = writers.transactions
         world.stage.capture(lambda _: world.snapshots.spliced())
@@ -135,7 +135,7 @@ def test_chunks_wait_until_they_are_in_the_journal(
         time.sleep(0.3)
         return listed(*args, **options)
 
-    world.snapshots.want(f"{world.schema}.hot")
+    world.snapshots.request(f"{world.schema}.hot")
     world.snapshots.read()
     monkeypatch.setattr(SnapshotRepository, "chunks", late)
     spliced: list[bool] = []
@@ -155,7 +155,7 @@ def test_a_table_that_joins_later(world: World) -> None:
     fill(world.shop, "late", 120)
     world.captured_up_to_now()  # its next run lets PostgreSQL send it
     world.shop.execute("UPDATE late SET v = 7 WHERE a = 5", "DELETE FROM hot WHERE a = 1")
-    world.snapshots.want(f"{world.schema}.late")
+    world.snapshots.request(f"{world.schema}.late")
     world.snapshots.read()
     late = world.caught_up("late")
 
@@ -166,7 +166,7 @@ def test_a_table_that_joins_later(world: World) -> None:
 
 def test_only_rows_that_fulfil_a_condition(world: World) -> None:
     """The others are not read."""
-    world.snapshots.want(f"{world.schema}.hot", condition="a < 10")
+    world.snapshots.request(f"{world.schema}.hot", condition="a < 10")
     world.snapshots.read()
 
     assert sorted(a for a, _ in world.caught_up().rows) == list(range(10))
@@ -174,7 +174,7 @@ def test_only_rows_that_fulfil_a_condition(world: World) -> None:
 
 def test_a_truncate_while_chunks_are_read(world: World) -> None:
     """What was read before it does not come back."""
-    world.snapshots.want(f"{world.schema}.hot")
+    world.snapshots.request(f"{world.schema}.hot")
     world.snapshots.read()
     world.shop.execute("TRUNCATE TABLE hot")
     world.shop.execute("INSERT INTO hot VALUES (1, 'k', 1, 'after')")
@@ -203,7 +203,7 @@ def test_a_table_without_a_key(world: World) -> None:
     if world.schema == "public":
         world.shop.execute("ALTER TABLE bare REPLICA IDENTITY FULL")
     world.captured_up_to_now()
-    world.snapshots.want(f"{world.schema}.bare")
+    world.snapshots.request(f"{world.schema}.bare")
     world.snapshots.read()
     world.shop.execute("DELETE FROM bare WHERE a = 1")
     for chunk in world.snapshots.store.snapshots.chunks("p", 1, state="read"):
@@ -220,7 +220,7 @@ def test_a_table_without_a_key(world: World) -> None:
 
 def test_a_reader_that_dies(world: World) -> None:
     """The next one reads exactly the chunks that are missing, and every row comes once."""
-    world.snapshots.want(f"{world.schema}.hot")
+    world.snapshots.request(f"{world.schema}.hot")
     with pytest.raises(Killed):
         world.snapshots.read(dies_after=1)
     done = {
@@ -262,7 +262,7 @@ def test_what_a_sink_would_miss_is_read_again(world: World) -> None:
 
 def test_one_chunk_once_more(world: World) -> None:
     """Just that one is read and delivered again; a damaged staging file is read again by itself."""
-    world.snapshots.want(f"{world.schema}.hot")
+    world.snapshots.request(f"{world.schema}.hot")
     world.snapshots.read()
     total = len(world.caught_up().rows)
     world.snapshots.store.snapshots.reopen("p", 1, [(f"{world.schema}.hot", 2)])

@@ -29,12 +29,12 @@ from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.tables import TablePatterns
 
 _SECONDS = 30.0
-_WISHES = {
+_RECOMMENDED = {
     "binlog_row_image": ("FULL", "updates and deletes carry only a part of the old row"),
     "binlog_row_metadata": ("FULL", "tables get their columns' names from the catalog, and from the statements in the log that change them"),
     "gtid_mode": ("ON", 'after a failover the position means nothing on the new server; see "Enabling GTID Transactions Online"'),
 }  # fmt: skip
-"""Variables that should, but need not, have a value, and what it means that they do not."""
+"""Recommended values of variables, and what it means if a variable has another value."""
 
 _RETENTION = ("binlog_expire_logs_seconds", "expire_logs_days")
 _DAY = 86_400
@@ -102,8 +102,8 @@ def _log_grants(session: MysqlSession, server: MysqlSourceServer) -> list[Findin
 def _settings(session: MysqlSession, server: MysqlSourceServer, source_id: str) -> list[Finding]:
     server_log.facts(session, server.where)
     found = [Finding("log settings", "ok", "the binary log can be read")]
-    settings = _variables(session, (*_WISHES, "binlog_row_value_options", "server_id"))
-    for name, (wanted, meaning) in _WISHES.items():
+    settings = _variables(session, (*_RECOMMENDED, "binlog_row_value_options", "server_id"))
+    for name, (wanted, meaning) in _RECOMMENDED.items():
         value = settings.get(name)
         if value is None or value.upper() == wanted:
             continue

@@ -41,7 +41,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> Iterato
     opened.close()
 
 
-def want(store: StateStore) -> str:
+def desired(store: StateStore) -> str:
     """Return the desired state of the pipeline."""
     row = store.pipelines.get("shop")
     assert row is not None
@@ -57,7 +57,7 @@ def test_a_pipeline_ends_and_goes_on(
     (said,) = lines(end, "shop")
     assert said[0].startswith(f"shop is {wanted}")
     assert said[-1].endswith(f"deltaforge {'resume' if end == 'pause' else 'start'} shop")
-    assert want(store) == wanted
+    assert desired(store) == wanted
 
     snapshot = ", with a snapshot" if mode == "always" else ""
     assert lines(begin, "shop") == [[f"shop resumes{snapshot}."]]

@@ -130,8 +130,8 @@ def test_an_idle_run_ends_and_makes_no_range(make_feed: MakeFeed) -> None:
     assert waits[1] == 2 * waits[0] > 0
 
 
-@pytest.mark.parametrize("want", ["paused", "stopped"])
-def test_a_run_ends_when_something_else_is_wanted(make_feed: MakeFeed, want: str) -> None:
+@pytest.mark.parametrize("desired", ["paused", "stopped"])
+def test_a_run_ends_when_the_desired_state_changes(make_feed: MakeFeed, desired: str) -> None:
     """Within seconds, with its range closed; and a paused pipeline captures nothing."""
     feed = make_feed(run=PATIENT)
     run = feed.begin()

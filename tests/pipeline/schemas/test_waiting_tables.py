@@ -93,7 +93,7 @@ def test_chunks_of_a_waiting_form_wait(postgres_dsn: str, tmp_path: Path) -> Non
         shop.execute("UPDATE hot SET v = 1 WHERE a = 1")
         stage.capture(lambda _: len(stage.rows()) == 1)
         shop.execute("ALTER TABLE hot ADD COLUMN n int DEFAULT 7")
-        snapshots.want("public.hot")
+        snapshots.request("public.hot")
         snapshots.read()
         shop.execute("INSERT INTO other VALUES (1, 'moves the log')")
         stage.capture(lambda _: [one.kind for one in store.holds.read("p")] == ["schema"])

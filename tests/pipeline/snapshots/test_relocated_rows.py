@@ -45,7 +45,7 @@ def update(world: World, *statements: str) -> None:
 
 def read_last_chunk_first(world: World, table: str) -> None:
     """Have the last chunk of a new snapshot in the journal while the others are not read."""
-    world.snapshots.want(table)
+    world.snapshots.request(table)
     world.snapshots.read(only={(table, 1)})
     last = world.snapshots.store.snapshots.chunks("p", 1)[-1]
     world.snapshots.read(only={(table, last.number)})

@@ -109,7 +109,7 @@ class DecodedPgoutput:
     Attributes:
         consumed: Bytes that are done with; the rest is to stand at the start of the next buffer.
         batches: Changes and idle progress, in log order.
-        reply_requested: The server wants a status message at once.
+        reply_requested: The server requests a status message at once.
         foreign: Type letter of a message that ends the copy (error, end of copy ...), else "";
             it stands at `consumed`.
         error: Why decoding cannot go on, to be raised after `batches` were handed on.

@@ -123,7 +123,7 @@ class ReplicationStream:
         """Let the server forget up to `lsn`; told with the next status message."""
         self._confirmed = max(self._confirmed, lsn)
 
-    def send_status(self, *, answer_wanted: bool = False) -> None:
+    def send_status(self, *, answer_requested: bool = False) -> None:
         """Tell the server now how far we are. A broken connection shows when receiving."""
         clock = int((time.time() - _EPOCH_2000) * 1_000_000)
         with self._status_lock:  # no status overtakes an older one
@@ -136,7 +136,7 @@ class ReplicationStream:
                 confirmed,
                 confirmed,
                 clock,
-                answer_wanted,
+                answer_requested,
             )
             self._socket.send(message)
 
@@ -158,7 +158,7 @@ class ReplicationStream:
         if self._asked_at is None:
             if self._socket.silence > SILENCE_SECONDS / 2:
                 self._asked_at = now
-                self.send_status(answer_wanted=True)
+                self.send_status(answer_requested=True)
         elif now - self._asked_at > SILENCE_SECONDS / 2:
             raise SourceUnavailable(
                 f"{self._where}: the server has said nothing for {SILENCE_SECONDS:g} s"
