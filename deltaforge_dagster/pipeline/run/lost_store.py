@@ -1,8 +1,8 @@
-"""Is this the state store that the journal belongs to? Asked before a source is read.
+"""Check, before a source is read, that the journal belongs to this state store.
 
-A store that was deleted, or one that is not the one it should be, is empty and as good as new: the
-pipeline would begin anew, and what sinks had yet to get of the journal would be left out in silence.
-The journal tells: segments of the pipeline lie there, of another uid, while the store has never had any.
+A store that was deleted, or replaced by another one, is empty: the pipeline would start from scratch, and changes in the
+journal that sinks do not have yet would be skipped silently. The journal reveals this: it has segments of the pipeline
+with another uid, and the store has never had any segment.
 """
 
 from __future__ import annotations

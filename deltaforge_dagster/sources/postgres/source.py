@@ -516,7 +516,7 @@ class PostgresSource:
                 stream.send_status()
             yield from self._hand_on(stream, decoded, limits)
             if decoded.foreign:
-                raise stream_errors.ending(
+                raise stream_errors.stream_error(
                     stream,
                     bytes(buffer.data[decoded.consumed : buffer.length]),
                     self._server,
