@@ -18,7 +18,7 @@ from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 
 HEAVY = {"pyspark", "pandas", "grpc", "numba"}
-"""What reading, preparing and sending need, and what takes longer to import than all the rest."""
+"""What reading, encoding and sending need, and what takes longer to import than all the rest."""
 
 
 def write(

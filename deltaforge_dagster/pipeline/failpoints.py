@@ -32,7 +32,7 @@ FAILPOINTS = (
     "segment-row-written",  # the segment's row and the captured position are committed
     "processed-file-written",  # what processors made of a segment is durable, nobody knows of it
     "processed-noted",  # it is noted, sinks may have it
-    "segment-prepared",  # Spark has written the messages, nothing is sent
+    "segment-encoded",  # Spark has written the messages, nothing is sent
     "sink-sent",  # the sink acknowledged, its checkpoint has not moved
     "dead-letter-file-written",  # a change put aside is durable, it has no entry
     "dead-letter-written",  # it has its entry, the checkpoint has not passed it

@@ -94,7 +94,7 @@ def test_spark_standalone_with_its_journal_on_object_storage(
 ) -> None:
     """Rows arrive, few or many, over TLS and two workers; the loss of one worker loses nothing.
 
-    Every file is in the bucket, and those that were prepared are gone again.
+    Every file is in the bucket, and encoded messages are gone again.
     """
     pipeline = Pipeline(shop, cluster, tmp_path)
     pipeline.fix_start()

@@ -19,7 +19,7 @@ from tests.kills.conftest import MakeCampaign
 # What it must not do is decided by the lease and by the sink that fences.
 pytestmark = cells("stalls", gate={("mysql-kafka", True)})
 
-STEPS = ("segment-file-written", "segment-row-written", "segment-prepared", "sink-sent")
+STEPS = ("segment-file-written", "segment-row-written", "segment-encoded", "sink-sent")
 SHORT = ("segment-file-written", "sink-sent")
 
 

@@ -28,15 +28,15 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run of its own process reported, and the most that its prepared files took."""
+    """What a run of its own process reported, and the most that its encoded files took."""
 
     report: dict[str, Any]
     seconds: float
-    prepared_bytes: int
+    encoded_bytes: int
 
 
 def run_alone(path: Path, spark: SparkAddress, row_group_bytes: int) -> Ended:
-    """Run the pipeline of a file in a process of its own, watching its prepared files."""
+    """Run the pipeline of a file in a process of its own, watching its encoded files."""
     prepared = path.parent / "home" / "journal" / path.stem / "prepared"
     home = path.parent / "home"
     environment = {"DELTAFORGE_HOME": str(home), **spark.settings(home)}
@@ -83,7 +83,7 @@ def _size(folder: Path) -> int:
 def test_one_large_transaction(
     shop: Shop, spark_server: SparkAddress, tmp_path: Path, rows: int, row_group_bytes: int
 ) -> None:
-    """Every row arrives once and in order; memory and prepared files stay far below the whole."""
+    """Every row arrives once and in order; memory and encoded files stay far below the whole."""
     text = shop.pipeline("large", range_="{max_seconds: 3600}", run="{idle_seconds: 60}")
     path = tmp_path / "large.yaml"
     with opened_feed(shop, path, text, spark_server) as feed:
@@ -110,8 +110,8 @@ def test_one_large_transaction(
     assert count == rows
     print(  # noqa: T201 - figures of the long form
         f"\n{rows} rows: {ended.seconds:.0f} s, run's process {ended.report['max_rss'] >> 20} MiB, "
-        f"prepared files {ended.prepared_bytes >> 20} MiB at most, messages "
+        f"encoded files {ended.encoded_bytes >> 20} MiB at most, messages "
         f"{messages_bytes >> 20} MiB, segment {segment.bytes >> 20} MiB"
     )
     assert ended.report["max_rss"] < GIB
-    assert ended.prepared_bytes < messages_bytes * 0.8
+    assert ended.encoded_bytes < messages_bytes * 0.8

@@ -4,7 +4,7 @@ A segment goes when its range is closed and published, it is older than
 `engine.journal.retention_hours`, and every attached sink has it: never one that such a sink
 still needs. A journal that has reached its limit lets go of them earlier (`drop_delivered`). The
 row goes first, then its file; a crash in between leaves a file without a row. Such files, also a
-killed run's, are orphans and go after an hour; messages prepared by runs that are gone after a
+killed run's, are orphans and go after an hour; messages encoded by runs that are gone after a
 day, since a long replay may still be reading its own.
 """
 
@@ -24,7 +24,7 @@ ORPHAN_SECONDS = 3600.0
 """Age at which a journal file without a row is an orphan: far beyond the life of a write."""
 
 PREPARED_SECONDS = 86400.0
-"""Age at which prepared messages of a run that does not hold the lease are orphans."""
+"""Age at which encoded messages of a run that does not hold the lease are orphans."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 What is due is what somebody asked for, and what waits for nothing any more
 (`held_keys.due_entries`). It is
-prepared from the changes kept with the entries, by today's pipeline file, so a routing that was fixed
+encoded from the changes kept with the entries, by today's pipeline file, so a routing that was fixed
 counts; and sent in the order of the journal, so that each key's changes keep theirs. An entry goes once
 the sink has acknowledged it; what is refused again stays, with one attempt more.
 

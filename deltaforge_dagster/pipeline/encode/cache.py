@@ -78,7 +78,7 @@ class EncodeCache:
         self._clock = 0
         self._closed = False
         self._keep = sinks + 1
-        self._pool = ThreadPoolExecutor(max(2, sinks), thread_name_prefix=f"prepare {pipeline}")
+        self._pool = ThreadPoolExecutor(max(2, sinks), thread_name_prefix=f"encode {pipeline}")
 
     @contextmanager
     def covering(self, sink: str, segment: int, ordinal: int) -> Iterator[EncodedSegments]:
@@ -190,7 +190,7 @@ class EncodeCache:
 
     def _encode(self, segments: list[SegmentRow], ordinals: range | None) -> EncodedSegments:
         encoded = self._encoder.encode(segments, ordinals)
-        failpoint("segment-prepared")
+        failpoint("segment-encoded")
         return encoded
 
     def _release(self, entry: _Entry | None) -> None:

@@ -1,4 +1,4 @@
-"""Prepared messages as files: written by Spark's Python workers, mapped into memory by the run.
+"""Encoded messages as files: written by Spark's Python workers, mapped into memory by the run.
 
 A task may get rows of several segments, in any order. The writer cuts its batches into *slices*, rows of
 one segment with consecutive ordinals, and reports where each slice is; the run puts the slices in order and
@@ -174,7 +174,7 @@ def _place(path: str) -> tuple[JournalStorage, str]:
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Write a small new file, with the mode of prepared files."""
+    """Write a small new file, with the mode of encoded files."""
     with _writable(path, new=True) as file:
         file.write(content)
 
@@ -193,7 +193,7 @@ def open_batches(path: str, end: int) -> pa.ipc.RecordBatchFileReader:
         end: Where its content ends; `BatchSlice.end`.
 
     Raises:
-        StoreUnavailable: The file is gone or cannot be read; prepare again.
+        StoreUnavailable: The file is gone or cannot be read; encode again.
     """
     try:
         if "://" not in path:
@@ -205,7 +205,7 @@ def open_batches(path: str, end: int) -> pa.ipc.RecordBatchFileReader:
             local.flush()
             return pa.ipc.open_file(pa.memory_map(local.name), footer_offset=end)
     except (OSError, JournalDamaged) as error:
-        raise StoreUnavailable(f"the prepared file {path} cannot be read") from error
+        raise StoreUnavailable(f"the encoded file {path} cannot be read") from error
 
 
 def remove(*paths: str) -> None:
@@ -260,7 +260,7 @@ def sweep_encoded(folder: str, keep_run_ids: Collection[str], older_than: float)
     """Delete the files of runs that are gone, and return their paths.
 
     Args:
-        folder: Where a pipeline's prepared files lie.
+        folder: Where a pipeline's encoded files are.
         keep_run_ids: Runs that may still use theirs.
         older_than: Seconds since the last write below which a file stays, too.
     """
@@ -274,7 +274,7 @@ def sweep_encoded(folder: str, keep_run_ids: Collection[str], older_than: float)
 
 
 def _listed(folder: str) -> Iterator[tuple[str, float]]:
-    """Yield path and age (seconds since the last write) of the prepared files in a folder."""
+    """Yield path and age (seconds since the last write) of the encoded files in a folder."""
     storage, name = _place(folder)
     parent = folder.rpartition("/")[0]
     for path in storage.list(name):

@@ -3,7 +3,7 @@
 A `MessagePlan` says which columns the messages of all sinks of a pipeline need, each distinct one
 once, and makes them from batches of the change frame. It is handed to Spark as it is: a task reads
 its share of the segment files (`Share`), makes the messages with the kernels of `processors`, and
-writes them as a prepared file. So the rows go from the journal to the prepared file inside one
+writes them as an encoded file. So the rows go from the journal to the encoded file inside one
 process, and Java, which would spend more on carrying them to Python than all of this costs, only
 distributes the work.
 
@@ -264,7 +264,7 @@ def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a task prepares of one segment: every `of`-th row group, from the `part`-th on.
+    """What a task encodes of one segment: every `of`-th row group, from the `part`-th on.
 
     Attributes:
         path: The segment's file, as in its row.
@@ -286,8 +286,8 @@ class Job:
     Attributes:
         journal_url: Where the segment files are.
         plan: What to make of them.
-        tasks: What each task prepares.
-        folder: Where prepared files go.
+        tasks: What each task encodes.
+        folder: Where encoded files go.
         name: How the files' names begin.
         spares: Files that the first tasks write over instead of making new ones.
     """
@@ -300,7 +300,7 @@ class Job:
     spares: Sequence[str] = ()
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the messages of some tasks to a prepared file; what Spark maps over their numbers.
+        """Write the messages of some tasks to an encoded file; what Spark maps over their numbers.
 
         Yields:
             Columns of `encoded_files.SLICES`.

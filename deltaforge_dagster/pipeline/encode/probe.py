@@ -21,14 +21,14 @@ from deltaforge_dagster.pipeline.encode import files as encoded_files
 
 
 def write_probe(path: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write a file as prepared messages are written, and yield this worker's version."""
+    """Write a file as encoded messages are written, and yield this worker's version."""
     for _ in batches:
         encoded_files.write_bytes(path, __version__.encode())
         yield pa.RecordBatch.from_pydict({"version": [__version__]})
 
 
 def check_server(session: SparkSession, folder: str, prefix: str) -> None:
-    """Prove that executors have our version, and share the folder of prepared files with us.
+    """Prove that executors have our version, and share the folder of encoded files with us.
 
     Args:
         session: A session on the server.
@@ -66,4 +66,4 @@ def _explained(text: str, folder: str) -> str:
             f"the Spark executors lack our package: install deltaforge-dagster {__version__} in "
             "their image"
         )
-    return f"the Spark executors cannot write to {folder}, where the journal's prepared files go"
+    return f"the Spark executors cannot write to {folder}, where encoded messages go"

@@ -129,7 +129,7 @@ def test_sinks_that_hang_hold_up_nobody(make_feed: MakeFeed, files: Files) -> No
 
 
 def test_catch_up_takes_few_jobs(make_feed: MakeFeed, files: Files, jobs: list[Job]) -> None:
-    """A sink that is many segments behind gets them prepared together."""
+    """A sink that is many segments behind gets them encoded together."""
     feed = make_feed(run=PATIENT, range_="{max_events: 5}", more_sinks=files.sinks)
     files.fault("fail_before", "a")
     run = feed.begin()

@@ -1,4 +1,4 @@
-"""Who shares a preparation, and when its files go."""
+"""Who shares an encoded job, and when its files are deleted."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def encoder() -> CountingEncoder:
 
 @pytest.fixture
 def encode_cache(journaled: StateStore, encoder: CountingEncoder) -> Iterator[EncodeCache]:
-    """Preparations of three segments at most."""
+    """Jobs of three segments at most."""
     made = EncodeCache(
         cast("Encoder", encoder),
         PendingSegments(journaled, "p", chained=False),
@@ -119,7 +119,7 @@ def encode_cache(journaled: StateStore, encoder: CountingEncoder) -> Iterator[En
 def test_one_job_covers_what_its_bytes_allow_and_the_next_one_begins(
     encode_cache: EncodeCache, encoder: CountingEncoder
 ) -> None:
-    """A deliverer gets three segments, and the following three are prepared while it sends."""
+    """A deliverer gets three segments, and the following three are encoded while it sends."""
     with encode_cache.covering("a", 1, 0) as encoded:
         assert (encoded.first_segment, encoded.last_segment) == (1, 3)
         eventually(lambda: encoder.covered() == [(1, 3), (4, 6)])
@@ -150,7 +150,7 @@ def test_siblings_share_one_job(encode_cache: EncodeCache, encoder: CountingEnco
 def test_a_sink_far_behind_gets_its_own_job(
     encode_cache: EncodeCache, encoder: CountingEncoder
 ) -> None:
-    """Segments that nobody has prepared lately are prepared for the one who needs them."""
+    """Segments that are not in the cache are encoded for the sink that needs them."""
     with encode_cache.covering("a", 8, 0), encode_cache.covering("b", 1, 0) as behind:
         assert behind.first_segment == 1
     eventually(lambda: (1, 3) in encoder.covered() and (8, 10) in encoder.covered())
@@ -197,7 +197,7 @@ def test_the_files_of_one_job_are_free_for_the_next_but_one(
 def test_a_sink_that_hangs_keeps_no_more_than_a_few(
     encode_cache: EncodeCache, encoder: CountingEncoder
 ) -> None:
-    """However far its siblings get, one unused preparation for each and one more are kept."""
+    """However far its siblings get, one unused job for each and one more are kept."""
     encode_cache._max_bytes = SIZE
     with encode_cache.covering("hangs", 1, 0):
         for segment in range(1, 11):

@@ -1,4 +1,4 @@
-"""Preparing segments through a real Spark server: order, sharing, and what goes wrong."""
+"""Encoding segments through a real Spark server: order, sharing, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def encoder(spec: PipelineSpec, journal: Journal, sessions: OneSession) -> Encod
 
 @pytest.fixture
 def through_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send every result through prepared files, however small."""
+    """Send every result through encoded files, however small."""
     monkeypatch.setattr(encoder_module, "SMALL_ROWS", -1)
 
 
@@ -141,7 +141,7 @@ def ids(batches: Sequence[SinkBatch]) -> list[int]:
 
 
 def prepared_names(journal: Journal) -> list[Path]:
-    """Return the prepared files that exist."""
+    """Return the encoded files that exist."""
     return sorted(Path(journal.prepared_dir("shop")).iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Prepared files: slices of batches, one file per task, and the sweep of what dead runs left."""
+"""Encoded files: slices of batches, one file per task, and the sweep of what dead runs left."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_errors_are_reported(tmp_path: Path) -> None:
 
 
 def test_files_are_private(tmp_path: Path) -> None:
-    """A prepared file holds row values: only its owner may read it."""
+    """An encoded file holds row values: only its owner may read it."""
     (batch_slice,) = written(tmp_path, "run.job", [batch([(1, 0)])])
 
     assert stat.S_IMODE(Path(batch_slice.path).stat().st_mode) == 0o600

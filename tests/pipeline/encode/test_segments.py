@@ -1,4 +1,4 @@
-"""What a sink gets of prepared messages, from memory: whole changes, and only its own."""
+"""What a sink gets of encoded messages, from memory: whole changes, and only its own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def encode(tmp_path: Path, told: list[str]) -> Make:
-    """Prepare rows as segment 1 for Kafka sinks; of each its id, its topic, and more fields."""
+    """Encode rows as segment 1 for Kafka sinks; of each its id, its topic, and more fields."""
     empty_keys = EmptyKeys(told.append)
 
     def make(rows: Sequence[Row], **sinks: str) -> EncodedSegments:

@@ -1,4 +1,4 @@
-"""The gate: what waits for approval, and where transactions end in what passes."""
+"""Schema approval: which rows wait, and where transactions end in the rows that pass."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def batches_of(rows: Sequence[Row], cuts: Sequence[int]) -> list[ChangeBatch]:
 
 @dataclass
 class Through:
-    """What came through a gate: rows that passed, rows that were kept of each table."""
+    """The result of schema approval: rows that passed, and held rows of each table."""
 
     passed: list[Row] = field(default_factory=list)
     kept: dict[str, list[Row]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Through:
 
 
 def expected(rows: Sequence[Row], pending: set[int]) -> Through:
-    """Say row by row what a gate does."""
+    """Return the result of schema approval, determined row by row."""
     found = Through()
     for row in rows:
         name = f"public.{row['table']}"
@@ -140,7 +140,7 @@ def test_what_is_held_already_waits_from_the_start() -> None:
 
 
 def test_a_segments_end_is_behind_every_row() -> None:
-    """Where the source says that all is whole nothing stays in the gate."""
+    """If the source says that everything is whole, schema approval keeps nothing back."""
     approval = SchemaApproval(pauses=True)
     approval.begin({})
     found = Through()
