@@ -4,7 +4,7 @@ Log bytes are decoded by kernels, because Python's own speed (10-20,000 rows a s
 The rules for writing one:
 
 - It takes NumPy arrays and integers and returns integers. It never raises: an error is a negative
-  number or a stop code, which the Python caller turns into an error of the one tree.
+  number or a stop code, which the Python caller turns into an exception of `errors.py`.
 - It allocates nothing. It is compiled without Numba's memory manager (`_nrt=False`), because counting
   references to arrays at each call inside a kernel was seen to take half of its time.
 - It is flat: loops, comparisons with `==`, early returns. That is what compiles well, and why the

@@ -65,7 +65,7 @@ class RedisBench(BenchSink):
         self.server = self._redis
 
     def block(self, *, exactly_once: bool) -> str:
-        """Return the sink."""
+        """Return the sink's block of a pipeline file, YAML."""
         return (
             f'{{type: redis, config: {{id: sink, uri: "{self._redis.uri}", stream: {DESTINATION}, '
             f"exactly_once: {str(exactly_once).lower()}}}}}"
@@ -92,7 +92,7 @@ class KafkaBench(BenchSink):
         )
 
     def block(self, *, exactly_once: bool) -> str:
-        """Return the sink."""
+        """Return the sink's block of a pipeline file, YAML."""
         return (
             f'{{type: kafka, config: {{id: sink, brokers: "{self._kafka.brokers}", '
             f"topic: {DESTINATION}, exactly_once: {str(exactly_once).lower()}}}}}"
@@ -148,7 +148,7 @@ class NatsBench(BenchSink):
                 raise SettingsError(f"NATS makes no stream: {answer['error']}")
 
     def block(self, *, exactly_once: bool) -> str:
-        """Return the sink."""
+        """Return the sink's block of a pipeline file, YAML."""
         return (
             f'{{type: nats, config: {{id: sink, url: "{self._nats.url}", subject: {DESTINATION}, '
             f"stream: {DESTINATION}, exactly_once: {str(exactly_once).lower()}}}}}"

@@ -1,7 +1,8 @@
-"""What a Spark task does with a log section of the log: read it, decode it, write its journal file.
+"""The Spark task that reads a log section, decodes it and writes it as a segment file of the journal.
 
-The file is as one that the run writes itself, with the number that the run gave it; nobody knows of it
-until the run has added its row, in the log's order. A task that outlives its run leaves an orphan.
+The file is the same as one that the run writes itself, under the segment number that the run assigned. It does not
+count until the run has added the segment's row to the state store, in the log's order. A task that outlives its run
+leaves an orphaned file.
 
 Workers import this module: it needs no Spark.
 """
@@ -33,14 +34,14 @@ class WrittenSection:
 
 @dataclass(frozen=True, slots=True)
 class SectionJob:
-    """One Spark job of one task: a log section, and where its rows go.
+    """A Spark job with one task: a log section, and where to write its rows.
 
-    It is handed to Spark whole, with the source's credentials inside: never as text.
+    It is pickled for Spark together with the source's credentials, which therefore never appear in a query plan.
 
     Attributes:
         source: Reads the log.
-        section: The part of it.
-        reader: Tells the source's readers apart that read at the same time.
+        section: The log section.
+        reader: Number of the task's reader, different for all that read the source at the same time.
         max_events: Rows of one batch, at most.
         journal_url: Where the file goes.
         pipeline: Name of the pipeline.

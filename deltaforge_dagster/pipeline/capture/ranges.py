@@ -77,11 +77,19 @@ class Ranges:
         trigger: Trigger | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """Record a segment whose file is durable; the captured position becomes `end`.
+        """Record a segment whose file is durable, and set the captured position to `end`, in one fenced transaction.
 
-        With it go the files of events before `end` that are kept back, the hold whose events
-        this segment brings, and the chunks of a snapshot with the number of their rows in it; when
-        its first change was received, why it ended, and what is counted with it.
+        Args:
+            number: Number of the segment.
+            segment: The file and its summary.
+            start: The captured position before.
+            end: The captured position after.
+            held: Files with held events from before `end`.
+            released: The hold whose events the segment contains.
+            chunks: The snapshot chunks that the segment contains, each with the number of its rows.
+            received_at: When the first change arrived, seconds since 1970.
+            trigger: Why the segment ended.
+            tally: Metrics to count in the same transaction.
         """
         row = NewSegment(
             segment=number,

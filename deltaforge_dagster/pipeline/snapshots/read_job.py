@@ -49,17 +49,17 @@ class WrittenChunk:
 
 @dataclass(frozen=True, slots=True)
 class StageJob:
-    """One Spark job of one task: some chunks of one table.
+    """A Spark job with one task: some chunks of one table to read.
 
-    It is handed to Spark whole, with the source's credentials inside: never as text.
+    It is pickled for Spark together with the source's credentials, which therefore never appear in a query plan.
 
     Attributes:
         source: Reads the tables.
-        watermark: From the source.
-        journal_url: Where the files go.
+        watermark: The result of `Snapshots.watermark` when the snapshot run began.
+        journal_url: The journal to write staging files to.
         pipeline: Name of the pipeline.
         snapshot: Number of the snapshot.
-        chunks: The chunks.
+        chunks: The chunks to read, in this order.
     """
 
     source: SnapshotSource

@@ -74,7 +74,7 @@ for _letter, _plain in zip(b"bfnrt", b"\b\f\n\r\t", strict=True):
 
 @kernel
 def _begins(source: Bytes, at: int, end: int, texts: Bytes, start: int, stop: int) -> bool:
-    """Say whether `texts[start:stop]` stands in the source."""
+    """Return whether `source[at:end]` begins with `texts[start:stop]`."""
     if end - at < stop - start:
         return False
     for i in range(stop - start):

@@ -142,9 +142,9 @@ class Snapshots(Protocol):
     """What a source knows of snapshots of its tables; connects for each call, any thread may call."""
 
     def watermark(self) -> str:
-        """Return what tells later reads which transactions were open now; JSON text.
+        """Return a watermark, JSON text: which transactions are open now, for reads that begin later.
 
-        Less of the journal has to be looked through, the newer it is.
+        The newer it is, the less of the journal has to be searched for changes that a read did not see.
         """
         ...
 
@@ -178,9 +178,9 @@ class Snapshots(Protocol):
         ...
 
     def guard(self, start: Position) -> list[Finding]:
-        """Return whether the log after `start` is still there; an error ends the snapshot.
+        """Check that the source still has its log after `start`; return an error if it does not.
 
-        What cannot be asked now is no finding.
+        An error ends the snapshot. Nothing is returned if the source cannot be asked now.
         """
         ...
 

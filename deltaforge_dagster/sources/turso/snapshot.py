@@ -92,7 +92,7 @@ class TursoSnapshots:
         return found or [Finding("changes", "ok", f"mode {way.mode} keeps what was not read")]
 
     def guard(self, start: Position) -> list[Finding]:
-        """Return whether everything after `start` is still there."""
+        """Check that all changes after `start` are still there; see `Snapshots.guard`."""
         assert isinstance(start, TursoPosition)
         way = self._ways.of(start.mode)
         found: list[Finding] = []

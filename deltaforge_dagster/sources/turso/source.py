@@ -87,11 +87,14 @@ class TursoSource:
         return self._ask(way, way.log.newest, _HEAD_SECONDS)
 
     def ensure_start(self, at: Position | None = None) -> TursoPosition:
-        """Return where reading starts; make table and triggers where the file says so.
+        """Return the position to start at; create the change table and triggers if the file says so.
+
+        Args:
+            at: A position to start at, if its changes are still there; None to let the mode choose.
 
         Raises:
-            PositionLost: What follows `at` is no longer there.
-            SourceMisconfigured: The database has not what the mode needs.
+            PositionLost: Changes after `at` are no longer there.
+            SourceMisconfigured: The database lacks what the mode needs.
         """
         if at is not None:
             position = _own(at)

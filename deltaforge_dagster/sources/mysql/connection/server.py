@@ -133,13 +133,13 @@ class MysqlSourceServer:
     def dump(
         self, settings: Sequence[str], command: int, body: bytes, seconds: float
     ) -> socket.socket:
-        """Send a replication command and return the socket that its answer comes from.
+        """Send a replication command on a new connection and return the socket from which to read its answer.
 
         Args:
-            settings: Statements to run before, such as `SET @source_binlog_checksum = 'CRC32'`.
-            command: The command's number.
-            body: What follows it.
-            seconds: For all of it.
+            settings: Statements to run first, such as `SET @source_binlog_checksum = 'CRC32'`.
+            command: Number of the command.
+            body: Payload of the command.
+            seconds: Timeout for all of this.
 
         Raises:
             DeltaforgeError: Whatever the server refused.

@@ -1,4 +1,7 @@
-"""Why the first kernel stops: numbers that `scan` returns, and what Python does then."""
+"""Stop codes of the kernel `scan`: why it returned before the end of the buffer.
+
+The decoder handles what stopped the kernel (a table that is new, an event that it leaves to Python), or raises the error.
+"""
 
 from __future__ import annotations
 

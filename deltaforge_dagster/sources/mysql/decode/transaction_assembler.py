@@ -169,7 +169,7 @@ class TransactionAssembler:
         state[ROWS] = 0
 
     def _keep_last(self, row: pa.RecordBatch | None) -> None:
-        """Keep a change until it is known whether the open transaction has more."""
+        """Keep the newest change back until it is known whether its transaction has more (`tx_end`)."""
         self._last, self._last_line = row, int(self.state[TXS]) - 1
 
     def _release_last(self, *, more: bool) -> None:

@@ -161,7 +161,7 @@ class MysqlSnapshots:
         return found
 
     def guard(self, start: Position) -> list[Finding]:
-        """Return whether the log still has everything after `start`."""
+        """Check that the server still has its log after `start`; see `Snapshots.guard`."""
         assert isinstance(start, BinlogPosition)
         where = self.server.where
         try:

@@ -137,7 +137,7 @@ class PostgresBatchWriter:
     def _write_texts(
         self, reselected: ReselectedValues, rows: Longs, first: int, last: int, txs: Longs
     ) -> tuple[int, DeltaforgeError | None]:
-        """Write the row images; return the row after them, and the error that this row makes."""
+        """Write row images as text; return the first row that was not written, and the error if it cannot be."""
         scratch = self._texts
         while True:
             stop = int(

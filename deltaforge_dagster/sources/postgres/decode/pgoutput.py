@@ -217,6 +217,6 @@ def parse_message(content: bytes) -> LogicalMessage:
 
 
 def truncate_payload(flags: int) -> str:
-    """Return what a truncate's event says of it; `flags` are those of the message."""
+    """Return the JSON under `ddl` of a TRUNCATE event; `flags` are those of the Truncate message."""
     cascade, restart = json.dumps(bool(flags & 1)), json.dumps(bool(flags & 2))
     return f'{{"sql":"TRUNCATE","cascade":{cascade},"restart_identity":{restart}}}'

@@ -173,7 +173,7 @@ def _keys(source: Bytes, holes: Longs, places: list[int]) -> tuple[list[int], li
 
 
 def _row(numbers: list[int], text: bytes) -> int:
-    """Return the row that a line of an answer names."""
+    """Return the row that a line of COPY text belongs to; `text` is its first field, an index into `numbers`."""
     if not text.isdigit() or int(text) >= len(numbers):
         raise CorruptLog("the server's answer names a row that was not asked for")
     return numbers[int(text)]

@@ -148,7 +148,7 @@ class PostgresSnapshots:
         return [*found, _retention(written, limit)]
 
     def guard(self, start: Position) -> list[Finding]:  # noqa: ARG002 - the slot knows what is needed
-        """Return whether the slot still keeps what the stream has not read."""
+        """Check that the slot still retains the log that was not read yet; see `Snapshots.guard`."""
         found: list[Finding] = []
         with suppress(Retryable), self.server.query(_QUESTION_SECONDS) as connection:
             existing = catalog.slot(connection, self.slot)
@@ -227,7 +227,7 @@ class PostgresReader:
             self._connection = None
 
     def _idle(self) -> psycopg.Connection:
-        """Return a connection with nothing going on."""
+        """Return the kept connection if it is outside of a transaction, otherwise a new one."""
         if self._connection is not None and (
             self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
         ):

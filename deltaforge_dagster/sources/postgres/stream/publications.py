@@ -205,7 +205,7 @@ def missing(server: PostgresSourceServer, name: str) -> PositionLost:
 
 
 def too_young(server: PostgresSourceServer, name: str) -> PositionLost:
-    """Return the error for log that was written before the publication was made."""
+    """Return the error for log from before the publication was created, which pgoutput cannot decode."""
     return PositionLost(
         f"{server.where}: publication {name!r} did not exist when this part of the log was written, which "
         "therefore cannot be decoded (was it dropped and recreated?). Re-snapshot required"

@@ -92,7 +92,7 @@ def check_failover(server: PostgresSourceServer, version: int) -> None:
 def check(
     found: catalog.ReplicationSlot | None, server: PostgresSourceServer, name: str
 ) -> catalog.ReplicationSlot:
-    """Return the slot if it is there and ours to read.
+    """Return the slot if it exists, is intact, and belongs to this pipeline's database and plugin.
 
     Raises:
         PositionLost: It is gone, or the server has removed log that it needed.

@@ -65,14 +65,14 @@ class Batches:
         self._newest: dict[str, TableSchema] = {}
 
     def batch(self, changes: Sequence[TursoChange], position: TursoPosition) -> pa.RecordBatch:
-        """Return changes as columns of the frame.
+        """Return changes as a record batch of the change frame, with column rules applied.
 
         Args:
-            changes: Of one or many tables.
-            position: Where versions that are new with them begin.
+            changes: Changes of any tables, in order.
+            position: The position from which on table versions that are new in `changes` are valid.
 
         Raises:
-            SourceMisconfigured: A value cannot be as the column rules want it.
+            SourceMisconfigured: A column rule cannot be applied to a value.
             LeaseLost: The run that reads no longer holds the pipeline.
         """
         columns: dict[str, list[Any]] = {field.name: [None] * len(changes) for field in CAPTURED}
