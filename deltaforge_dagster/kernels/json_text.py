@@ -262,7 +262,7 @@ def _write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
 
 @kernel
 def _write_escaped(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write the bytes of the escape format in base 64."""
+    """Decode `bytea` text in the escape format, and write its bytes in Base64."""
     group, count = np.int64(0), 0
     place = start
     while place < end:

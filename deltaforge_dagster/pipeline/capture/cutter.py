@@ -98,7 +98,7 @@ class SegmentCutter:
         self._waiting_bytes = 0
 
     def accept(self, batch: ChangeBatch) -> None:
-        """Add a batch, and end the segment if it is due; an empty batch only lets time pass."""
+        """Add a batch, and end the segment if it is due; an empty batch only checks whether it is due."""
         if batch.rows is not None:
             self.passed = None
             self._waiting.append(batch.rows)

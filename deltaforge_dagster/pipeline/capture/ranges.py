@@ -58,7 +58,7 @@ class Ranges:
         self.closed = 0
 
     def close_left_open(self) -> None:
-        """Close what a run that was killed left open; its segments are durable and whole."""
+        """Close ranges that a killed run left open; their segments are durable and complete."""
         with self._lock:
             for row in self._store.ranges.read(self._pipeline, state="open"):
                 self._close_row(row.range, "recovered")

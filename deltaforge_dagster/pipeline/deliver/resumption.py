@@ -222,7 +222,7 @@ class Resumption:
         return place
 
     def _ordinal(self, segment: resume.Segment, event_id: str) -> int | None:
-        """Return where an event is in a segment; what was searched in vain is not read again."""
+        """Return where an event is in a segment; a segment that was searched without success is not read again."""
         assert isinstance(segment, SegmentRow)
         if segment.segment_id in self._searched:
             return None

@@ -55,7 +55,7 @@ class StageJob:
 
     Attributes:
         source: Reads the tables.
-        watermark: The result of `Snapshots.watermark` when the snapshot run began.
+        watermark: The newest result of `Snapshots.watermark`.
         journal_url: The journal to write staging files to.
         pipeline: Name of the pipeline.
         snapshot: Number of the snapshot.

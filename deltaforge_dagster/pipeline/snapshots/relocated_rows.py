@@ -168,7 +168,7 @@ def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow)
         if rounds >= MAX_ROUNDS:
             problem = (
                 f"rows of {table} get other keys all the time, with updates that leave columns out: "
-                f"{len(keys)} of them were looked for {MAX_ROUNDS} times in vain"
+                f"{len(keys)} of them were searched for {MAX_ROUNDS} times without success"
             )
             store.snapshots.cancel(pipeline, snapshot.snapshot, problem)
             return
@@ -183,7 +183,7 @@ def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow)
 
 
 def _followed(moves: Iterable[Move], wanted: set[str]) -> Iterator[str]:
-    """Yield the new keys of rows that are wanted."""
+    """Yield the new keys of rows whose old key is in `wanted`, and follow further changes of them."""
     for old, new in moves:
         if old in wanted:
             wanted.add(new)

@@ -212,7 +212,7 @@ def _write_hash(
 
 @kernel
 def _write_first_bytes(source: Bytes, at: int, end: int, count: int, out: Bytes, place: int) -> int:
-    """Write the first bytes of what is written in base 64 between `at` and `end`."""
+    """Write the first `count` bytes of the Base64 text between `at` and `end`, in Base64 as well."""
     digits = end - at
     while digits > 0 and source[at + digits - 1] == EQUALS:
         digits -= 1

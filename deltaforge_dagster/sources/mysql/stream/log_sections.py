@@ -89,7 +89,7 @@ class SectionTables:
         return {}
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Refuse: no prepared transaction ends in the part."""
+        """Raise an error: no log section contains the end of a prepared XA transaction."""
         del xid, until
         raise _Unforeseen("a prepared transaction where none was foreseen")
 

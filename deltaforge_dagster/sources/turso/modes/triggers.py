@@ -364,7 +364,7 @@ class TriggerReading:
 
 
 def forget(session: TursoSession, position: TursoPosition) -> None:
-    """Delete what stands up to a position."""
+    """Delete the changes up to a position from the change table."""
     session.query(f"DELETE FROM {TABLE} WHERE id <= ?", (position.last_change_id or 0,))
 
 
