@@ -52,11 +52,11 @@ def never() -> npt.NDArray[np.int64]:
 def ordinals(sent: Iterator[SinkBatch]) -> list[list[int]]:
     """Return the ordinals of each delivery batch."""
     found = []
-    for batch in sent:
-        assert (batch.segment, batch.segment_id) == (7, "id")
-        batch.messages.validate(full=True)
-        found.append(cast("list[int]", batch.messages.column("ordinal").to_pylist()))
-        assert batch.messages.column("event_id").to_pylist() == [str(one) for one in found[-1]]
+    for sent_batch in sent:
+        assert (sent_batch.segment, sent_batch.segment_id) == (7, "id")
+        sent_batch.messages.validate(full=True)
+        found.append(cast("list[int]", sent_batch.messages.column("ordinal").to_pylist()))
+        assert sent_batch.messages.column("event_id").to_pylist() == [str(one) for one in found[-1]]
     return found
 
 
@@ -122,7 +122,9 @@ def test_nobody_asks_for_transactions_of_what_fits() -> None:
     st.sets(st.integers(0, 40)),
     st.booleans(),
 )
-def test_any_units(groups: list[list[int]], most: int, ends: set[int], whole: bool) -> None:
+def test_any_delivery_batches(
+    groups: list[list[int]], most: int, ends: set[int], whole: bool
+) -> None:
     """Nothing lost or moved, no change or transaction divided, and no delivery batch larger than it must be."""
     parts, ordinal = [], 0
     for group in groups:
@@ -137,15 +139,15 @@ def test_any_units(groups: list[list[int]], most: int, ends: set[int], whole: bo
 
     sent = ordinals(cut(parts, limits, lambda: known))
 
-    assert [number for batch in sent for number in batch] == everything
-    for batch, following in itertools.pairwise(sent):
-        assert batch[-1] != following[0]
+    assert [number for one in sent for number in one] == everything
+    for one, following in itertools.pairwise(sent):
+        assert one[-1] != following[0]
         if whole:
-            assert batch[-1] in ends
-    for batch in sent:
+            assert one[-1] in ends
+    for one in sent:
         divisible = [
             before
-            for before, after in itertools.pairwise(batch)
+            for before, after in itertools.pairwise(one)
             if before != after and (not whole or before in ends)
         ]
-        assert len(batch) <= most or not divisible
+        assert len(one) <= most or not divisible

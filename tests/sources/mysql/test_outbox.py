@@ -90,8 +90,8 @@ def test_a_blackhole_table_is_read_like_any_other(bench: MysqlBench) -> None:
         one for one in planner.plan_sections(start, Versions(), lambda: 1) if one is not None
     ]
     apart = Taken([], start, [])
-    for reader, section in enumerate(sections):
-        read_into(apart, source(bench, "outbox").read_section(section, LIMITS, reader))
+    for number, section in enumerate(sections):
+        read_into(apart, source(bench, "outbox").read_section(section, LIMITS, number))
     assert shown(apart.rows) == shown(taken.rows)
 
 
