@@ -130,7 +130,7 @@ class Holds:
         approval.begin({one.subject: one.reason for one in holds if _waits(one)})
         released = [hold for hold in holds if hold.state == "released"]
         for hold in sorted(released, key=lambda one: one.kind != SCHEMA):
-            again = _KeptAgain(partial(self.open, since=parse_position(hold.since_position)))
+            again = _HeldAgain(partial(self.open, since=parse_position(hold.since_position)))
             writer = open_writer()
             try:
                 batches: Iterable[pa.RecordBatch]
@@ -173,7 +173,7 @@ class Holds:
         self._lease.write(lambda writer: writer.holds.replace(hold, again))
 
 
-class _KeptAgain:
+class _HeldAgain:
     """What of a released hold is kept back again: all of one table."""
 
     def __init__(self, open_part: Callable[[HeldEvent], OpenPart]) -> None:

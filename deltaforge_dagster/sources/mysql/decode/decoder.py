@@ -95,7 +95,7 @@ class MysqlDecoder:
     Changes of tables for which `captures(database, table)` is false are passed over, but counted,
     so that ids do not depend on the choice of tables. `forms` says how
     values look where there is a choice. Events of the tables in `held`, and of those that nobody
-    knows the columns of, come out as they are, to be kept back (`held`). With `until`, the end of a
+    knows the columns of, are returned undecoded, to be held (`held_events`). With `until`, the end of a
     transaction, nothing behind it is decoded. Changes of `outboxes` are marked as such.
     `rules` say what is hidden of columns.
     """
@@ -270,7 +270,7 @@ class MysqlDecoder:
         """Let every table be described again."""
         self._versions.forget()
 
-    def decode_held(self, kept: KeptRows, *, last: bool) -> Iterator[pa.RecordBatch]:
+    def decode_held(self, kept: HeldRows, *, last: bool) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a rows event that was kept back, in its place in the log.
 
         `last` says whether it is the last one that was kept of its transaction.

@@ -1,4 +1,4 @@
-"""Decode held events (`held`) once somebody knows what they mean."""
+"""Decode held events (`held_events`) once the definition of their table is known."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def decode_held(
     """Yield the changes of held events of one table, as if they had never been held.
 
     Args:
-        events: `held.Kept...data()` in log order.
+        events: The held items in log order, each as its `data()` returned it.
         tables: What is known of tables; follows the statements among the events.
         source_id: As of the source, since ids of events depend on it.
         registry: Where versions are registered.
@@ -84,17 +84,17 @@ def decode_held(
         rules=rules,
     )
     for kept, successor in follow(events):
-        if isinstance(kept, KeptStatement):
+        if isinstance(kept, HeldStatement):
             tables.statement(kept.database, kept.sql, BinlogPosition("held.0", 0))
             decoder.forget_tables()
             continue
         last = successor is None or _transaction(successor) != _transaction(kept)
-        if isinstance(kept, KeptBatch):
+        if isinstance(kept, HeldBatch):
             yield with_tx_end(kept.rows) if last else kept.rows
         else:
             yield from decoder.decode_held(kept, last=last)
 
 
 def _transaction(kept: object) -> tuple[int, ...]:
-    assert isinstance(kept, KeptRows | KeptBatch)
+    assert isinstance(kept, HeldRows | HeldBatch)
     return kept.tx

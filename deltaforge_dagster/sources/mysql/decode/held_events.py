@@ -40,7 +40,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRows:
+class HeldRows:
     """A rows event.
 
     Attributes:
@@ -71,7 +71,7 @@ class KeptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptStatement:
+class HeldStatement:
     """A statement that may define tables."""
 
     database: str
@@ -83,7 +83,7 @@ class KeptStatement:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBatch:
+class HeldBatch:
     """A change that is decoded already; `tx` is the line of its transaction."""
 
     tx: tuple[int, ...]
@@ -97,10 +97,10 @@ class KeptBatch:
         return _join({"batch": list(self.tx)}, sink.getvalue().to_pybytes())
 
 
-Kept = KeptRows | KeptStatement | KeptBatch
+HeldItem = HeldRows | HeldStatement | HeldBatch
 
 
-def parse_kept(data: bytes) -> Kept:
+def parse_held(data: bytes) -> HeldItem:
     """Return what `data()` of one of the three returned.
 
     Raises:
@@ -111,15 +111,15 @@ def parse_kept(data: bytes) -> Kept:
         head = json.loads(data[_LENGTH.size : _LENGTH.size + size])
         rest = data[_LENGTH.size + size :]
         if "statement" in head:
-            return KeptStatement(*head["statement"])
+            return HeldStatement(*head["statement"])
         if "batch" in head:
             with pa.ipc.open_stream(rest) as stream:
-                return KeptBatch(tuple(head["batch"]), stream.read_next_batch())
+                return HeldBatch(tuple(head["batch"]), stream.read_next_batch())
         file, pos, tx, tag, index, described = head["rows"]
         event = rest[described:]
         if len(event) < HEADER:
             raise CorruptLog("a held event that is too short")
-        return KeptRows(file, pos, tuple(tx), tag, index, rest[:described], event)
+        return HeldRows(file, pos, tuple(tx), tag, index, rest[:described], event)
     except (ValueError, KeyError, TypeError, struct.error, pa.ArrowException) as error:
         raise CorruptLog(f"a held event that cannot be read: {error}") from error
 
@@ -195,12 +195,12 @@ def tables_of_fix(
     return KnownTables(dict(now), fixed=bool(fix.get("catalog")))
 
 
-def follow(events: Iterator[bytes]) -> Iterator[tuple[Kept, Kept | None]]:
+def follow(events: Iterator[bytes]) -> Iterator[tuple[HeldItem, HeldItem | None]]:
     """Yield each kept event, and the next one behind it that is no statement."""
-    waiting: list[Kept] = []
+    waiting: list[HeldItem] = []
     for data in events:
-        kept = parse_kept(data)
-        if not isinstance(kept, KeptStatement):
+        kept = parse_held(data)
+        if not isinstance(kept, HeldStatement):
             yield from ((one, kept) for one in waiting)
             waiting = []
         waiting.append(kept)

@@ -264,7 +264,7 @@ class NonRowEvents:
         table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
         table_map = self._versions.map_of(table_id)
         tx = self._found.txs[int(state[TXS]) - 1]
-        kept = KeptRows(
+        kept = HeldRows(
             file=self._found.file,
             pos=int(state[EVENT_POS]),
             tx=tuple(tx.tolist()),
@@ -275,7 +275,7 @@ class NonRowEvents:
         )
         self._keep(".".join(table_of(table_map)), kept)
 
-    def _keep(self, table: str, kept: Kept) -> None:
+    def _keep(self, table: str, kept: HeldItem) -> None:
         event = HeldEvent(table, self._versions.held[table], kept.data())
         self._found.batches.append(ChangeBatch(None, None, held=(event,)))
 
@@ -285,7 +285,7 @@ class NonRowEvents:
         self._versions.forget()
         if kind is StatementKind.DEFINES:
             for table in self._versions.held:
-                self._keep(table, KeptStatement(query.database, query.statement))
+                self._keep(table, HeldStatement(query.database, query.statement))
         if kind is StatementKind.DEFINES:
             self._add_statement("ddl", query.database, DDL_TABLE, query)
             return
@@ -308,7 +308,7 @@ class NonRowEvents:
         )
         state[INDEX] += 1
         if op == "t" and f"{db}.{table}" in self._versions.held:
-            self._keep(f"{db}.{table}", KeptBatch(tuple(tx.tolist()), row))
+            self._keep(f"{db}.{table}", HeldBatch(tuple(tx.tolist()), row))
             return
         self._found.add(row)
 

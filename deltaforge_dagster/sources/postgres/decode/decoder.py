@@ -129,8 +129,8 @@ class PostgresDecoder:
     tables for which `captures(schema, table)` is false are passed over, but counted, so that ids
     do not depend on the choice of tables. `unchanged_toast` is what stands for large values that an update did
     not touch. `outboxes` are the prefixes of messages that are events of outboxes.
-    `rules` say what is hidden of columns, `built_in` what form values have. Changes of the tables in `held`, and of those that cannot be
-    decoded now, come out as they are, to be kept back (`held`).
+    `rules` say what is hidden of columns, `built_in` what form values have. Changes of the tables in `held`, and of
+    those that cannot be decoded now, are returned undecoded, to be held (`held_events`).
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class PostgresDecoder:
             if version == HELD:
                 table, description = self._versions.description(oid)
                 tx = tuple(self._txs[0].tolist())
-                kept = KeptChange(tx, index, description, xlog(lsn, change))
+                kept = HeldChange(tx, index, description, xlog(lsn, change))
                 event = HeldEvent(table, self._versions.held[table], kept.data())
                 batches.append(ChangeBatch(None, None, held=(event,)))
             elif version != IGNORED:
@@ -260,9 +260,9 @@ class PostgresDecoder:
             UnsupportedEvent: They still cannot be decoded.
         """
         with np.errstate(over="ignore"):
-            yield from decoded(events, self._decode_kept)
+            yield from decoded(events, self._decode_held)
 
-    def _decode_kept(self, kept: KeptChange) -> pa.RecordBatch:
+    def _decode_held(self, kept: HeldChange) -> pa.RecordBatch:
         state = self._state
         self._txs[0] = kept.tx
         state[TXS], state[OPEN], state[INDEX], state[OFFSET] = 1, 1, kept.index, 0

@@ -26,7 +26,7 @@ _TRUNCATE = ord("T")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptChange:
+class HeldChange:
     """A change of one table.
 
     Attributes:
@@ -48,8 +48,8 @@ class KeptChange:
         return _LENGTH.pack(len(head)) + head + self.description + self.change
 
 
-def parse_kept(data: bytes) -> KeptChange:
-    """Return what `KeptChange.data` returned.
+def parse_held(data: bytes) -> HeldChange:
+    """Return what `HeldChange.data` returned.
 
     Raises:
         CorruptLog: The bytes are no such.
@@ -59,7 +59,7 @@ def parse_kept(data: bytes) -> KeptChange:
         head = json.loads(data[_LENGTH.size : _LENGTH.size + size])
         messages, described = data[_LENGTH.size + size :], int(head["described"])
         tx, index = tuple(map(int, head["tx"])), int(head["index"])
-        return KeptChange(tx, index, messages[:described], messages[described:])
+        return HeldChange(tx, index, messages[:described], messages[described:])
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise CorruptLog(f"a held change that cannot be read: {error}") from error
 
@@ -76,12 +76,12 @@ def changes_of(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def decoded(
-    events: Iterator[bytes], decode: Callable[[KeptChange], pa.RecordBatch]
+    events: Iterator[bytes], decode: Callable[[HeldChange], pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the row of each kept change, the last one of each transaction as its end."""
-    before: KeptChange | None = None
+    before: HeldChange | None = None
     for data in events:
-        kept = parse_kept(data)
+        kept = parse_held(data)
         if before is not None:
             row = decode(before)
             yield row if kept.tx == before.tx else with_tx_end(row)

@@ -102,7 +102,7 @@ def test_held_changes_are_what_they_would_have_been(data: st.DataObject) -> None
     done = 0
     for batch in parts:
         for event in batch.held:
-            assert parse_kept(event.data).tx[1] > done
+            assert parse_held(event.data).tx[1] > done
         done = done if batch.end is None else batch.end.lsn  # type: ignore[attr-defined]
     assert sum(batch.log_bytes for batch in parts) <= len(stream)
 
@@ -134,12 +134,12 @@ def test_what_still_cannot_be_decoded_says_so() -> None:
 
     with pytest.raises(UnsupportedEvent, match=r"today's primary key \(number\)"):
         released([event], catalog=RENAMED)
-    kept = parse_kept(event.data)
-    damaged = KeptChange(kept.tx, kept.index, kept.description, kept.change[:-1] + b"\xff")
+    kept = parse_held(event.data)
+    damaged = HeldChange(kept.tx, kept.index, kept.description, kept.change[:-1] + b"\xff")
     with pytest.raises(CorruptLog):
         released([HeldEvent(event.table, "", damaged.data())])
     with pytest.raises(CorruptLog, match="cannot be read"):
-        parse_kept(event.data[:20])
+        parse_held(event.data[:20])
 
 
 def test_a_truncate_of_a_table_that_was_never_described_is_damage() -> None:
