@@ -192,7 +192,7 @@ def test_files_are_private(local: Journal, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         row = write(local, changes(0, 3))
-        prepared = local.prepared_dir("shop")
+        prepared = local.encoded_dir("shop")
     finally:
         os.umask(before)
     root = tmp_path / "journal"

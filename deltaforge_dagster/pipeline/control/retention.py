@@ -60,7 +60,7 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     staged = store.snapshots.staged_paths(loaded.name)
     orphans += journal.sweep_staged(loaded.name, staged, older_than=ORPHAN_SECONDS)
     orphans += sweep_encoded(
-        journal.prepared_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
+        journal.encoded_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
     )
     return Expired(gone, ranges, len(orphans))
 

@@ -221,7 +221,7 @@ class Encoder:
     def _session(self) -> SparkSession:
         session = self._sessions.session()
         if self._sessions.elsewhere and session is not self._probed:
-            folder = self._journal.prepared_dir(self._pipeline)
+            folder = self._journal.encoded_dir(self._pipeline)
             check_server(session, folder, self._prefix)
             self._probed = session
         return session
@@ -258,7 +258,7 @@ class Encoder:
     def _write(
         self, session: SparkSession, segments: Sequence[SegmentRow], ordinals: range | None
     ) -> list[BatchSlice]:
-        folder = self._journal.prepared_dir(self._pipeline)
+        folder = self._journal.encoded_dir(self._pipeline)
         job = f"{self._prefix}.{uuid.uuid4().hex}"
         tasks = _tasks(segments, ordinals)
         spares = self._spares.reuse(len(tasks))

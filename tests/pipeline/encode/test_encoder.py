@@ -142,7 +142,7 @@ def ids(batches: Sequence[SinkBatch]) -> list[int]:
 
 def prepared_names(journal: Journal) -> list[Path]:
     """Return the encoded files that exist."""
-    return sorted(Path(journal.prepared_dir("shop")).iterdir())
+    return sorted(Path(journal.encoded_dir("shop")).iterdir())
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -393,7 +393,7 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     """It is named, and what cannot be written now can be tried again."""
     one = segment(journal, 4, inserts(0, 3))
-    monkeypatch.setattr(journal, "prepared_dir", lambda _: "/nowhere/prepared")
+    monkeypatch.setattr(journal, "encoded_dir", lambda _: "/nowhere/prepared")
 
     with pytest.raises(StoreUnavailable, match=r"/nowhere/prepared/.*No such file or directory"):
         encoder.encode([one])
