@@ -1,11 +1,10 @@
-"""Publication: what Dagster should be told about closed ranges, and has not been told yet.
+"""Publication: which materializations of closed ranges Dagster should have, and does not have yet.
 
-Publishing is a state of its own, after closing: a range may be closed by a run that is killed
-before it publishes. The store says what is pending; whoever publishes (a run, or the next sensor
-tick) then marks it. `changes` of a range is due when the range is closed, a sink's asset when
-that sink's checkpoint has passed the range's end. What processors counted over the range is with every
-asset that is due after they were done: with each sink's, and with `changes` if that comes late. What sensing
-knows when `changes` of a range is published is with it.
+Publishing is tracked separately from closing, because the run that closed a range may be killed before it publishes. The
+store says what is pending; a run, or the next sensor tick, publishes it and then marks it as published. `changes` of a
+range is due when the range is closed, a sink's asset when that sink's checkpoint has passed the range's end. The metadata
+includes the processors' counts for the range (in `changes` only if it is published after the chain has finished) and, in
+`changes`, the findings of sensing at that time.
 """
 
 from __future__ import annotations

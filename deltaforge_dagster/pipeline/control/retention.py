@@ -23,7 +23,7 @@ from deltaforge_dagster.state.store import StateStore
 ORPHAN_SECONDS = 3600.0
 """Age at which a journal file without a row is an orphan: far beyond the life of a write."""
 
-PREPARED_SECONDS = 86400.0
+ENCODED_SECONDS = 86400.0
 """Age at which encoded messages of a run that does not hold the lease are orphans."""
 
 
@@ -60,7 +60,7 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     staged = store.snapshots.staged_paths(loaded.name)
     orphans += journal.sweep_staged(loaded.name, staged, older_than=ORPHAN_SECONDS)
     orphans += sweep_encoded(
-        journal.encoded_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
+        journal.encoded_dir(loaded.name), {lease.run_id or ""}, older_than=ENCODED_SECONDS
     )
     return Expired(gone, ranges, len(orphans))
 

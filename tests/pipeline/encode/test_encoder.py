@@ -140,7 +140,7 @@ def ids(batches: Sequence[SinkBatch]) -> list[int]:
     ]
 
 
-def prepared_names(journal: Journal) -> list[Path]:
+def encoded_names(journal: Journal) -> list[Path]:
     """Return the encoded files that exist."""
     return sorted(Path(journal.encoded_dir("shop")).iterdir())
 
@@ -186,7 +186,7 @@ def test_messages_of_a_sink(
     assert other.messages.column("destination").to_pylist() == ["id-1", "audit"]
     assert other.messages.column("key").to_pylist() == ["1", "k"]
     assert other.messages.column("value").equals(batch.messages.column("value"))
-    assert (encoded.bytes > 0, len(prepared_names(journal))) == (True, 0 if small else 1)
+    assert (encoded.bytes > 0, len(encoded_names(journal))) == (True, 0 if small else 1)
     encoded.discard()
 
 
@@ -203,7 +203,7 @@ def test_many_segments_in_order(
     encoded = encoder.encode(segments)
 
     assert (encoded.first_segment, encoded.last_segment) == (3, 7)
-    assert len(prepared_names(journal)) > 1
+    assert len(encoded_names(journal)) > 1
     for number, size in sizes.items():
         batches = list(encoded.batches("by-table", number, -1))
         assert ids(batches) == list(range(number * 10_000, number * 10_000 + size))
@@ -213,7 +213,7 @@ def test_many_segments_in_order(
     assert list(encoded.batches("lines", 6, 2499)) == []
     encoded.discard()
     encoded.discard()
-    assert prepared_names(journal) == []
+    assert encoded_names(journal) == []
 
 
 @pytest.mark.usefixtures("through_files")
@@ -227,25 +227,25 @@ def test_a_later_job_writes_over_the_files_of_an_earlier_one(
         segment(journal, n, inserts(n * 10_000, rows)) for n, rows in ((1, 4000), (2, 2000))
     ]
     first = encoder.encode(segments[:1])
-    names = prepared_names(journal)
+    names = encoded_names(journal)
     encoder.recycle(first)
     encoder.recycle(first)
 
     second = encoder.encode(segments[1:])
 
-    assert prepared_names(journal) == names
+    assert encoded_names(journal) == names
     assert len(names) > 1
     assert ids(list(second.batches("lines", 2, -1))) == list(range(20_000, 22_000))
     encoder.recycle(second)
     journal.delete(segments[0].path)
     with pytest.raises(JournalDamaged):
         encoder.encode(segments[:1])
-    assert prepared_names(journal) == []
+    assert encoded_names(journal) == []
     encoder.recycle(encoder.encode(segments[1:]))
-    assert prepared_names(journal)
+    assert encoded_names(journal)
     monkeypatch.setattr(encoder_module, "SMALL_ROWS", 1000)
     encoder.encode([segment(journal, 3, inserts(0, 1))])
-    assert prepared_names(journal) == []
+    assert encoded_names(journal) == []
 
 
 @pytest.mark.usefixtures("through_files")
@@ -384,7 +384,7 @@ def test_journal_file_with_other_rows(encoder: Encoder, journal: Journal) -> Non
         with pytest.raises(JournalDamaged, match="segment 9: its journal file"):
             encoder.encode([dataclasses.replace(one, rows=rows)])
 
-    assert prepared_names(journal) == []
+    assert encoded_names(journal) == []
 
 
 @pytest.mark.usefixtures("through_files")

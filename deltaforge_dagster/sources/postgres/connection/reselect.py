@@ -1,8 +1,8 @@
 """Ask the server for large values that the log does not have: `engine.values.toast: reselect`.
 
-One transaction for each table and batch of changes: it makes sure that the table is still what the
-log describes, takes the lightest lock there is so that it stays so, and copies the rows with the
-batch's keys. What comes back is of now: later than the change, and nothing if the row is gone.
+There is one transaction for each table and batch of changes. It takes the lightest lock, checks that the table still is
+as the log describes it, and copies the rows with the batch's keys. The values are the current ones, later than the
+change; a row that is gone has none.
 """
 
 from __future__ import annotations

@@ -322,7 +322,7 @@ class PostgresReader:
         )
 
     def _sample(self, connection: psycopg.Connection) -> None:
-        """Keep a watermark of now and then: of those the newest that a read can use counts for it."""
+        """Take a watermark now and then; a read uses the newest one that it can."""
         if time.monotonic() - self._sampled_at > _SAMPLE_SECONDS:
             self._sampled_at = time.monotonic()
             self._samples = [*self._samples[-_SAMPLES:], Watermark.now(connection)]

@@ -39,7 +39,7 @@ class Watermark:
 
     @classmethod
     def now(cls, connection: psycopg.Connection) -> Watermark:
-        """Return that of now."""
+        """Return the current watermark."""
         lsn = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         running = connection.execute(
             "SELECT transactionid::text FROM pg_locks"
