@@ -354,7 +354,7 @@ class Journal:
         """
         self._storage.check_writable(f"{pipeline}/{uid}")
 
-    def prepared_dir(self, pipeline: str) -> str:
+    def encoded_dir(self, pipeline: str) -> str:
         """Create the folder for encoded messages; return its absolute path or its URL."""
         return self._storage.folder(f"{pipeline}/prepared")
 

@@ -51,7 +51,7 @@ def build_sensor(
                         tick(
                             instance, opened.store, now, source, opened.journal, outdated=outdated
                         ),
-                        look(instance, opened.store, now),
+                        due_snapshot_run(instance, opened.store, now),
                     ]
         except DeltaforgeError as error:
             found = [dg.SkipReason(f"{NOT_WELL}{error}")]

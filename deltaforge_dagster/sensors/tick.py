@@ -101,7 +101,7 @@ def tick(
         holder = lease.run_id if lease and held else remaining[0].dagster_run.run_id
         return _skip(found, f"run {str(holder)[:8]} is working on it")
     next_look = _next_look(store, loaded)
-    problem = look_at_source(store, loaded, build_source, journal, next_look)
+    problem = inspect_source(store, loaded, build_source, journal, next_look)
     try:
         work: Work | NoWork | None = find_work(store, loaded, build_source, problem)
     except DeltaforgeError as error:

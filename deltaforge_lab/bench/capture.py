@@ -196,7 +196,7 @@ class _Bench:
         """Capture `rows` changes; return the seconds, the number of segments, and how many of them tasks wrote."""
         name, spec = self._loaded.name, self._loaded.spec
         row = self._store.pipelines.get(name)
-        lease = HeldLease.take(
+        lease = HeldLease.acquire(
             self._store, name, "bench", seconds=30, renew_seconds=5, on_renewal=lambda: None
         )
         assert row is not None

@@ -65,7 +65,7 @@ def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
     assert "DELTAFORGE_DAGSTER_URL" in made["dagster"]
 
     assert "geheim" in dsn(loaded(api, "orders"))
-    assert want(api, "orders") == "running"
+    assert desired(api, "orders") == "running"
     assert [row.sink for row in api.store.checkpoints.read("orders").values()] == ["redis"]
 
     shown = api.client.get("/pipelines/orders")

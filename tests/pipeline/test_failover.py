@@ -80,7 +80,9 @@ def lease(store: StateStore) -> Iterator[HeldLease]:
     """The lease of the pipeline `p`, which has captured two tables."""
     store.pipelines.register("p", "hash", ["s"])
     store.pipelines.set_start("p", START.to_json())
-    held = HeldLease.take(store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None)
+    held = HeldLease.acquire(
+        store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
+    )
     assert held is not None
     for one in (
         table("orders", "id int"),

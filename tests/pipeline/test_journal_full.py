@@ -29,7 +29,7 @@ def test_a_sink_that_awaits_capture_is_never_paused_for(
     path.write_text(PIPELINE)
     store.pipelines.register(NAME, "spec-1", ["redis"])
     store.pipelines.set_start(NAME, position(0))
-    lease = HeldLease.take(
+    lease = HeldLease.acquire(
         store, NAME, "run-1", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
     assert lease is not None

@@ -107,7 +107,7 @@ def test_a_lost_store_does_not_lose_a_write(tmp_path: Path) -> None:
     """While the store cannot be reached the same block is tried again, and then written once."""
     store = StateStore.open(f"sqlite:///{tmp_path}/state.db")
     store.pipelines.register("p", "hash", ["s"])
-    held = take(store)
+    held = acquire(store)
     assert held is not None
     tries = []
 

@@ -255,7 +255,7 @@ class Spy:
 SEVENTEEN = f"    segment: {in_one_segment(17)}\n"
 
 
-def test_units(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivery_batches(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     """One segment is cut as the file says, and each delivery batch is followed by a checkpoint."""
     spy = Spy(monkeypatch)
     for fields, sizes in (
@@ -275,9 +275,9 @@ def test_units(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
         lives.feed.catch_up()
 
         assert len(lives.store.segments.read("feed")) == segments + 1
-        assert spy.lengths() == units
-        ends = list(itertools.accumulate(units))
-        assert spy.written == [end - 1 for end in ends] + [16] * (len(units) > 1)
+        assert spy.lengths() == sizes
+        ends = list(itertools.accumulate(sizes))
+        assert spy.written == [end - 1 for end in ends] + [16] * (len(sizes) > 1)
     assert lives.has_all("redis", "a")()
 
 

@@ -243,7 +243,7 @@ def test_a_reader_that_dies(world: World) -> None:
 def test_what_a_sink_would_miss_is_read_again(world: World) -> None:
     """Until what a reading may not have seen lies in segments that the sink is given."""
     store, table = world.stage.store, f"{world.schema}.hot"
-    row = world.snapshots.want(table)
+    row = world.snapshots.request(table)
     begins = store.pipelines.get("p")
     assert begins is not None
     with store.database.write() as connection:

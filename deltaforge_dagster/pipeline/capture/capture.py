@@ -283,9 +283,9 @@ class Capture:
                 for batch in stream:
                     if self._stop.is_set():
                         break
-                    for one in self._approval.take(batch):
+                    for one in self._approval.accept(batch):
                         self._unwritten |= one.rows is not None or bool(one.held)
-                        cutter.take(one)
+                        cutter.accept(one)
                     if not self._still_fails():
                         backoff.reset()
                         self.error = self.failing_since = None

@@ -394,7 +394,7 @@ class Deliverer:
 
     def _count(self) -> None:
         """Write counts that belong to no checkpoint."""
-        if tally := self._meter.take():
+        if tally := self._meter.drain():
             self._lease.write(lambda writer: writer.metrics.count(tally))
 
     def _close_sink(self) -> None:

@@ -1,6 +1,6 @@
 """Check the source every few seconds: does it answer, and will it send everything that must be captured?
 
-Ticks also check whether the journal can be written. While no run is active, the ticks of the sensor check it (`look_at_source`); during a run, a thread of the run does
+Ticks also check whether the journal can be written. While no run is active, the ticks of the sensor check it (`inspect_source`); during a run, a thread of the run does
 (`SourceWatch`). The findings are recorded in the state store, where `health` reads them.
 """
 
@@ -26,7 +26,7 @@ _PATIENCE = 5.0
 """Seconds that the end of a run waits for a server that does not answer."""
 
 
-def look_at_source(
+def inspect_source(
     store: StateStore,
     loaded: LoadedPipeline,
     build_source: Callable[[], Source],

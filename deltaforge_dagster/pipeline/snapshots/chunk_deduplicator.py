@@ -167,7 +167,7 @@ class ChunkDeduplicator:
         """Load the chunks that were read, except those of held tables, which wait until the hold ends."""
         found: list[ChunkRow] = []
         snapshot = self._store.snapshots.unfinished(self._lease.pipeline)
-        self._relocated_rows.look(snapshot)
+        self._relocated_rows.poll(snapshot)
         if snapshot is not None:
             found = self._store.snapshots.chunks(
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST

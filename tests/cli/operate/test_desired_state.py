@@ -61,7 +61,7 @@ def test_a_pipeline_ends_and_goes_on(
 
     snapshot = ", with a snapshot" if mode == "always" else ""
     assert lines(begin, "shop") == [[f"shop resumes{snapshot}."]]
-    assert want(store) == "running"
+    assert desired(store) == "running"
     assert [one.cause for one in store.snapshots.read("shop")] == ["always"] * (mode == "always")
 
     assert lines(begin, "shop") == [["shop is already running."]]

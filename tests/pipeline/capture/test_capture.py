@@ -32,7 +32,7 @@ class Stage:
         self.journal = Journal(f"file://{folder}")
         self.row = store.pipelines.register("p", "hash", ["s"])
         store.pipelines.set_start("p", LsnPosition(0).to_json())
-        lease = HeldLease.take(
+        lease = HeldLease.acquire(
             store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
         )
         assert lease is not None

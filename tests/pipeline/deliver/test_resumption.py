@@ -156,7 +156,7 @@ def scene(
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 500)
     sqlite_store.pipelines.register(NAME, "spec", ["redis"])
     sqlite_store.pipelines.set_start(NAME, lsn(0))
-    lease = HeldLease.take(
+    lease = HeldLease.acquire(
         sqlite_store, NAME, "run", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
     assert lease is not None
@@ -319,7 +319,7 @@ def test_after_a_rebuild(scene: Scene, exactly_once: bool) -> None:
     scene.lease.write(lambda writer: writer.checkpoints.advance("redis", 1, 8, True, lsn(9)))
     scene.lease.release()
     scene.store.journals.rebuild(NAME, accept_loss=False)
-    lease = HeldLease.take(
+    lease = HeldLease.acquire(
         scene.store, NAME, "run-2", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
     assert lease is not None

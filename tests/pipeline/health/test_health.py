@@ -142,14 +142,14 @@ def test_a_journal_that_cannot_be_written(
 ) -> None:
     """It is over when a run has written, not when one reads; a tick's own finding is over at the next tick."""
     full = StoreUnavailable("no space")
-    watch().look(capture(full, failed=False, has_read=True))
+    watch().poll(capture(full, failed=False, has_read=True))
     later = watch()
-    later.look(capture(None, failed=False, has_read=True))
+    later.poll(capture(None, failed=False, has_read=True))
     assert health(sqlite_store, loaded).error == "no space"
-    later.look(capture(None, failed=False, has_read=True, has_written=True))
+    later.poll(capture(None, failed=False, has_read=True, has_written=True))
     assert health(sqlite_store, loaded).status == "running"
 
-    watch().look(capture(full, failed=False, has_read=True))
+    watch().poll(capture(full, failed=False, has_read=True))
     since = health(sqlite_store, loaded).problems[0].since
     capture_failed(sqlite_store, NAME, "tick", REFUSED, 12345.0)
     assert health(sqlite_store, loaded).error == "no space"

@@ -113,7 +113,7 @@ def test_topics_that_cannot_be_written(
     assert "topic 'unseen'" in unseen[-1].text
 
     rule(server, "deltaforge-shop:out", ResourceType.GROUP, AclPermissionType.ALLOW)
-    described = look(
+    described = preflight_of(
         "kafka", brokers=server.brokers, topic="cdc.${source.table}", exactly_once=True
     )
     assert levels(described) == ["ok", "note", "note", "error"]

@@ -138,10 +138,10 @@ def test_a_run_ends_when_the_desired_state_changes(make_feed: MakeFeed, desired:
     insert(feed.shop, 1, 1)
     eventually(lambda: len(feed.delivered("customers")) == 1, what="the delivery")
 
-    feed.store.pipelines.set_desired_state("feed", want)  # type: ignore[arg-type]
+    feed.store.pipelines.set_desired_state("feed", desired)  # type: ignore[arg-type]
     outcome = run.outcome()
 
-    assert (outcome.reason, outcome.captured, outcome.ranges) == (want, 1, 1)
+    assert (outcome.reason, outcome.captured, outcome.ranges) == (desired, 1, 1)
     assert [row.state for row in feed.store.ranges.read("feed")] == ["closed"]
     insert(feed.shop, 2, 2)
     assert feed.catch_up().captured == 0

@@ -88,7 +88,7 @@ class Desk:
 
     def __init__(self, store: StateStore, folder: Path, kind: ChunkKind) -> None:
         store.pipelines.register("p", "hash", ["s"])
-        lease = HeldLease.take(
+        lease = HeldLease.acquire(
             store, "p", "run", seconds=60, renew_seconds=20, on_renewal=lambda: None
         )
         assert lease is not None
@@ -108,7 +108,7 @@ class Desk:
         assert self.store.snapshots.stage("p", 1, chunk, read)
         (chunk,) = self.store.snapshots.chunks("p", 1, state="read")
         self.lease.write(lambda writer: writer.snapshots.complete(chunk, segment=None, rows=0))
-        self._relocated_rows.look(self.store.snapshots.unfinished("p"))
+        self._relocated_rows.poll(self.store.snapshots.unfinished("p"))
 
     def capture(self, *moves: tuple[int, int], whole: bool = False) -> list[str]:
         """Capture updates of rows, from key to key; return which rows were relocated."""

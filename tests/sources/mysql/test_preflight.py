@@ -136,12 +136,12 @@ def test_grants_of_mariadb(mysql_version: MysqlVersion) -> None:
     """What MariaDB does not tell is a note; what it refuses is an error, as with MySQL."""
     with MysqlBench(mysql_version("mariadb").create_database()) as bench:
         dsn = as_user(bench, "SELECT")
-        refused = look(bench, dsn=dsn)["grants"]
+        refused = preflight_of(bench, dsn=dsn)["grants"]
         assert refused.level == "error"
         assert "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.*" in refused.text
 
         bench.run(f"GRANT REPLICATION CLIENT ON *.* TO 'u{bench.database[-12:]}'@'%'")
-        half = look(bench, dsn=dsn)["grants"]
+        half = preflight_of(bench, dsn=dsn)["grants"]
         assert half.level == "note"
         assert "GRANT REPLICATION SLAVE ON *.*" in str(half.remedy)
 

@@ -254,7 +254,7 @@ def test_a_publication_that_lacks_something(bench: PostgresBench) -> None:
     assert found.level == "warning"
     assert "delete, truncate" in found.text
     bench.execute("ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
-    assert look(bench, start)["publication"].level == "note"
+    assert preflight_of(bench, start)["publication"].level == "note"
 
 
 def test_log_that_a_slot_may_keep(start_postgres: StartPostgres) -> None:

@@ -24,7 +24,7 @@ from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEv
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.batches import MysqlBatchWriter
-from deltaforge_dagster.sources.mysql.decode.held_events import KeptRows
+from deltaforge_dagster.sources.mysql.decode.held_events import HeldRows
 from deltaforge_dagster.sources.mysql.decode.layout import (
     BARE,
     BEGUN,

@@ -11,9 +11,9 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
 from deltaforge_dagster.sources.mysql.decode.held_events import (
-    KeptBatch,
-    KeptRows,
-    KeptStatement,
+    HeldBatch,
+    HeldRows,
+    HeldStatement,
     KnownTables,
     follow,
 )

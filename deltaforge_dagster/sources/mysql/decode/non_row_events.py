@@ -16,10 +16,10 @@ from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.mysql.decode.batches import DDL_TABLE, MysqlBatchWriter, RowLocation
 from deltaforge_dagster.sources.mysql.decode.held_events import (
-    Kept,
-    KeptBatch,
-    KeptRows,
-    KeptStatement,
+    HeldBatch,
+    HeldItem,
+    HeldRows,
+    HeldStatement,
 )
 from deltaforge_dagster.sources.mysql.decode.layout import (
     BEGUN,

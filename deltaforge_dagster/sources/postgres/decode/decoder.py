@@ -21,7 +21,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
 from deltaforge_dagster.sources.postgres.decode.batches import PostgresBatchWriter, UnchangedToast
-from deltaforge_dagster.sources.postgres.decode.held_events import KeptChange, changes_of, decoded
+from deltaforge_dagster.sources.postgres.decode.held_events import HeldChange, changes_of, decoded
 from deltaforge_dagster.sources.postgres.decode.layout import (
     END,
     IDLE_LSN,

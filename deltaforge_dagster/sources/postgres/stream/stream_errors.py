@@ -17,7 +17,7 @@ from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
 
 
-def ending(
+def stream_error(
     stream: ReplicationStream,
     message: bytes,
     server: PostgresSourceServer,

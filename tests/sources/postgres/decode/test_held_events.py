@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
-from deltaforge_dagster.sources.postgres.decode.held_events import KeptChange, parse_kept
+from deltaforge_dagster.sources.postgres.decode.held_events import HeldChange, parse_held
 from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.testing.sources import (
