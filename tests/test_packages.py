@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import deltaforge_dagster
@@ -38,3 +39,19 @@ def test_every_module_teaches_itself() -> None:
     silent = {str(path) for path, text in FILES.items() if len(text.partition("\n")[0]) < 10}
 
     assert silent == set()
+
+
+def test_a_class_name_means_one_class() -> None:
+    """No two classes of the product and the lab share a name, so a name says enough without its import.
+
+    `_NoRegistry` implements the same protocol in both places.
+    """
+    counts = Counter(
+        node.name
+        for root in (ROOT, LAB)
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+
+    assert {name for name, count in counts.items() if count > 1} <= {"_NoRegistry"}

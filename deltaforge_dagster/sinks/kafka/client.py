@@ -39,7 +39,7 @@ from deltaforge_dagster.sinks.kafka.errors import (
     is_misunderstanding,
     translated,
 )
-from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ _CONSEQUENCES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRecord:
     """A message that did not arrive, and why; `value` identifies it among the messages of its chunk."""
 
     error: KafkaError
@@ -119,7 +119,11 @@ class Client:
     """
 
     def __init__(
-        self, settings: Settings, transactional_id: str | None = None, *, alone: bool = False
+        self,
+        settings: KafkaClientSettings,
+        transactional_id: str | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         properties = settings.properties(transactional_id, alone=alone)
         self.alone = alone
@@ -130,7 +134,7 @@ class Client:
         self._settle_seconds = message_timeout + 5
         self._connect_seconds = settings.send_timeout
         self._trouble: KafkaError | None = None
-        self._refusals: list[Refusal] = []
+        self._refusals: list[RefusedRecord] = []
         self._fatal: KafkaError | None = None
         self._traffic = settings.traffic
         self._retries = 0
@@ -215,7 +219,9 @@ class Client:
             raise self.failure(error) from None
         return cast("KafkaError | None", found.error)
 
-    def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> list[Refusal]:
+    def send(
+        self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard
+    ) -> list[RefusedRecord]:
         """Send a client chunk (columns of `sinks.base.MESSAGES`) and wait until it is acknowledged.
 
         If that fails, none of its messages remain in the queue or, as far as the client can know,
@@ -266,11 +272,11 @@ class Client:
             return self._unreachable(error.str())
         return translated(self.where, error)
 
-    def _reasons(self) -> list[Refusal]:
+    def _reasons(self) -> list[RefusedRecord]:
         """Return the refusals that are not consequences of others, those about messages first."""
         found = [one for one in self._refusals if one.error.code() not in _CONSEQUENCES]
         if not found and self._fatal is not None:
-            return [Refusal(self._fatal, "", None)]
+            return [RefusedRecord(self._fatal, "", None)]
         return sorted(found or self._refusals[:1], key=lambda one: one.cause is None)
 
     def _wait(self, guard: SendGuard) -> bool:
@@ -354,7 +360,7 @@ class Client:
     def _on_delivery(self, error: KafkaError, message: Message) -> None:
         self.spent |= error.fatal()
         self.timed_out |= error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
-        self._refusals.append(Refusal(error, message.topic() or "", message.value()))
+        self._refusals.append(RefusedRecord(error, message.topic() or "", message.value()))
 
 
 def _without_values(text: str, client_conf: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.kafka.client import LOG
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.kafka.errors import error_of, translated
-from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from deltaforge_dagster.sinks.preflight import not_known
 from deltaforge_dagster.sources.findings import Finding
 
@@ -62,7 +62,7 @@ def findings(
     if not topics and transactional_id is None:
         return found
     secrets = {name: value.get_secret_value() for name, value in config.client_conf.items()}
-    settings = Settings(config.id, config.brokers, secrets, SECONDS, SECONDS)
+    settings = KafkaClientSettings(config.id, config.brokers, secrets, SECONDS, SECONDS)
     try:
         admin = AdminClient(settings.connection(), logger=LOG)
         asked = {}

@@ -47,7 +47,7 @@ _MESSAGE_TIMEOUT = {False: 60_000, True: 30_000}
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class KafkaClientSettings:
     """How to reach a cluster.
 
     Attributes:

@@ -43,9 +43,9 @@ from deltaforge_dagster.sinks.base import (
     Traffic,
     whole_ordinals,
 )
-from deltaforge_dagster.sinks.kafka.client import Client, Refusal, text_ends
+from deltaforge_dagster.sinks.kafka.client import Client, RefusedRecord, text_ends
 from deltaforge_dagster.sinks.kafka.errors import translated
-from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.transactions import Transactions
 from deltaforge_dagster.sinks.use import Use
 
@@ -84,7 +84,9 @@ class KafkaSink:
         lease_seconds: float = 25.0,
         transactional_id: str | None = None,
     ) -> None:
-        self._settings = Settings(sink_id, brokers, client_conf or {}, send_timeout, lease_seconds)
+        self._settings = KafkaClientSettings(
+            sink_id, brokers, client_conf or {}, send_timeout, lease_seconds
+        )
         self._transactional_id = transactional_id
         self._client: Client | None = None
         self._transactions: Transactions | None = None
@@ -338,7 +340,7 @@ class _Refused(Exception):  # noqa: N818 - tells what happened, within this modu
     @classmethod
     def of(
         cls,
-        refusals: Sequence[Refusal],
+        refusals: Sequence[RefusedRecord],
         where: str,
         batch: SinkBatch,
         start: int,
@@ -371,7 +373,7 @@ _ADVICE = {
 
 
 def _other_reason(
-    refusals: Sequence[Refusal], where: str, segment: int, piece: pa.RecordBatch
+    refusals: Sequence[RefusedRecord], where: str, segment: int, piece: pa.RecordBatch
 ) -> DeltaforgeError:
     refusal = refusals[0]
     topic, ordinal, _ = _named(piece, _row_of(refusal, piece))
@@ -401,7 +403,7 @@ def _end_of_piece(messages: pa.RecordBatch, start: int, stop: int) -> int:
     return min(whole_ordinals(messages, start, min(max(most, start + 1), start + PIECE_ROWS)), stop)
 
 
-def _row_of(refusal: Refusal, piece: pa.RecordBatch) -> int:
+def _row_of(refusal: RefusedRecord, piece: pa.RecordBatch) -> int:
     """Return the row of the refused message, or of the largest one if the refusal does not name it.
 
     librdkafka names no message when it refuses one itself.

@@ -34,7 +34,7 @@ from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.sinks.kafka.client import LOG, Client
 from deltaforge_dagster.sinks.kafka.errors import error_of, translated
-from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 
 _SLICE = 0.5
 _PAUSE = 0.05
@@ -79,7 +79,7 @@ class Transactions:
         client: The producer; it can send after `take_over`.
     """
 
-    def __init__(self, settings: Settings, name: str, *, alone: bool = False) -> None:
+    def __init__(self, settings: KafkaClientSettings, name: str, *, alone: bool = False) -> None:
         self.client = Client(settings, name, alone=alone)
         self._settings = settings
         self._name = name

@@ -11,7 +11,7 @@ import numpy as np
 
 from deltaforge_dagster.errors import SinkRejected, Undeliverable
 from deltaforge_dagster.sinks.nats.commands import MAX_SUBJECT
-from deltaforge_dagster.sinks.nats.link import Link
+from deltaforge_dagster.sinks.nats.link import NatsLink
 from deltaforge_dagster.sinks.nats.pack import Packer
 from deltaforge_dagster.sinks.nats.stream import Stream, is_wild
 from deltaforge_dagster.sinks.nats.task import Task, Terms
@@ -20,7 +20,7 @@ _WILDCARD_VERSION = (2, 11)
 """First version that supports `Nats-Expected-Last-Subject-Sequence-Subject`."""
 
 
-def check_stream(link: Link, stream: Stream, terms: Terms) -> None:
+def check_stream(link: NatsLink, stream: Stream, terms: Terms) -> None:
     """Check that a stream's configuration suits a sink.
 
     Raises:
@@ -40,7 +40,7 @@ def check_stream(link: Link, stream: Stream, terms: Terms) -> None:
         _check_exactly_once(link, stream, terms)
 
 
-def _check_exactly_once(link: Link, stream: Stream, terms: Terms) -> None:
+def _check_exactly_once(link: NatsLink, stream: Stream, terms: Terms) -> None:
     where = f"{link.where}: stream {stream.name!r}"
     config = stream.config
     if config.get("retention", "limits") != "limits":
@@ -64,7 +64,7 @@ def _check_exactly_once(link: Link, stream: Stream, terms: Terms) -> None:
 
 
 def sendable(
-    link: Link, stream: Stream | None, terms: Terms, packer: Packer, task: Task
+    link: NatsLink, stream: Stream | None, terms: Terms, packer: Packer, task: Task
 ) -> tuple[int, Undeliverable | None]:
     """Return the end of the messages that can be sent, and the error for the first one that cannot.
 

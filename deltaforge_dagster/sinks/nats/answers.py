@@ -166,7 +166,7 @@ def _scan(buffer: Bytes, end: int, prefix: int, base: int, answers: Bytes, state
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedMessage:
     """Number of the first message that was refused, and the server's answer: JSON or a status."""
 
     number: int
@@ -192,7 +192,7 @@ class Answers:
         self._answers = np.zeros(0, np.uint8)
         self._base = 1
         self._end = 0
-        self.refusal: Refusal | None = None
+        self.refusal: RefusedMessage | None = None
         self.error: str | None = None
         self.reply: bytes | None = None
         self.forget_refusal()
@@ -272,7 +272,9 @@ class Answers:
         refused = int(state[_REFUSED])
         _scan(self._buffer, self._end, self._prefix, self._base, self._answers, state)
         if state[_REFUSED] != refused:
-            self.refusal = Refusal(int(state[_REFUSED]), self._text(_TEXT, _TEXT_END).decode())
+            self.refusal = RefusedMessage(
+                int(state[_REFUSED]), self._text(_TEXT, _TEXT_END).decode()
+            )
         if state[_ERR_END] and self.error is None:
             self.error = self._text(_ERR, _ERR_END).decode("utf-8", "replace")
         if state[_REPLY_END] and self.reply is None:

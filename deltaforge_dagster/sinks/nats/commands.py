@@ -13,7 +13,7 @@ The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.
     df-key: <key>;                                     only if the key is not null
     <headers>                                          whole lines, only if they are not null
     <marks>                                            whole lines, the same in all rows
-    df-position: <position>;                           see `pack.Keeping`
+    df-position: <position>;                           see `pack.PositionHeader`
     <first>                                            whole lines, only in the block's first row
     ;
     <value>;

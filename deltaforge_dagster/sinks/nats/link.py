@@ -24,7 +24,7 @@ from deltaforge_dagster.sinks.deadlines import TimedOut, timed, too_late
 from deltaforge_dagster.sinks.nats.answers import Answers
 from deltaforge_dagster.sinks.nats.endpoint import Address, Login
 from deltaforge_dagster.sinks.nats.errors import server_error
-from deltaforge_dagster.sinks.nats.pack import Block
+from deltaforge_dagster.sinks.nats.pack import PackedMessages
 
 _PIECE = 1 << 18
 """Bytes handed to the socket at once: small enough that the timeout measures progress."""
@@ -33,7 +33,7 @@ _MAX_INFO = 1 << 20
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-class Link:
+class NatsLink:
     """A connection, opened by `connect`.
 
     Args:
@@ -112,7 +112,7 @@ class Link:
             while sent < len(view):
                 sent += next_socket().send(view[sent : sent + _PIECE])
 
-    def send_block(self, block: Block, deadline: float, *, answered: bool) -> None:
+    def send_block(self, block: PackedMessages, deadline: float, *, answered: bool) -> None:
         """Send a block; `answered` says whether its messages will be answered."""
         if answered:
             self.answers.expect(block.rows)

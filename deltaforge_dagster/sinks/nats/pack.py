@@ -64,7 +64,7 @@ _RESERVED = ("nats-", "df-key", "df-position", "df-replay")
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class PositionHeader:
     """How messages state the sink's position after them, in the header `df-position`.
 
     The last message of the block's first change and the last message of a segment carry the whole
@@ -85,7 +85,7 @@ class Keeping:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PackedMessages:
     """Packed commands of the messages `start` to `stop` (exclusive) of a batch.
 
     `data` stays valid until the third block after this one is packed. The answers to the messages are
@@ -104,7 +104,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class UnacceptableMessage:
     """A message that no server accepts: its row and the reason."""
 
     row: int
@@ -138,11 +138,11 @@ class Packer:
         """Return the `Nats-Msg-Id` of a row."""
         return f"{self._messages.column('idempotency_key')[row].as_py()}{self._suffix}"
 
-    def problem(self, limit: int) -> Problem | None:
+    def problem(self, limit: int) -> UnacceptableMessage | None:
         """Return the first message that a server with a limit of `limit` bytes does not accept."""
         own = OVERHEAD + 2 * len(self._suffix_line)
         row, kind = check(self._columns, own, limit)
-        return Problem(row, _PROBLEMS[kind]) if kind != NO_PROBLEM else None
+        return UnacceptableMessage(row, _PROBLEMS[kind]) if kind != NO_PROBLEM else None
 
     def pack(
         self,
@@ -152,10 +152,10 @@ class Packer:
         *,
         first: Mapping[str, str],
         marks: Mapping[str, str],
-        keeping: Keeping | None = None,
+        keeping: PositionHeader | None = None,
         max_rows: int = MAX_BLOCK_ROWS,
         max_bytes: int = MAX_BLOCK_BYTES,
-    ) -> Block:
+    ) -> PackedMessages:
         """Pack one block of messages from row `start`, ending at row `stop` at the latest.
 
         No block ends between the messages of one change. A change whose messages alone exceed a limit
@@ -183,10 +183,10 @@ class Packer:
             self._buffers[-1] = np.empty(size, np.uint8)
         buffer = self._buffers[-1]
         emit(self._columns, shared, special, start, end, number, buffer)
-        return Block(start, end, number, buffer.data[:size])
+        return PackedMessages(start, end, number, buffer.data[:size])
 
     def _special(
-        self, start: int, stop: int, first: Mapping[str, str], keeping: Keeping | None
+        self, start: int, stop: int, first: Mapping[str, str], keeping: PositionHeader | None
     ) -> Special:
         if keeping is None:
             return Special(self._ordinals, _lines(first), 0, -1, _EMPTY, -1, _EMPTY)
@@ -246,4 +246,4 @@ def warm() -> None:
     row = dict.fromkeys(MESSAGES.names, "-") | {"ordinal": 0, "headers": None}
     packer = Packer(pa.RecordBatch.from_pylist([row], schema=MESSAGES), "|", "_")
     packer.problem(1 << 20)
-    packer.pack(0, 1, 1, first={}, marks={}, keeping=Keeping(lambda _: "{}", None))
+    packer.pack(0, 1, 1, first={}, marks={}, keeping=PositionHeader(lambda _: "{}", None))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deltaforge_dagster.errors import PermissionMissing
-from deltaforge_dagster.sinks.nats.link import Link
+from deltaforge_dagster.sinks.nats.link import NatsLink
 from deltaforge_dagster.sinks.nats.stream import fits, meet
 
 USER_INFO = "$SYS.REQ.USER.INFO"
@@ -37,7 +37,7 @@ class Rights:
         return "all" if whole and not any(meet(one, pattern) for one in self.deny) else "some"
 
 
-def rights(link: Link, seconds: float) -> Rights | None:
+def rights(link: NatsLink, seconds: float) -> Rights | None:
     """Return the subjects to which the user may publish, or None if the server does not tell.
 
     Raises:

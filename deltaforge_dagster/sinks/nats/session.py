@@ -28,8 +28,13 @@ from deltaforge_dagster.sinks.nats.errors import (
     api_error,
     refusal,
 )
-from deltaforge_dagster.sinks.nats.link import Link
-from deltaforge_dagster.sinks.nats.pack import MAX_BLOCK_ROWS, Block, Keeping, Packer
+from deltaforge_dagster.sinks.nats.link import NatsLink
+from deltaforge_dagster.sinks.nats.pack import (
+    MAX_BLOCK_ROWS,
+    PackedMessages,
+    Packer,
+    PositionHeader,
+)
 from deltaforge_dagster.sinks.nats.stream import Held, Reader, Stream, fits, is_wild
 from deltaforge_dagster.sinks.nats.task import Task, Terms
 
@@ -56,7 +61,7 @@ class Session:
         held: What the stream holds of the sink; read by `read_held`, updated by `deliver`.
     """
 
-    def __init__(self, link: Link, terms: Terms) -> None:
+    def __init__(self, link: NatsLink, terms: Terms) -> None:
         self.link = link
         self.held = Held(0, 0)
         self._terms = terms
@@ -130,7 +135,7 @@ class Session:
 
     def _send_chained(self, packer: Packer, task: Task, stop: int, guard: SendGuard) -> None:
         answers = self.link.answers
-        waiting: deque[tuple[Block, float]] = deque()
+        waiting: deque[tuple[PackedMessages, float]] = deque()
         row = task.row
         known = task.passing.sent
         breaks = 0
@@ -177,7 +182,9 @@ class Session:
             elif refusal is not None:
                 self._go_on_after(api_error(refusal.text), task)
 
-    def _row_to_store_again(self, task: Task, block: Block, known: tuple[int, int]) -> int | None:
+    def _row_to_store_again(
+        self, task: Task, block: PackedMessages, known: tuple[int, int]
+    ) -> int | None:
         """Return the block's first row that the stream wrongly dropped as a duplicate; see `Pass`."""
         outcomes = self.link.answers.outcomes(block.number, block.rows)
         stored = np.flatnonzero(outcomes == STORED)
@@ -221,7 +228,9 @@ class Session:
         live = self.held.live if task.batch.origin is None else sequence
         self.held = Held(sequence, live)
 
-    def _packed(self, packer: Packer, task: Task, row: int, stop: int, *, strictly: bool) -> Block:
+    def _packed(
+        self, packer: Packer, task: Task, row: int, stop: int, *, strictly: bool
+    ) -> PackedMessages:
         first: dict[str, str] = {}
         before = "-1"
         if self._chain is not None:
@@ -248,13 +257,15 @@ class Session:
             max_rows=1 if redrive or self._alone else self._most,
         )
 
-    def _keeping(self, task: Task, before: str) -> Keeping | None:
+    def _keeping(self, task: Task, before: str) -> PositionHeader | None:
         batch = task.batch
         if batch.origin is None or not self._terms.exactly_once:
             return None
         last = batch.messages.num_rows - 1
         ends = batch.origin.redrive is None and task.ordinal(last) == batch.origin.rows - 1
-        return Keeping(lambda row: batch.position_at(row).to_json(), last if ends else None, before)
+        return PositionHeader(
+            lambda row: batch.position_at(row).to_json(), last if ends else None, before
+        )
 
     def _marks(self, task: Task) -> dict[str, str]:
         marks = {}

@@ -33,7 +33,7 @@ from deltaforge_dagster.errors import PositionMoved, SinkRejected, SinkUnavailab
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.deadlines import TimedOut
 from deltaforge_dagster.sinks.nats.endpoint import Address, Login, addresses
-from deltaforge_dagster.sinks.nats.link import Link
+from deltaforge_dagster.sinks.nats.link import NatsLink
 from deltaforge_dagster.sinks.nats.rights import Rights, rights
 from deltaforge_dagster.sinks.nats.session import Session
 from deltaforge_dagster.sinks.nats.stream import Held
@@ -100,7 +100,7 @@ class NatsSink:
         self._name = name
         self._connect_timeout = connect_timeout
         self._send_timeout = send_timeout
-        self._link: Link | None = None
+        self._link: NatsLink | None = None
         self._session: Session | None = None
         self._held: Held | None = None  # what the stream held when this sink last read or wrote it
         self._passes: dict[str | None, Pass] = {None: Pass()}  # by the run id of the replay
@@ -248,7 +248,7 @@ class NatsSink:
         self._use.raise_when_closed()  # `close` may have been called before there was a socket to end
         return self._session
 
-    def _connect(self) -> Link:
+    def _connect(self) -> NatsLink:
         failure: SinkUnavailable | None = None
         for address in self._addresses:
             link = self._link = self._link_to(address)
@@ -266,8 +266,10 @@ class NatsSink:
         assert failure is not None
         raise failure
 
-    def _link_to(self, address: Address) -> Link:
-        return Link(self._sink_id, address, self._name, self._connect_timeout, self._send_timeout)
+    def _link_to(self, address: Address) -> NatsLink:
+        return NatsLink(
+            self._sink_id, address, self._name, self._connect_timeout, self._send_timeout
+        )
 
     def _wait_or_raise(self, wait: float | None, error: SinkUnavailable) -> None:
         self._give_up_broken()

@@ -4,7 +4,7 @@ The stream is queried through JetStream's API (docs.nats.io, "NATS API Reference
 `STREAM.MSG.GET`).
 
 A sink that delivers exactly once finds its own position in the last message on its subjects, in the
-header `df-position`, which `nats_pack.Keeping` describes. Messages of a replay move no position, but are
+header `df-position`, which `pack.PositionHeader` describes. Messages of a replay move no position, but are
 among the others; their `df-position` is `@<sequence>`, the sequence of the last message before them that
 moves the position, or 0 if there is none.
 """
@@ -25,7 +25,7 @@ from deltaforge_dagster.sinks.nats.errors import (
     ApiError,
     refusal,
 )
-from deltaforge_dagster.sinks.nats.link import Link
+from deltaforge_dagster.sinks.nats.link import NatsLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Stream:
     config: Mapping[str, Any]
 
     @classmethod
-    def read(cls, link: Link, name: str, seconds: float) -> Stream:
+    def read(cls, link: NatsLink, name: str, seconds: float) -> Stream:
         """Read the description of a stream from the server.
 
         Raises:
@@ -168,7 +168,9 @@ class Reader:
         seconds: Timeout of one request.
     """
 
-    def __init__(self, link: Link, stream: str, pattern: str, suffix: str, seconds: float) -> None:
+    def __init__(
+        self, link: NatsLink, stream: str, pattern: str, suffix: str, seconds: float
+    ) -> None:
         self._link = link
         self._stream = stream
         self._pattern = pattern

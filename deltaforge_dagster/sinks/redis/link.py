@@ -21,7 +21,7 @@ from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.sinks.deadlines import timed, too_late
 from deltaforge_dagster.sinks.redis.endpoint import Address
 from deltaforge_dagster.sinks.redis.errors import address, refusal
-from deltaforge_dagster.sinks.redis.resp import Block
+from deltaforge_dagster.sinks.redis.resp import PackedCommands
 from deltaforge_dagster.sinks.redis.resp_replies import Replies, Verdict
 
 _PIECE = 1 << 18
@@ -40,7 +40,7 @@ class Identity(NamedTuple):
     client_id: int = 0
 
 
-class Link:
+class RedisLink:
     """One connection: redis-py connects and authenticates, then blocks are sent through its socket.
 
     Attributes:
@@ -154,7 +154,7 @@ class Link:
                 raise
             self.held = _NOT_TEXT
 
-    def transmit(self, block: Block, deadline: float) -> None:
+    def transmit(self, block: PackedCommands, deadline: float) -> None:
         """Send a block; `deadline` is a monotonic time."""
         self._replies.expect(block.rows, keeping=block.position is not None)
         self.clean, self.sending = False, True

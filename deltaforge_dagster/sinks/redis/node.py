@@ -9,7 +9,7 @@ import redis
 
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sinks.redis.errors import translated
-from deltaforge_dagster.sinks.redis.link import Identity, Link
+from deltaforge_dagster.sinks.redis.link import Identity, RedisLink
 from deltaforge_dagster.sinks.use import Use
 
 _DRAIN_SECONDS = 1.0
@@ -36,7 +36,7 @@ class Node:
         send_timeout: float,
         use: Use,
     ) -> None:
-        self.link: Link | None = None
+        self.link: RedisLink | None = None
         self.asking = False
         self._sink_id = sink_id
         self._connect = connect
@@ -44,7 +44,7 @@ class Node:
         self._use = use
         self._old: list[Identity] = []
 
-    def connected(self, watched: str | None = None) -> Link:
+    def connected(self, watched: str | None = None) -> RedisLink:
         """Return a link that is ready for a block; connect if there is none.
 
         Args:
@@ -56,7 +56,7 @@ class Node:
         if (link := self.link) is None:
             with self.giving_up("redis sentinel"):
                 connection = self._connect()
-            link = self.link = Link(self._sink_id, connection, self._send_timeout)
+            link = self.link = RedisLink(self._sink_id, connection, self._send_timeout)
             with self.giving_up(link.address):
                 link.connect()
                 self._end_old_connections(link)
@@ -104,7 +104,7 @@ class Node:
                 self._old.append(link.identity)
             link.close()
 
-    def _end_old_connections(self, link: Link) -> None:
+    def _end_old_connections(self, link: RedisLink) -> None:
         """Make sure that nothing sent on a broken connection runs after the blocks that follow."""
         for old in self._old:
             known = old.server and link.identity.server

@@ -103,7 +103,7 @@ _LAYOUTS: dict[EventField, _Layout] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class PositionKey:
     """How blocks keep a position: they set `key` to the text that `text` returns for their last row.
 
     The key expires after `seconds`, or never if that is None.
@@ -115,7 +115,7 @@ class Keeping:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PackedCommands:
     """One packed transaction with the messages `start` to `stop` (exclusive) of a batch.
 
     `data` holds all commands of the block and stays valid until the second block after this one is
@@ -137,11 +137,11 @@ def pack_blocks(
     messages: pa.RecordBatch,
     replay: str | None = None,
     *,
-    keeping: Keeping | None = None,
+    keeping: PositionKey | None = None,
     event_field: EventField = "df-event",
     max_rows: int = MAX_BLOCK_ROWS,
     max_bytes: int = MAX_BLOCK_BYTES,
-) -> Iterator[Block]:
+) -> Iterator[PackedCommands]:
     """Pack messages (columns of `sinks.base.MESSAGES`) lazily, one block per step, in order.
 
     No block ends between the messages of one change. A change whose messages alone exceed a limit
@@ -179,11 +179,11 @@ def pack_blocks(
         data[: len(_MULTI)] = _MULTI
         _emit(columns, layout, tail, start, stop, buffers[0][len(_MULTI) :])
         data[size - len(end) :] = end
-        yield Block(start, stop, data, None if position is None else position.encode())
+        yield PackedCommands(start, stop, data, None if position is None else position.encode())
         start = stop
 
 
-def _keep(keeping: Keeping, position: str) -> bytes:
+def _keep(keeping: PositionKey, position: str) -> bytes:
     """Return the final commands of a block that keeps a position."""
     key, seconds = keeping.key, keeping.seconds
     expiry = () if seconds is None else ("EX", str(seconds))

@@ -60,21 +60,21 @@ _MOST_REDIRECTIONS = 16
 class _Delivery:
     """The delivery of one block to the node of a slot, and the next block of the batch."""
 
-    block: resp.Block
-    blocks: Iterator[resp.Block]
+    block: resp.PackedCommands
+    blocks: Iterator[resp.PackedCommands]
     batch: SinkBatch
     slot: int | None
     sent: bool = False
     redirections: int = 0
     _packed: bool = False
-    _next: resp.Block | None = None
+    _next: resp.PackedCommands | None = None
 
     @property
     def ordinal(self) -> int:
         """The block's first ordinal; a message that is too large for others is alone in its block."""
         return cast("int", self.batch.messages.column("ordinal")[self.block.start].as_py())
 
-    def next_block(self) -> resp.Block | None:
+    def next_block(self) -> resp.PackedCommands | None:
         """Return the next block of the batch, packed at the first call, or None after the last."""
         if not self._packed:
             self._next = next(self.blocks, None)
@@ -310,7 +310,7 @@ class RedisSink:
         key = self._key() if batch.origin is not None else None
         keeping = None
         if key is not None:
-            keeping = resp.Keeping(
+            keeping = resp.PositionKey(
                 key, lambda row: batch.position_at(row).to_json(), self._position_seconds
             )
         blocks = resp.pack_blocks(
@@ -320,7 +320,7 @@ class RedisSink:
         while block is not None:
             block = self._deliver(_Delivery(block, blocks, batch, slot), guard)
 
-    def _deliver(self, delivery: _Delivery, guard: SendGuard) -> resp.Block | None:
+    def _deliver(self, delivery: _Delivery, guard: SendGuard) -> resp.PackedCommands | None:
         """Deliver one block and return the next one, which is packed while the server works."""
         waits = iter(_BLOCK_WAITS)
         while True:

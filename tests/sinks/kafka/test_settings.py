@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.sinks.kafka.client import Client
-from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 
 
-def settings(lease_seconds: float = 25, **client_conf: str) -> Settings:
+def settings(lease_seconds: float = 25, **client_conf: str) -> KafkaClientSettings:
     """Return settings; in names of properties `_` stands for a dot."""
     conf = {name.replace("_", "."): value for name, value in client_conf.items()}
-    return Settings("out", "127.0.0.1:1", conf, 30, lease_seconds)
+    return KafkaClientSettings("out", "127.0.0.1:1", conf, 30, lease_seconds)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,9 @@ def settings(lease_seconds: float = 25, **client_conf: str) -> Settings:
         (settings(transaction_timeout_ms="9000"), ("9000", "9000")),
     ],
 )
-def test_no_message_outlives_the_lease(given: Settings, expected: tuple[str, str]) -> None:
+def test_no_message_outlives_the_lease(
+    given: KafkaClientSettings, expected: tuple[str, str]
+) -> None:
     """Whatever a file says, a message is dead when its sender may have lost its lease.
 
     In a transaction also no later than that.
@@ -53,6 +55,6 @@ CARELESS = settings(enable_idempotence="false", acks="1")
     ("given", "transactional_id"),
     [(settings(), None), (settings(), "a"), (QUICK, None), (QUICK, "a"), (CARELESS, None)],
 )
-def test_the_library_accepts_them(given: Settings, transactional_id: str | None) -> None:
+def test_the_library_accepts_them(given: KafkaClientSettings, transactional_id: str | None) -> None:
     """The combinations of properties that files ask for are ones that librdkafka takes."""
     Client(given, transactional_id).discard()

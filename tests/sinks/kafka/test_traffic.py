@@ -11,7 +11,7 @@ from deltaforge_dagster.errors import LeaseLost
 from deltaforge_dagster.sinks.base import Traffic, traffic_of
 from deltaforge_dagster.sinks.file.sink import FileSink
 from deltaforge_dagster.sinks.kafka.client import Client
-from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow, refuse_from
 from deltaforge_lab.faulty_sink import FaultySink
@@ -62,7 +62,7 @@ def test_transactions_and_statistics(
 
 def test_counters_of_one_producer_after_another() -> None:
     """Retries add up over brokers and producers; each counts from 0."""
-    settings = Settings("out", "localhost:1", {}, 1, 5)
+    settings = KafkaClientSettings("out", "localhost:1", {}, 1, 5)
     for retries in ((1, 2), (4, 2)):
         client = Client(settings)
         for some in (0, *retries):

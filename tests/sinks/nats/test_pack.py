@@ -12,7 +12,7 @@ from hypothesis import given
 
 from deltaforge_dagster.errors import SinkRejected
 from deltaforge_dagster.sinks.base import MESSAGES
-from deltaforge_dagster.sinks.nats.pack import Block, Keeping, Packer
+from deltaforge_dagster.sinks.nats.pack import PackedMessages, Packer, PositionHeader
 from tests.sinks.nats_messages import row
 
 
@@ -68,10 +68,10 @@ def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def blocks(
-    packer: Packer, rows: int, keeping: Keeping | None, **limits: int
-) -> list[tuple[Block, bytes]]:
+    packer: Packer, rows: int, keeping: PositionHeader | None, **limits: int
+) -> list[tuple[PackedMessages, bytes]]:
     """Pack everything; the bytes are copies."""
-    found: list[tuple[Block, bytes]] = []
+    found: list[tuple[PackedMessages, bytes]] = []
     start = 0
     while start < rows:
         block = packer.pack(
@@ -123,7 +123,7 @@ def test_every_position_can_be_resolved(rows: list[dict[str, Any]], most: int, e
     messages = batch_of(rows)
     ordinals = messages.column("ordinal").to_pylist()
     last = len(rows) - 1
-    keeping = Keeping(lambda at: f"{{{at}}}", last if ends else None)
+    keeping = PositionHeader(lambda at: f"{{{at}}}", last if ends else None)
     positions: list[str] = []
     for _, data in blocks(Packer(messages, "|s", "_I"), len(rows), keeping, max_rows=most):
         for _, _, headers, _ in parsed(data):
@@ -164,7 +164,7 @@ def test_the_first_of_a_block_says_where_to_look() -> None:
     rows = [row(n, "a", ordinal=0) for n in range(3)]
     packer = Packer(pa.RecordBatch.from_pylist(rows, schema=MESSAGES), "|s", "_I")
 
-    keeping = Keeping(lambda at: f"{{{at}}}", None, "-@17")
+    keeping = PositionHeader(lambda at: f"{{{at}}}", None, "-@17")
     block = packer.pack(1, 3, 1, first={}, marks={}, keeping=keeping)
 
     assert [dict(headers)["df-position"] for _, _, headers, _ in parsed(bytes(block.data))] == [

@@ -13,7 +13,7 @@ from redis.connection import Connection
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import MESSAGES
-from deltaforge_dagster.sinks.redis.resp import Keeping, pack_blocks
+from deltaforge_dagster.sinks.redis.resp import PositionKey, pack_blocks
 from deltaforge_dagster.sinks.redis.resp_replies import Replies, Verdict
 
 TEXT = st.text(
@@ -177,7 +177,7 @@ def test_a_kept_position_is_what_redis_py_packs(
     messages: list[Message], key: str, max_rows: int
 ) -> None:
     """Each block sets the key to the text of its last row, then watches and reads it."""
-    keeping = Keeping(key, lambda row: f"ä{row}")
+    keeping = PositionKey(key, lambda row: f"ä{row}")
     connection = Connection()
 
     for block in pack_blocks(batch_of(messages), keeping=keeping, max_rows=max_rows):
