@@ -206,7 +206,7 @@ FAULTS = (
         "elif now.problem is not None or now.live != self.held.live:",
         "elif now.problem is not None:",
         ("tests/sinks/nats/test_positions.py",),
-        "A stream that was made anew or restored is written on to, and what it has lost never comes again.",
+        "A stream that was recreated or restored is written on to, and what it has lost never comes again.",
     ),
     Fault(
         "outbox-updates",

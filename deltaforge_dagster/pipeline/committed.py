@@ -42,7 +42,7 @@ def awaited_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) 
 
 
 def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> list[str]:
-    """Return the attached sinks that the commit policy can do without, the hindmost first.
+    """Return the attached sinks that the commit policy can do without, the slowest first.
 
     `required`: those that are not required; `all`: none; `quorum` N: all but the N foremost.
     """

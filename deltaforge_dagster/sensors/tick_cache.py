@@ -1,7 +1,7 @@
 """The resources that the ticks of one process share: Dagster's instance, state store and journal, opened once.
 
 A code server evaluates every sensor and schedule, some of them every few seconds. Dagster opens the instance of a tick
-(`context.instance`, which resources use as well) anew each time and checks the migrations of three databases; with
+(`context.instance`, which resources use as well) each time and checks the migrations of three databases; with
 SQLite this took more processor time of a code server than everything else. A newly opened state store also has to
 compile every statement again. The webserver's threads share one instance in the same way.
 """

@@ -164,7 +164,7 @@ class Source(Protocol):
     def reset(self, *, dry_run: bool) -> list[str]:
         """Drop what the server keeps for this pipeline and from which nothing can be read any more.
 
-        `ensure_start` makes it anew. What can still be read from is kept. 5 seconds at most.
+        `ensure_start` recreates it. What can still be read from is kept. 5 seconds at most.
 
         Args:
             dry_run: Drop nothing.

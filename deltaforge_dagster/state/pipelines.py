@@ -393,7 +393,7 @@ def _beginning(
     attached = [row for row in existing if row.attached]
     if attached and start is None:
         last = min(attached, key=lambda row: (row.whole_segment, row.ordinal))
-        return last.whole_segment + 1, f"where sink {last.sink}, the hindmost, stood"
+        return last.whole_segment + 1, f"where sink {last.sink}, the slowest, stood"
     query = select(func.min(segments.c.segment)).where(segments.c.pipeline == pipeline.name)
     first = connection.execute(query).scalar() or pipeline.next_segment
     return first, "the journal's oldest" + (" (start: journal)" if start else "")

@@ -131,7 +131,7 @@ class TestPipelines:
         assert (row.want, row.probe_after, row.probe_wait) == ("paused", 12.5, 4.0)
 
     def test_sink_added_later(self, store: StateStore) -> None:
-        """A new sink starts, with a whole segment, where the hindmost sink will go on."""
+        """A new sink starts, with a whole segment, where the slowest sink will go on."""
         lease = held(store, "a", "b")
         capture(store, lease, 1, 2, 3)
         deliver(store, lease, "a", 3)

@@ -251,7 +251,7 @@ class TestDetached:
         assert (3, "b") not in store.ranges.unpublished(NAME)
 
     def test_a_new_sink_does_not_begin_there(self, store: StateStore) -> None:
-        """A sink added later starts where the hindmost attached sink is."""
+        """A sink added later starts where the slowest attached sink is."""
         self.journal(store)
         store.pipelines.register(NAME, "spec-2", ["a", "b", "c"])
         assert store.checkpoints.read(NAME)["c"].first_segment == 4
@@ -339,7 +339,7 @@ class TestAddedSinks:
         assert [(one.first_segment, one.began) for one in rows.values()] == [(1, None), (1, None)]
 
     def test_where_it_begins(self, store: StateStore) -> None:
-        """Where the hindmost stands, at the journal's end, or as far back as the journal goes."""
+        """Where the slowest stands, at the journal's end, or as far back as the journal goes."""
         self.journal(store)
         starts: dict[str, SinkStart] = {"t": "tail", "j": "journal", "s": "snapshot"}
 
@@ -347,7 +347,7 @@ class TestAddedSinks:
 
         rows = store.checkpoints.read(NAME)
         begun = {
-            "m": (5, 4, "added; begins with segment 5, where sink a, the hindmost, stood"),
+            "m": (5, 4, "added; begins with segment 5, where sink a, the slowest, stood"),
             "t": (6, 5, ("added; begins with segment 6, with what was captured after it was added"
                         " (start: tail)")),
             "j": (2, 1, "added; begins with segment 2, the journal's oldest (start: journal)"),
@@ -373,7 +373,7 @@ class TestAddedSinks:
         began = store.checkpoints.read(NAME)["c"].began
         assert began is not None
         assert began.startswith(
-            "added; begins with segment 5, where sink a, the hindmost, stood; b is"
+            "added; begins with segment 5, where sink a, the slowest, stood; b is"
         )
         assert "a renamed sink is a new one" in began
         assert set(store.checkpoints.read(NAME)) == {"a", "b", "c"}  # a run is at work

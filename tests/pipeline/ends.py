@@ -66,7 +66,7 @@ class Database(Protocol):
         ...
 
     def forget(self) -> None:
-        """Let the log begin now for whoever reads it anew."""
+        """Let the log begin now for whoever reads it again."""
         ...
 
 
@@ -267,7 +267,7 @@ class KafkaTopic:
         admin.delete_consumer_groups([self._group])[self._group].result(30)
 
     def empty(self) -> None:
-        """Delete the topic and create it anew."""
+        """Delete the topic and recreate it."""
         admin = self._admin()
         admin.delete_topics([self._topic])[self._topic].result(30)
         self._server.create_topic(self._topic)

@@ -131,7 +131,7 @@ def test_mysql(mysql_stage: Stage) -> None:
 
 @pytest.mark.postgres
 def test_postgres(postgres_stage: Stage) -> None:
-    """PostgreSQL, whose log describes a table anew with the first change after it was altered."""
+    """PostgreSQL, whose log describes a table again with the first change after it was altered."""
     waits_and_comes(postgres_stage, "public.orders")
     compares(postgres_stage, "public.orders")
 

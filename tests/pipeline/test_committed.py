@@ -122,7 +122,7 @@ def test_a_detached_sink_counts_nowhere(tmp_path: Path) -> None:
 def test_what_the_policy_can_do_without(
     tmp_path: Path, required: str, policy: str, expected: list[str]
 ) -> None:
-    """Attached sinks that nothing waits for, the hindmost first; `b` is detached already."""
+    """Attached sinks that nothing waits for, the slowest first; `b` is detached already."""
     rows = {"a": at(1), "b": replace(at(1), state="detached"), "c": at(3)}
     checkpoints = {sink: replace(one, sink=sink) for sink, one in rows.items()}
 

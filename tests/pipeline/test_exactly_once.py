@@ -243,7 +243,7 @@ def test_an_older_sink(make_world: MakeWorld) -> None:
 
 
 @EVERYWHERE
-def test_store_made_anew(make_world: MakeWorld) -> None:
+def test_store_recreated(make_world: MakeWorld) -> None:
     """A new store and journal: what the sink has is skipped, and nothing else.
 
     PostgreSQL's slot holds the log for it; from MySQL a new pipeline begins now.
@@ -268,7 +268,7 @@ def test_store_made_anew(make_world: MakeWorld) -> None:
 
 
 @EVERYWHERE
-def test_store_made_anew_when_the_source_has_forgotten(make_world: MakeWorld) -> None:
+def test_store_recreated_when_the_source_has_forgotten(make_world: MakeWorld) -> None:
     """A new journal that begins after the sink's position stops, until someone has decided."""
     world = make_world()
     world.deliver(1, 10)
@@ -309,9 +309,9 @@ def test_store_restored_from_a_backup(make_world: MakeWorld, exactly_once: bool)
     world.end()
     for file in world.home.glob("state.db*"):
         file.unlink()
-    anew = StateStore.open(f"sqlite:///{world.home}/state.db")
-    restore(backup, anew, force=False)
-    anew.close()
+    fresh = StateStore.open(f"sqlite:///{world.home}/state.db")
+    restore(backup, fresh, force=False)
+    fresh.close()
 
     world.insert(31, 40)
     world.begin()

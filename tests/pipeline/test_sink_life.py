@@ -219,7 +219,7 @@ def test_a_file_that_is_edited_while_a_run_lives(
     assert set(lives.store.checkpoints.read("feed")) == {"redis", "b", "t", "j"}
     assert "sink a is gone, and its checkpoint with it" in caplog.text
     assert (
-        "sink b: added; begins with segment 2, where sink a, the hindmost, stood; a is"
+        "sink b: added; begins with segment 2, where sink a, the slowest, stood; a is"
         in caplog.text
     )
     assert "sink t: added; begins with segment 2, with what was captured after it" in caplog.text
@@ -360,7 +360,7 @@ def test_a_position_that_the_slot_let_go_of(lives: Lives) -> None:
         lives.feed.catch_up()
 
 
-def test_everything_anew(lives: Lives) -> None:
+def test_everything_again(lives: Lives) -> None:
     """After `reset --all` the slot's rest is captured and delivered again, under new numbers."""
     lives.file("a")
     lives.insert(2)

@@ -52,7 +52,7 @@ def test_each_gets_what_the_one_before_it_made() -> None:
     ]
 
 
-def test_rows_are_numbered_anew() -> None:
+def test_rows_are_renumbered() -> None:
     """The remaining rows are renumbered from 0 without gaps, over all batches."""
     rows = [row(op="c" if number % 3 else "u", ordinal=number) for number in range(10)]
 

@@ -188,7 +188,7 @@ def test_examples_are_few_and_short() -> None:
     assert column.last_us == {"value_out_of_range": row()["ts_us"]}
 
 
-def test_another_version_begins_anew() -> None:
+def test_another_version_starts_over() -> None:
     """The drift of a column is discarded when its declared type changes."""
     new = (declared("id", "integer", nullable=False), declared("code", "text", nullable=True))
     table = TableSense(SchemaSensing(enabled=True))

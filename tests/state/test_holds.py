@@ -110,7 +110,7 @@ def test_a_hold_is_released_held_back_and_journaled(store: StateStore, lease: Le
     assert store.holds.read("p") == []
 
 
-def test_held_anew_before_sinks_have_the_released_events(store: StateStore, lease: Lease) -> None:
+def test_held_again_before_sinks_have_the_released_events(store: StateStore, lease: Lease) -> None:
     """It is one hold, which begins where the first one did."""
     keep(store, lease, 30, part("one"))
     with store.fenced(lease) as writer:

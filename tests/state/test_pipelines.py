@@ -72,7 +72,7 @@ def test_a_removed_pipeline_leaves_nothing_but_its_numbers(store: StateStore) ->
 
 
 def test_why_a_pipeline_failed_is_kept(store: StateStore) -> None:
-    """Until it is taken back, or the pipeline begins anew."""
+    """Until it is taken back, or the pipeline starts over."""
     store.pipelines.register(NAME, "hash", ["redis"])
 
     def failure() -> str | None:

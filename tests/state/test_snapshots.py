@@ -87,7 +87,7 @@ def test_of_two_readers_the_first_counts(store: StateStore) -> None:
 
 
 def test_a_reading_is_spliced_once(store: StateStore) -> None:
-    """Neither by a run without its lease, nor after the chunk was read anew; again is no error."""
+    """Neither by a run without its lease, nor after the chunk was read again; again is no error."""
     lease = held(store)
     number = reading(store)
     store.snapshots.stage(NAME, number, FIRST, staged())
@@ -242,7 +242,7 @@ class TestOfSomeSinks:
         assert row.state == "cancelled"
         assert row.problem == "it was for a, b, which the file no longer has"
 
-    def test_a_pipeline_that_begins_anew(self, store: StateStore) -> None:
+    def test_a_pipeline_that_starts_over(self, store: StateStore) -> None:
         """It begins by the rules of its file: what that asks for is due again."""
         lease = self.joined(store, "new")
         row = store.snapshots.request(NAME, cause="sink", sinks=["new"])

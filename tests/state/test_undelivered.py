@@ -54,7 +54,7 @@ def test_each_way_out_of_the_queue(store: StateStore) -> None:
     assert noted(store, 1) == {"acknowledged": [2, 3, 4], "evicted": [7]}
 
 
-def test_a_sink_that_meets_changes_anew(store: StateStore) -> None:
+def test_a_sink_that_meets_changes_again(store: StateStore) -> None:
     """What is noted behind the place from which it goes on is forgotten, the rest stays."""
     lease = held(store)
     capture(store, lease, 1, 2, 3)

@@ -138,7 +138,7 @@ class BackPressure:
         behind = sorted(
             (one for one in checkpoints if one.attached), key=lambda one: one.whole_segment
         )
-        holder = f"; sink {behind[0].sink} is the hindmost" if behind else ""
+        holder = f"; sink {behind[0].sink} is the slowest" if behind else ""
         if behind and behind[0].paused:
             command = go_on_command(self._pipeline, behind[0].sink, behind[0].state)
             holder += f", and paused ({command})"

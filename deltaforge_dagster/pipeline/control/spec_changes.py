@@ -28,7 +28,7 @@ _RELOADED = (
 _ASSET = "Dagster shows that once it has loaded the file again"
 
 _CONSEQUENCES = (
-    ("spec.source.type", "positions of the other source mean nothing here: give the pipeline another name, or begin anew with `deltaforge checkpoint reset PIPELINE --all`"),
+    ("spec.source.type", "positions of the other source mean nothing here: give the pipeline another name, or start over with `deltaforge checkpoint reset PIPELINE --all`"),
     ("spec.source.config.id", "events captured from then on have other ids"),
     ("spec.source.config.dsn", "if it is another server or database, and not only another address, a run goes on only where that is safe, and says otherwise why not"),
     ("spec.source.config.outbox", "decides what is an event of an outbox from then on"),

@@ -105,7 +105,7 @@ class Redriver:
         Raises:
             DeltaforgeError: The sink failed; what is left stays due.
         """
-        # Asked anew: what a sink was found to have when it was opened is gone since.
+        # Asked again: what a sink was found to have when it was opened is gone since.
         due = self._due_entries((checkpoint.segment, checkpoint.ordinal))
         chunk, changes = self._chunk(due)
         self._due, self._seen, self._looked_at = False, None, -LOOK_SECONDS

@@ -150,7 +150,7 @@ class Processing:
         pipeline = self._store.pipelines.get(self._pipeline)
         assert pipeline is not None
         job = ProcessingJob(
-            chain_of(self._spec),  # anew: the source of a function may have changed
+            chain_of(self._spec),  # again: the source of a function may have changed
             self._lease.run_id,
             self._journal.url,
             self._pipeline,

@@ -139,9 +139,9 @@ class Session:
         row = task.row
         known = task.passing.sent
         breaks = 0
-        if task.passing.anew:
+        if task.passing.restarted:
             self._break_chain()
-            task.passing.anew = False
+            task.passing.restarted = False
         while task.row < stop:
             if row < stop and len(waiting) < (1 if self._alone else _ON_THE_WAY):
                 block = self._packed(packer, task, row, stop, strictly=breaks < _STRICT_BEGINNINGS)

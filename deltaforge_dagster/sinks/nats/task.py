@@ -41,14 +41,14 @@ class Pass:
         sent: Segment and ordinal of the last message that was sent.
         acknowledged: Segment and ordinal of the last message that was acknowledged.
         fresh: Whether nothing was stored yet, so that messages of an earlier run may be duplicates.
-        anew: Whether the pass starts over, so that the next message must begin a new chain.
+        restarted: Whether the pass starts over, so that the next message must begin a new chain.
         again: Suffix for the ids of messages that are stored again; empty until one is.
     """
 
     sent: tuple[int, int] = (-1, -1)
     acknowledged: tuple[int, int] = (-1, -1)
     fresh: bool = True
-    anew: bool = False
+    restarted: bool = False
     again: str = ""
 
     def begin(self, batch: SinkBatch) -> None:
@@ -57,7 +57,7 @@ class Pass:
         if (batch.segment, ordinal) <= self.acknowledged:
             self.sent = self.acknowledged = (batch.segment, ordinal - 1)
             self.fresh = False
-            self.anew = True
+            self.restarted = True
 
 
 @dataclass(slots=True)

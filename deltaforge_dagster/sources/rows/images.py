@@ -2,7 +2,7 @@
 
 An update's image may lack values: PostgreSQL does not log large ones that the update did not touch,
 which leaves `{"_unchanged":true}` or no member, and MySQL leaves columns out with minimal row images. What
-stands there is the value before. Values are pieces of text: none is read, and none written anew.
+stands there is the value before. Values are pieces of text: none is read, and none rewritten.
 """
 
 from __future__ import annotations

@@ -113,21 +113,21 @@ def _computed(names: list[str], mode: str) -> Finding:
 
 
 def _triggers(session: TursoSession, tables: dict[str, Definition]) -> list[Finding]:
-    anew = "set source.config.auto_create_triggers: true"
+    remedy = "set source.config.auto_create_triggers: true"
     missing = sorted(tables.keys() - triggers.triggered(session))
     if missing:
         text = (
             "without triggers for every INSERT, UPDATE and DELETE, so that changes are not found: "
             f"{listed(missing)}"
         )
-        return [Finding("triggers", "error", text, anew)]
+        return [Finding("triggers", "error", text, remedy)]
     old = sorted(triggers.outdated(session, tables))
     if old:
         text = (
             f"tables with triggers of an earlier version, or made before columns were added: {listed(old)};"
             " events lack such columns, and the last digit of REAL values above 1e100 may be another one"
         )
-        return [Finding("triggers", "warning", text, anew)]
+        return [Finding("triggers", "warning", text, remedy)]
     return [Finding("triggers", "ok", "every captured table has triggers")]
 
 

@@ -218,7 +218,7 @@ def test_a_reset_of_everything_asks_on_a_terminal(
 
 
 @pytest.mark.postgres
-def test_a_reset_makes_a_slot_anew_that_nothing_can_be_read_from(
+def test_a_reset_recreates_a_slot_that_nothing_can_be_read_from(
     store: StateStore, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slot with log from before its publication was recreated is replaced; changes after the reset are captured."""

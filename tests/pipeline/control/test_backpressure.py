@@ -194,7 +194,7 @@ def test_a_required_sink_pauses_capture(limited: Callable[..., Limited]) -> None
     fed.insert(FULL)
 
     assert fed.paused() is not None
-    assert "sink lines is the hindmost" in str(fed.paused())
+    assert "sink lines is the slowest" in str(fed.paused())
     assert fed.segments < FULL
     first = run.end()
     assert (first.reason, first.pauses, first.paused) == ("asked", 1, fed.paused())
@@ -223,7 +223,7 @@ def test_a_paused_required_sink_pauses_capture(limited: Callable[..., Limited]) 
     fed.insert(FULL)
 
     command = "deltaforge sink resume feed lines"
-    assert f"sink lines is the hindmost, and paused ({command})" in str(fed.paused())
+    assert f"sink lines is the slowest, and paused ({command})" in str(fed.paused())
     assert fed.store.checkpoints.read("feed")["lines"].state == "paused"
 
     fed.store.checkpoints.resume("feed", "lines")

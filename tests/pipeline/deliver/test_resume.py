@@ -129,7 +129,7 @@ def test_overruled() -> None:
         assert decide(set_by_hand, held, SEGMENT, JOURNAL) == STAYS
 
 
-def test_store_made_anew() -> None:
+def test_store_recreated() -> None:
     """A new store's checkpoint gives way to a position from before: the source position decides."""
     fresh = checkpoint(segment=0, ordinal=-1, complete=True, lineage=None)
     held = replace(HELD, uid="uid-0", lineage="lineage-0")

@@ -156,7 +156,7 @@ def test_a_sink_far_behind_gets_its_own_job(
     eventually(lambda: (1, 3) in encoder.covered() and (8, 10) in encoder.covered())
 
 
-def test_a_failed_job_is_made_anew(encode_cache: EncodeCache, encoder: CountingEncoder) -> None:
+def test_a_failed_job_is_recreated(encode_cache: EncodeCache, encoder: CountingEncoder) -> None:
     """The failure reaches who asked; asking again works."""
     encoder.failures = 1
     with pytest.raises(SparkUnavailable), encode_cache.covering("a", 1, 0):

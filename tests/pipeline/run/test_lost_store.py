@@ -1,4 +1,4 @@
-"""A state store that is gone: no run goes on without it, and none begins anew beside its journal."""
+"""A state store that is gone: no run goes on without it, and none starts over beside its journal."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ ROW, OTHER = {"id": 1, "v": 1, "big": "x"}, {"id": 2, "v": 1, "big": "y"}
         [captured("d", key=1), captured("c", ROW)],
         [captured("u", {"id": 9, "v": 2, "big": "x"}, before={"id": 1})],
     ],
-    ids=["updated", "deleted", "made anew", "moved"],
+    ids=["updated", "deleted", "recreated", "moved"],
 )
 def test_what_changed_since_is_left_out(changes: list[dict[str, object]]) -> None:
     """The stream has the row as it became; other rows stay."""

@@ -17,7 +17,7 @@ from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import read_topic
-from tests.sinks.kafka.test_faults import begins_anew_only, deliver
+from tests.sinks.kafka.test_faults import deliver, starts_over_only
 from tests.sinks.kafka.test_sink import numbered, numbers
 
 pytestmark = pytest.mark.kafka
@@ -109,6 +109,6 @@ def test_the_leader_dies(brokers: tuple[KafkaServer, SecondBroker], *, transacti
         assert found == [*range(4000)]
     else:
         assert set(found) == {*range(4000)}
-        assert begins_anew_only(found)
+        assert starts_over_only(found)
     second.restart()
     eventually(lambda: leader(first, topic)[1] == 2)

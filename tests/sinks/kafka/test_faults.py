@@ -56,7 +56,7 @@ def distant() -> Iterator[DistantServer]:
         yield server
 
 
-def begins_anew_only(found: list[int]) -> bool:
+def starts_over_only(found: list[int]) -> bool:
     """Whether each number is one that was there, or the next: what is repeated has no gaps."""
     newest = -1
     for before, number in itertools.pairwise([-1, *found]):
@@ -140,7 +140,7 @@ def test_connections_that_break(distant: DistantServer, transactional: bool) -> 
         assert found == [*range(4000)]
     else:
         assert set(found) == {*range(4000)}
-        assert begins_anew_only(found)
+        assert starts_over_only(found)
 
 
 def test_a_network_that_is_gone_for_a_while(distant: DistantServer) -> None:
@@ -155,7 +155,7 @@ def test_a_network_that_is_gone_for_a_while(distant: DistantServer) -> None:
     with FaultyProxy(("127.0.0.1", distant.behind), 1, 0, seed=1, port=distant.before):
         failures = deliver(sink, [numbered(10, "gone", first=10)])
     found = numbers(read_topic(distant.brokers, "gone"))
-    assert begins_anew_only(found)
+    assert starts_over_only(found)
     assert found[: len(before)] == before
     # Only what a slow machine let run out of its time again may have come more than once.
     assert set(found[len(before) :]) == {*range(10, 20)}
@@ -193,4 +193,4 @@ def test_a_disk_that_is_full(start_kafka: StartKafka, transactional: bool) -> No
     deliver(sink, batches[1:])
     found = numbers(read_topic(server.brokers, "t"))
     assert set(found) == {*range(4000)}
-    assert found == [*range(4000)] if transactional else begins_anew_only(found)
+    assert found == [*range(4000)] if transactional else starts_over_only(found)

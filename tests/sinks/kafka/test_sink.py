@@ -84,7 +84,7 @@ def numbers(records: list[Record]) -> list[int]:
 
 
 def repeats_only(found: list[int], count: int) -> bool:
-    """Whether 0 to `count` - 1 came in order, beginning anew any number of times on the way."""
+    """Whether 0 to `count` - 1 came in order, starting over any number of times on the way."""
     fresh = [n for place, n in enumerate(found) if n not in found[:place]]
     steps = itertools.pairwise(found)
     return fresh == [*range(count)] and all(b in (a + 1, 0) for a, b in steps)

@@ -143,7 +143,7 @@ def test_a_reset_is_stored_whole(make_sink: MakeSink, nats_admin: Admin, nats_st
     assert sink.position() == again.position_at(2999)
 
 
-@pytest.mark.parametrize("loss", ["made anew", "restored"])
+@pytest.mark.parametrize("loss", ["recreated", "restored"])
 def test_a_loss_is_noticed(
     make_sink: MakeSink, nats_admin: Admin, nats_stream: str, loss: str
 ) -> None:

@@ -147,7 +147,7 @@ def test_what_is_there_already_is_dropped(
     assert [int(one) for one in nats_admin.values(nats_stream)] == list(range(7000))
 
 
-def test_a_delivery_that_begins_anew_is_stored_whole(
+def test_a_delivery_that_starts_over_is_stored_whole(
     make_sink: MakeSink, nats_admin: Admin, nats_stream: str
 ) -> None:
     """After a reset nothing is dropped as known, however often: newer values stay behind older."""

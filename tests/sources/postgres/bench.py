@@ -112,7 +112,7 @@ class PostgresBench(Bench):
         self.execute(f"SELECT pg_terminate_backend({self.reader()})")
 
     def forget(self) -> None:
-        """Make the slot anew: the log before is no longer held."""
+        """Recreate the slot: the earlier log is no longer held."""
         self.drop_slot()
         self.value("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", self.slot)
 

@@ -192,12 +192,12 @@ class Tables:
             ["ALTER DOMAIN count DROP CONSTRAINT positive"],
             [f"ALTER TYPE pair ADD ATTRIBUTE z{self.next()} int"],
             [f"ALTER TYPE pair RENAME ATTRIBUTE x TO x{self.next()}"],
-            self.made_anew(own),
+            self.recreated(own),
             [f"VACUUM FULL {place}", f"ANALYZE {place}"],
         ):  # fmt: skip
             self.run(statement)
 
-    def made_anew(self, own: str) -> list[str]:
+    def recreated(self, own: str) -> list[str]:
         """Return statements that drop a type and make one of its name."""
         if any(f"{own}[]" in one for one in self.statements):
             return []  # such arrays cannot be read once the type is gone

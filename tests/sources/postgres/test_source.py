@@ -332,7 +332,7 @@ class TestPublication:
             *inserts("parted", 2),
         ]
 
-    def test_a_table_made_anew_leaves_a_publication_of_others(self, bench: PostgresBench) -> None:
+    def test_a_table_recreated_leaves_a_publication_of_others(self, bench: PostgresBench) -> None:
         """A look says so, with the statement, also beside a reader; once it was run, nothing is missing."""
         bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
         start = bench.source().ensure_start()

@@ -6,7 +6,7 @@ when the pipeline began, carried on by every statement that the log has since (`
 noted with its position before a row depends on it, so that the next run goes on with it.
 
 Where that ends (a statement that is not understood, a table that was not known at the start), the
-catalog is asked as it is today. That is right for a row only if its table was not defined anew
+catalog is asked as it is today. That is right for a row only if its table was not redefined
 since. So it is vouched for in two ways: its types must be those of the log, and the log between the
 row and the moment when the catalog was read must not hold a statement that changes the table. The
 rest of the log is looked through once for that, piece by piece as tables come up. A table of which
@@ -199,7 +199,7 @@ class MysqlCatalog:
     def _changed(
         self, db: str, table: str, after: BinlogPosition, until: BinlogPosition
     ) -> BinlogPosition | None:
-        """Return where between two places the table was defined anew."""
+        """Return where between two places the table was redefined."""
         begin = after if self._looked is None else max(after, self._looked)
         if begin < until:
             self._look(begin, until)

@@ -262,7 +262,7 @@ class KeptConnection:
     """One connection for many questions: opened for the first, closed by whatever goes wrong.
 
     For one thread. Each question is a transaction that only reads. A connection that was not used
-    for half a minute is opened anew, since the server or something between may have ended it.
+    for half a minute is reopened, since the server or something between may have ended it.
 
     Args:
         server: Where.

@@ -139,7 +139,7 @@ def _real(value: str) -> str:
 
 
 def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
-    """Make the table of changes and the triggers, and anew what is not as it has to be.
+    """Create the table of changes and the triggers, and recreate those that are not as they should be.
 
     Returns:
         Whether anything was made.
@@ -182,7 +182,7 @@ def triggered(session: TursoSession) -> set[str]:
 
 
 def outdated(session: TursoSession, tables: dict[str, Definition]) -> set[str]:
-    """Return the tables that have triggers from here which `make` would make anew.
+    """Return the tables that have triggers from here which `make` would recreate.
 
     An earlier version made them, or the table was altered since.
     """

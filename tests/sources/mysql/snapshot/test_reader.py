@@ -122,7 +122,7 @@ def test_outboxes_are_left_out(bench: MysqlBench) -> None:
     assert planned == [f"{bench.database}.{name}" for name in ("orders", "other")]
 
 
-def test_a_broken_connection_is_made_anew(bench: MysqlBench) -> None:
+def test_a_broken_connection_is_recreated(bench: MysqlBench) -> None:
     """A chunk whose rows were not all taken is given up; the next one is read over another connection."""
     bench.execute(
         "INSERT INTO orders WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s"

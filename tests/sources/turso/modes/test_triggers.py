@@ -148,7 +148,7 @@ def test_statements_with_blobs_succeed(bench: TriggerBench) -> None:
     ]
 
 
-def test_triggers_are_made_anew_when_columns_come(tmp_path: Path) -> None:
+def test_triggers_are_recreated_when_columns_come(tmp_path: Path) -> None:
     """A reader notices that a table was altered; tables that come later are captured, too."""
     with SqliteBench(tmp_path / "shop.db") as bench:
         bench.mode = "triggers"
@@ -169,7 +169,7 @@ def test_triggers_are_made_anew_when_columns_come(tmp_path: Path) -> None:
 
 
 def test_triggers_that_are_gone(bench: TriggerBench) -> None:
-    """A look makes them anew where the file says so, and else names the table, also beside a reader."""
+    """A look recreates them where the file says so, and else names the table, also beside a reader."""
     start = bench.source().ensure_start()
     bench.execute("DROP TRIGGER _df_cdc_update_orders")
     strict = bench.source(auto_create_triggers=False)
@@ -227,7 +227,7 @@ FIRST_VERSION = (
 
 
 def test_triggers_of_an_earlier_version(tmp_path: Path) -> None:
-    """They are made anew, or named where the file does not say so; what they wrote is read."""
+    """They are recreated, or named where the file does not say so; what they wrote is read."""
     with SqliteBench(tmp_path / "shop.db") as bench:
         bench.mode = "triggers"
         start = bench.source(auto_create_triggers=True).ensure_start()
