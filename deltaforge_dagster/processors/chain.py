@@ -180,12 +180,12 @@ class Chain:
                     counts["calls"] += 1
                     made = identified(name, made, found)
                     counts["events_out"] += made.num_rows
-                    counts.update(_taken(processor.counts))
+                    counts.update(_drained(processor.counts))
                 if made.num_rows:
                     yield made
 
 
-def _taken(counts: Counter[str]) -> Counter[str]:
+def _drained(counts: Counter[str]) -> Counter[str]:
     taken = Counter(counts)
     counts.clear()
     return taken

@@ -58,7 +58,7 @@ class Filter:
         if self._ops:
             passing &= _is_op(frame.column("op"), self._ops)
         if self._tests:
-            self._look(frame, passing)
+            self._apply_field_conditions(frame, passing)
         dropped = frame.num_rows - int(passing.sum())
         if not dropped:
             return frame
@@ -68,7 +68,7 @@ class Filter:
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
-    def _look(self, frame: pa.RecordBatch, passing: Mask) -> None:
+    def _apply_field_conditions(self, frame: pa.RecordBatch, passing: Mask) -> None:
         """Clear `passing` for rows whose images fail the field conditions."""
         rows = np.flatnonzero(passing)
         after, before = (

@@ -64,7 +64,7 @@ class Sampler:
     def __enter__(self) -> Self:
         """Start sampling; processor time used before does not count."""
         self._first = {pid: usage.cpu_seconds for pid, usage in usages().items()}
-        self._look()
+        self._sample()
         self._thread.start()
         return self
 
@@ -77,7 +77,7 @@ class Sampler:
         """Take a last sample and stop."""
         self._stop.set()
         self._thread.join()
-        self._look()
+        self._sample()
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return the processor seconds of each group since the start, without the sampler's own thread."""
@@ -91,10 +91,10 @@ class Sampler:
 
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
-            self._look()
+            self._sample()
             self._own_seconds = time.thread_time()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         now = usages()
         together = 0
         for name, first in self._groups.items():

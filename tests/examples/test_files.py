@@ -14,7 +14,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline, l
 from deltaforge_dagster.config.processors.processors import JavascriptProcessor
 from deltaforge_dagster.processors.javascript.script import CallLimits, Script
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
-from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from tests.examples.stage import EXAMPLES
 
 DOCS = EXAMPLES.parent / "docs"
@@ -77,7 +77,9 @@ def test_production_waits_no_longer_than_its_lease() -> None:
     sink = load_pipeline(EXAMPLES / "orders-to-kafka-prod.yaml").spec.spec.sinks[0].config
     assert isinstance(sink, KafkaSinkConfig)
     given = {name: value.get_secret_value() for name, value in sink.client_conf.items()}
-    settings = Settings("s", sink.brokers, given, sink.send_timeout_secs, lease_seconds=25)
+    settings = KafkaClientSettings(
+        "s", sink.brokers, given, sink.send_timeout_secs, lease_seconds=25
+    )
 
     made = settings.properties("id")
 

@@ -171,12 +171,12 @@ def _probe(
         return NoWork(f"nothing new lately, asking again in {pipeline.probe_after - now:.0f} s")
     source = build_source()
     try:
-        return _ask(store, loaded, pipeline, source)
+        return _query(store, loaded, pipeline, source)
     finally:
         source.close()
 
 
-def _ask(
+def _query(
     store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow, source: Source
 ) -> Work | NoWork:
     if pipeline.start_position is None:

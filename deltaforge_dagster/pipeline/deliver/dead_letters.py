@@ -268,7 +268,7 @@ class DeadLetterWriter:
             done += stored
             if stored < len(some):
                 break
-        self._say(row, refused[:done])
+        self._log(row, refused[:done])
         return done
 
     def _letters(self, row: SegmentRow, refused: Sequence[_Refusal]) -> list[NewDeadLetter]:
@@ -332,7 +332,7 @@ class DeadLetterWriter:
             ordinal,
         )
 
-    def _say(self, row: SegmentRow, done: Sequence[_Refusal]) -> None:
+    def _log(self, row: SegmentRow, done: Sequence[_Refusal]) -> None:
         dead = [one for one in done if one.kind != WAITING]
         if dead:
             more = f" ({len(dead)} changes like it)" if len(dead) > 1 else ""

@@ -120,7 +120,7 @@ class Resumption:
                 "the sink was emptied, deltaforge checkpoint reset delivers again"
             )
             self._lease.write(lambda writer: writer.checkpoints.set_notice(self._sink_id, notice))
-            self._say(notice)
+            self._log(notice)
             self._vanished = False
             checkpoint = replace(checkpoint, notice=notice)
         elif checkpoint.notice is not None and not self._warned:
@@ -253,10 +253,10 @@ class Resumption:
         except NotAllowed as error:  # retention was faster
             raise self._with_remedy(PositionLost(str(error))) from error
         if notice is not None:
-            self._say(notice)
+            self._log(notice)
         return self._store.checkpoints.read(self._pipeline)[self._sink_id]
 
-    def _say(self, notice: str) -> None:
+    def _log(self, notice: str) -> None:
         self._warned = True
         self._warn(f"sink {self._sink_id}: {notice}")
 

@@ -27,12 +27,13 @@ def preflight(
     """
     with ThreadPoolExecutor(max(1, len(declared)), "preflight") as threads:
         looks = [
-            threads.submit(_look, sink, pipeline, destinations[sink.config.id]) for sink in declared
+            threads.submit(_preflight, sink, pipeline, destinations[sink.config.id])
+            for sink in declared
         ]
         return [finding for look in looks for finding in look.result()]
 
 
-def _look(declared: SinkBlock, pipeline: str, names: Sequence[str]) -> list[Finding]:
+def _preflight(declared: SinkBlock, pipeline: str, names: Sequence[str]) -> list[Finding]:
     kind, config = sink_types()[declared.type], declared.config
     try:
         return kind.preflight(config, SinkContext(pipeline, brief=True), names)

@@ -101,10 +101,10 @@ class SourceWatch:
     def _watch(self) -> None:
         looked = False
         while not (self._over.wait(self._seconds) and looked):
-            self._look()
+            self._check()
             looked = True
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
             with closing(self._build_source()) as source:
                 self._note(source.maintain(None))

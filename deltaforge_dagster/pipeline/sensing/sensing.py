@@ -134,7 +134,7 @@ class Sensing:
                 if not begun:
                     self._begin()
                     begun = True
-                if self._look():
+                if self._inspect_segments():
                     continue
                 backoff.reset()
                 self._ending.wait(_PAUSE_SECONDS)
@@ -161,7 +161,7 @@ class Sensing:
             self._done = progress.segment
         self._states = self._store.sensing.tables(self._pipeline)
 
-    def _look(self) -> bool:
+    def _inspect_segments(self) -> bool:
         """Look at the next segments, and say whether to look for more at once."""
         rows = self._segments.segments(first=self._done + 1, limit=_JOB_SEGMENTS + 1)
         if not rows:

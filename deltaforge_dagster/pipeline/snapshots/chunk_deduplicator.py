@@ -89,13 +89,13 @@ class ChunkDeduplicator:
     def due(self, reached: Position) -> bool:
         """Return whether a chunk can be merged at the position that was reached; asks the store once a second."""
         if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
-            self._look()
+            self._load_chunks()
         return any(_fits(chunk, reached) for chunk in self._waiting)
 
     def watch(self, segment: WrittenSegment) -> None:
         """Record the relocated rows of a segment that is about to be added to the journal."""
         if self._looked_at == float("-inf"):
-            self._look()
+            self._load_chunks()
         self._relocated_rows.watch(segment)
 
     def take_over(
@@ -114,7 +114,7 @@ class ChunkDeduplicator:
         try:
             self._seal(writer, taken, seal)
         except NotAllowed:
-            self._look()
+            self._load_chunks()
             if {chunk for chunk, _ in taken} <= set(self._waiting):
                 raise
             return  # somebody has cancelled the snapshot
@@ -158,12 +158,12 @@ class ChunkDeduplicator:
 
     def lose_positions(self) -> None:
         """Plan all waiting chunks again: after a failover their positions mean nothing."""
-        self._look()
+        self._load_chunks()
         for chunk in self._waiting:
             self._lease.write(lambda writing, one=chunk: writing.snapshots.plan_again(one))  # type: ignore[misc]
         self._waiting = []
 
-    def _look(self) -> None:
+    def _load_chunks(self) -> None:
         """Load the chunks that were read, except those of held tables, which wait until the hold ends."""
         found: list[ChunkRow] = []
         snapshot = self._store.snapshots.unfinished(self._lease.pipeline)

@@ -158,7 +158,7 @@ class _Engine:
         try:
             return self._limited_evaluation(f"{source}\n//# sourceURL={self._file}")
         except JSEvalException as error:
-            raise SpecError(f"the script cannot be used: {_said(error)}") from None
+            raise SpecError(f"the script cannot be used: {_error_line(error)}") from None
 
     def _limited_evaluation(self, code: str) -> Any:
         async def evaluate() -> Any:
@@ -176,10 +176,10 @@ class _Engine:
         return self._await(self._racer.eval_cancelable(code))
 
     def _carried(self, function: Any, *arguments: Any) -> Any:
-        return self._told(function.cancelable()(*arguments))
+        return self._run_async(function.cancelable()(*arguments))
 
     def _limited(self, function: Any, *arguments: Any) -> Any:
-        return self._told(self._watched(function.cancelable()(*arguments)))
+        return self._run_async(self._watched(function.cancelable()(*arguments)))
 
     async def _watched(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Await a call, and cancel it when it exceeds a limit."""
@@ -202,7 +202,7 @@ class _Engine:
                     f"processor {self._name}: a call of the script took more than {met}"
                 )
 
-    def _told(self, call: Coroutine[Any, Any, Any]) -> Any:
+    def _run_async(self, call: Coroutine[Any, Any, Any]) -> Any:
         from py_mini_racer import JSEvalException  # noqa: PLC0415
 
         try:
@@ -213,7 +213,7 @@ class _Engine:
                     f"processor {self._name}: the script took more than {self._limits.mem_mb} MiB "
                     "(limits.mem_mb)"
                 ) from None
-            raise ProcessorFailed(f"processor {self._name}: {_said(error)}") from None
+            raise ProcessorFailed(f"processor {self._name}: {_error_line(error)}") from None
 
     def _await(self, call: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run_until_complete(call)
@@ -234,7 +234,7 @@ _PLACE = re.compile(r"^(?P<file>[^:\n]*):(?P<line>\d+): (?P<text>.*)$", re.MULTI
 _FRAME = re.compile(r"\bat .*?(?P<file>[A-Za-z0-9._-]+\.js):(?P<line>\d+):\d+", re.MULTILINE)
 
 
-def _said(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """Return V8's message of an error as a single line, with the line number in the script."""
     whole = str(error)
     first = _PLACE.search(whole)

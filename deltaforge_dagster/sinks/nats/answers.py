@@ -94,7 +94,7 @@ def _is_duplicate(buffer: Bytes, start: int, stop: int) -> bool:
 
 
 @kernel
-def _take(
+def _record(
     buffer: Bytes, start: int, stop: int, number: int, base: int, answers: Bytes, state: Longs
 ) -> None:
     """Record the answer to message `number`, which is between these bounds."""
@@ -150,7 +150,7 @@ def _scan(buffer: Bytes, end: int, prefix: int, base: int, answers: Bytes, state
                 state[_REPLY], state[_REPLY_END] = first, last
             else:
                 number = _number(buffer, subject + prefix, subject_end)
-                _take(buffer, first, last, number, base, answers, state)
+                _record(buffer, first, last, number, base, answers, state)
             at = last + 2
             continue
         if kind == 80 and buffer[at + 1] == 73:  # PI
@@ -249,7 +249,7 @@ class Answers:
         reply, self.reply = self.reply, None
         if reply is not None:
             self._state[_REPLY_END] = 0
-            self._look()
+            self._inspect()
         return reply
 
     def space(self) -> memoryview:
@@ -265,9 +265,9 @@ class Answers:
             SinkUnavailable: The bytes do not follow the protocol; the connection is unusable.
         """
         self._end += size
-        self._look()
+        self._inspect()
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         state = self._state
         refused = int(state[_REFUSED])
         _scan(self._buffer, self._end, self._prefix, self._base, self._answers, state)

@@ -151,7 +151,7 @@ class NatsLink:
             raise SinkUnavailable(f"{self.where}: an answer that is no JSON") from error
         return answer
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Process what has arrived meanwhile: a PING, or the server's closing of the connection."""
         if self._sock is None:
             return

@@ -145,7 +145,7 @@ class Session:
         while task.row < stop:
             if row < stop and len(waiting) < (1 if self._alone else _ON_THE_WAY):
                 block = self._packed(packer, task, row, stop, strictly=breaks < _STRICT_BEGINNINGS)
-                self._ask(guard)
+                self._call_guard(guard)
                 deadline = time.monotonic() + self._terms.batch_timeout
                 self.link.send_block(block, deadline, answered=True)
                 waiting.append((block, deadline))
@@ -206,7 +206,7 @@ class Session:
         self._chain = None
         self._expected = self.link.answers.sequence or self._expected
 
-    def _ask(self, guard: SendGuard) -> None:
+    def _call_guard(self, guard: SendGuard) -> None:
         """Call the guard; if it refuses, wait for the answers to the messages that are on their way."""
         try:
             guard()

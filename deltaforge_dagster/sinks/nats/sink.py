@@ -228,7 +228,7 @@ class NatsSink:
         self._use.raise_when_closed()
         if self._session is not None:
             with contextlib.suppress(SinkUnavailable):
-                self._session.link.look()
+                self._session.link.poll()
             self._give_up_broken()
         if self._session is None:
             if self._undrained:  # the server may still have unread messages; see `_drop`

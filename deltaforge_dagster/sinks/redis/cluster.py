@@ -95,7 +95,7 @@ class Cluster:
             SinkUnavailable: No node answers, or none has the slot.
         """
         if not self._slots:
-            self._ask()
+            self._load_map()
         if slot not in self._slots:
             raise SinkUnavailable(f"sink {self._sink_id}: no node of the cluster has slot {slot}")
         asked, self._asked = self._asked, None
@@ -120,7 +120,7 @@ class Cluster:
             self._nodes[address] = self._make_node(address)
         return self._nodes[address]
 
-    def _ask(self) -> None:
+    def _load_map(self) -> None:
         """Read the map from the first node that answers; nodes with a connection are tried first."""
         for node in sorted(self.nodes, key=lambda node: node.link is None):
             try:

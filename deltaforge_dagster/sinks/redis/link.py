@@ -75,7 +75,7 @@ class RedisLink:
             redis.RedisError: As raised by redis-py.
         """
         self._connection.connect()
-        answer = self._ask("HELLO", 2)  # alternating names and values
+        answer = self._request("HELLO", 2)  # alternating names and values
         hello = dict(zip(answer[::2], answer[1::2], strict=True))
         self.in_cluster = hello[b"mode"] == b"cluster"
         if hello[b"role"] != b"master" and not self.in_cluster:
@@ -83,8 +83,8 @@ class RedisLink:
                 f"sink {self._sink_id}: {self.address} is a replica, which takes no writes"
             )
         # Try MULTI before any block: if it were refused in one, the block's commands would run singly.
-        self._ask("MULTI")
-        self._ask("EXEC")
+        self._request("MULTI")
+        self._request("EXEC")
         self.identity = Identity(self._server_process(), hello[b"id"])
         self.clean = True
 
@@ -95,7 +95,7 @@ class RedisLink:
             redis.RedisError: As raised by redis-py.
         """
         found = []
-        for first, last, (host, port, *_), *_ in self._ask("CLUSTER", "SLOTS"):
+        for first, last, (host, port, *_), *_ in self._request("CLUSTER", "SLOTS"):
             # An empty host means the node that was asked.
             name = host.decode() if host else self._connection.host
             found.append((range(first, last + 1), (name, port)))
@@ -107,12 +107,12 @@ class RedisLink:
         Raises:
             redis.RedisError: As raised by redis-py.
         """
-        self._ask("ASKING")
+        self._request("ASKING")
 
     def kill(self, client_id: int) -> bool:
         """End another connection on the server; return False if the server refuses."""
         try:
-            self._ask("CLIENT", "KILL", "ID", client_id)
+            self._request("CLIENT", "KILL", "ID", client_id)
         except redis.ResponseError:
             return False
         return True
@@ -125,11 +125,11 @@ class RedisLink:
         """
         self.alone = True
         with contextlib.suppress(redis.ResponseError):
-            for line in self._ask("CLIENT", "LIST").decode().splitlines():
+            for line in self._request("CLIENT", "LIST").decode().splitlines():
                 other = dict(word.partition("=")[::2] for word in line.split(" "))
                 if other.get("name") == name and int(other["id"]) != self.identity.client_id:
                     self.kill(int(other["id"]))
-            self._ask("CLIENT", "SETNAME", name)
+            self._request("CLIENT", "SETNAME", name)
 
     def watch(self, key: str | None) -> None:
         """Watch `key`, so that the next block has no effect if it changes, and read it into `held`.
@@ -142,13 +142,13 @@ class RedisLink:
         if key == self._watched:
             return
         if self._watched is not None:
-            self._ask("UNWATCH")
+            self._request("UNWATCH")
         self._watched = key
         if key is None:
             return
-        self._ask("WATCH", key)
+        self._request("WATCH", key)
         try:
-            self.held = self._ask("GET", key)
+            self.held = self._request("GET", key)
         except redis.ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
@@ -187,10 +187,10 @@ class RedisLink:
             redis.RedisError: As raised by redis-py.
         """
         self.clean = False
-        self._ask("MULTI")
+        self._request("MULTI")
         for key, command in commands:
             try:
-                self._ask(*command)
+                self._request(*command)
             except exceptions.NoPermissionError as error:
                 raise refusal(self._sink_id, f"NOPERM {error}", key) from error
 
@@ -209,14 +209,14 @@ class RedisLink:
                 sock.close()
         self._connection.disconnect()
 
-    def _ask(self, *command: str | int) -> Any:
+    def _request(self, *command: str | int) -> Any:
         self._connection.send_command(*command)
         return self._connection.read_response()
 
     def _server_process(self) -> str:
         """Return the random id of the server's process, or "" if the user may not run INFO."""
         try:
-            info: bytes = self._ask("INFO", "server")
+            info: bytes = self._request("INFO", "server")
         except redis.ResponseError:
             return ""
         return info.partition(b"run_id:")[2].partition(b"\r")[0].decode()

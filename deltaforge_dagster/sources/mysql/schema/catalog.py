@@ -202,7 +202,7 @@ class MysqlCatalog:
         """Return where between two places the table was redefined."""
         begin = after if self._looked is None else max(after, self._looked)
         if begin < until:
-            self._look(begin, until)
+            self._scan_log(begin, until)
         return next(
             (
                 place
@@ -212,7 +212,7 @@ class MysqlCatalog:
             None,
         )
 
-    def _look(self, begin: BinlogPosition, until: BinlogPosition) -> None:
+    def _scan_log(self, begin: BinlogPosition, until: BinlogPosition) -> None:
         self._ahead += statements_between(self._server, begin, until, self._reader_id)
         self._looked = until
 
