@@ -234,7 +234,7 @@ FAULTS = (
         "            try:\n"
         "                self._advance(row, last, complete=last == row.rows - 1)\n"
         "                if not self._send_after(reached, encoded, row):\n",
-        ("tests/pipeline/test_sink_life.py::test_units",),
+        ("tests/pipeline/test_sink_life.py::test_delivery_batches",),
         "The checkpoint moves before the sink has anything: what was not acknowledged in time is lost.",
     ),
     Fault(
