@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from types import ModuleType
 
 import pytest
 
@@ -16,11 +17,16 @@ class Distribution:
         self.name, self.version = name, "1.0"
 
 
-def pretend(patch: pytest.MonkeyPatch, group: str, *entries: tuple[str, str, str]) -> None:
-    """Pretend that packages are installed: package, name of the entry point, and its value."""
+def pretend(
+    patch: pytest.MonkeyPatch,
+    group: str,
+    *entries: tuple[str, str, str],
+    module: ModuleType = kinds,
+) -> None:
+    """Pretend to `module` that packages are installed: package, name of the entry point, and its value."""
     found = []
     for package, name, value in entries:
         entry = EntryPoint(name, value, group)
         vars(entry)["dist"] = Distribution(package)
         found.append(entry)
-    patch.setattr(kinds, "entry_points", lambda **_: found)
+    patch.setattr(module, "entry_points", lambda **_: found)

@@ -96,11 +96,17 @@ def _commands() -> dict[str, tuple[str, str]]:
     """Return the commands of this package and those of installed packages: module with function or app, help text.
 
     An entry point of the group `deltaforge.commands` names a dictionary of the same form. It is imported for each
-    command, `--help` included, so it belongs in a module that imports nothing.
+    command, `--help` included, so it belongs in a module that imports nothing. A package that is broken costs its own
+    commands only.
     """
     found = {name: (f"{__package__}.{target}", text) for name, (target, text) in _COMMANDS.items()}
     for added in entry_points(group="deltaforge.commands"):
-        found.update(added.load())
+        try:
+            found.update(added.load())
+        except Exception as error:  # noqa: BLE001 - whatever a package of others raises
+            package = added.dist.name if added.dist else added.value
+            message = f"warning: the commands of package {package} are missing: {error!r}"
+            typer.secho(message, fg=typer.colors.YELLOW, err=True)
     return found
 
 

@@ -230,7 +230,12 @@ class ServerProcess:
     @property
     def running(self) -> bool:
         """Whether the program is still running."""
-        return self._child.poll() is None
+        return self.exit_code is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The program's exit code, negative for a signal; None while it is running."""
+        return self._child.poll()
 
     def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
         """Wait until `ready()` is true.

@@ -75,6 +75,7 @@ class DemoEnvironment:
         self._say = say
         self._owned = ExitStack()
         self._dagster: DagsterProcesses | None = None
+        self._began = time.monotonic()
         self.files = home / "files"
 
     def __enter__(self) -> Self:
@@ -199,7 +200,13 @@ class DemoEnvironment:
     def _report_kernels(self, what: str, process: ServerProcess) -> None:
         while process.running:
             time.sleep(0.1)
-        self._report(f"the kernels for {what} are compiled")
+        if process.exit_code == 0:
+            self._report(f"the kernels for {what} are compiled")
+        else:
+            self._report(
+                f"the kernels for {what} could not be compiled now, so the first run compiles them:"
+                f" {process.log_tail()}"
+            )
 
     def _pipeline_waits(self) -> bool:
         """Return whether the sensor has fixed the start position."""

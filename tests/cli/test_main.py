@@ -15,6 +15,7 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.cli import main
 from deltaforge_dagster.cli.installation import warm
 from deltaforge_dagster.kernels import runtime as kernel
+from tests.entry_points import pretend
 
 
 def deltaforge(*arguments: object) -> Result:
@@ -60,6 +61,20 @@ def test_each_command_has_help(command: str) -> None:
 
     assert result.exit_code == 0
     assert f"deltaforge {command} " in result.output
+
+
+def test_a_broken_package_costs_its_own_commands_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it was and why it failed is said; every other command is there."""
+    broken = ("shop-commands", "shop", "no_such_module:COMMANDS")
+    added = ("lab", "lab", "deltaforge_lab.commands:COMMANDS")
+    pretend(monkeypatch, "deltaforge.commands", broken, added, module=main)
+
+    assert main._commands() == main.COMMANDS
+    said = capsys.readouterr().err
+    assert "warning: the commands of package shop-commands are missing" in said
+    assert "no_such_module" in said
 
 
 def test_usage_errors_end_with_2() -> None:
