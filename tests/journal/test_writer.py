@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.journal.summary import Summary
+from deltaforge_dagster.journal.writer import Summary
 from tests.journal.changes import Change, batch, change
 
 

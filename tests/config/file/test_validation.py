@@ -1,6 +1,6 @@
 import pytest
 
-from deltaforge_dagster.config.file.fields import field_names, field_table
+from deltaforge_dagster.config.file.validation import field_names, field_table
 
 
 def test_fields_of_every_form_are_listed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sensing.formats import FORMATS, formats_of
+from deltaforge_dagster.sensing.values import FORMATS, formats_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.assets.labels import owners, tags
+from deltaforge_dagster.assets.descriptions import owners, tags
 from deltaforge_dagster.config.model import Metadata
 
 
