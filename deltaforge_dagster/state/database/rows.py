@@ -8,6 +8,16 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, Connection, Table, select
 
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.state.database.tables import (
+    checkpoints,
+    dead_letters,
+    hold_parts,
+    holds,
+    leases,
+    pipelines,
+    ranges,
+    segments,
+)
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     DeadLetterRow,
@@ -17,16 +27,6 @@ from deltaforge_dagster.state.records import (
     PipelineRow,
     RangeRow,
     SegmentRow,
-)
-from deltaforge_dagster.state.tables import (
-    checkpoints,
-    dead_letters,
-    hold_parts,
-    holds,
-    leases,
-    pipelines,
-    ranges,
-    segments,
 )
 
 Row = TypeVar(

@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.state.database import Database
+from deltaforge_dagster.state.database.database import Database
 
 VERSION_TABLE = "df_version"
 """Not Alembic's default name, which Dagster's own tables use, perhaps in the same database."""

@@ -1,11 +1,11 @@
-"""Runs the migrations on the connection that `state.migrate` passes, in its transaction."""
+"""Runs the migrations on the connection that `state.database.migrate` passes, in its transaction."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from deltaforge_dagster.state.migrate import VERSION_TABLE
-from deltaforge_dagster.state.tables import metadata
+from deltaforge_dagster.state.database.migrate import VERSION_TABLE
+from deltaforge_dagster.state.database.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

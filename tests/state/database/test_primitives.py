@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from deltaforge_dagster.state.primitives import Kv, Log, Queue, Slot, Versioned
+from deltaforge_dagster.state.database.primitives import Kv, Log, Queue, Slot, Versioned
 from deltaforge_dagster.state.store import StateStore
 from tests.chance import examples
 

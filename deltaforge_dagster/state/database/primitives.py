@@ -29,8 +29,8 @@ from sqlalchemy import (
     update,
 )
 
-from deltaforge_dagster.state.database import Database, clock, upsert
-from deltaforge_dagster.state.tables import kv, log, queue, slot
+from deltaforge_dagster.state.database.database import Database, clock, upsert
+from deltaforge_dagster.state.database.tables import kv, log, queue, slot
 
 
 @dataclass(frozen=True, slots=True)

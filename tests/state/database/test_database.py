@@ -25,8 +25,8 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
     Terminal,
 )
-from deltaforge_dagster.state import database
-from deltaforge_dagster.state.database import Turns
+from deltaforge_dagster.state.database import database
+from deltaforge_dagster.state.database.database import Turns
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_postgres import StartPostgres
 from tests.state.make import NAME, capture, held, position

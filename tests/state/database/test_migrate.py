@@ -14,11 +14,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, Table, insert, inspect, select, text
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.state import migrate
-from deltaforge_dagster.state.database import Database
-from deltaforge_dagster.state.migrate import VERSION_TABLE
+from deltaforge_dagster.state.database import migrate
+from deltaforge_dagster.state.database.database import Database
+from deltaforge_dagster.state.database.migrate import VERSION_TABLE
+from deltaforge_dagster.state.database.tables import metadata
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import metadata
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.state.make import NAME, capture, held
 
