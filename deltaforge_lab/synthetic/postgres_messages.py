@@ -1,4 +1,4 @@
-"""Make replication streams without a server: to warm the kernels, to measure them, to test them.
+"""Make replication streams without a server: to measure the decoder and to test it.
 
 The functions build the messages drawn in `pgoutput`; `orders` puts them together into a stream of
 plain transactions on one table.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deltaforge_dagster.sources.mysql.synthetic.type_families import COLUMNS, NAMES, stream
+from deltaforge_lab.synthetic.mysql_type_families import COLUMNS, NAMES, stream
 from tests.sources.mysql.decode.test_decoder import decode, rows_of
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from deltaforge_dagster.sources.mysql.events.binlog import WRITE_ROWS_2
-from deltaforge_dagster.sources.mysql.synthetic.events import (
+from deltaforge_lab.synthetic.mysql_events import (
     SyntheticColumn,
     SyntheticLog,
     bitmap,

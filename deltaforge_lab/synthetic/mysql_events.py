@@ -1,4 +1,4 @@
-"""Make binary log streams without a server: to warm the kernels, to measure them, to test them.
+"""Make binary log streams without a server: to measure the decoder and to test it.
 
 The functions build the events drawn in `binlog`, `table_map` and `scan_rows`; `orders` puts them together
 into a stream of plain transactions on one table.

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
-from deltaforge_dagster.sources.postgres.synthetic.messages import (
-    begin,
-    commit,
-    insert,
-    relation,
-)
+from deltaforge_lab.synthetic.postgres_messages import begin, commit, insert, relation
 
 _COLUMNS = 10
 _ROWS = 1000
