@@ -36,13 +36,10 @@ from deltaforge_dagster.config.file.document import (
     plain,
 )
 from deltaforge_dagster.config.file.ids import derive_ids
-from deltaforge_dagster.config.file.rules import rules, unquoted_nulls
+from deltaforge_dagster.config.file.rules import advice, rules, unquoted_nulls
 from deltaforge_dagster.config.file.support import take_unsupported, without_effect
 from deltaforge_dagster.config.file.validation import validate
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.base import SinkBlock
-from deltaforge_dagster.config.sources.snapshot import Snapshot
-from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sources.registry import source_types
 
@@ -291,7 +288,7 @@ def _build(file: _PipelineFile, value: Any) -> None:
     file.add(p for p in problems if not any(p.path[: len(c)] == c for c in covered))
     file.add(rules(value))
     if spec is not None:
-        file.warn(_advice(spec))
+        file.warn(advice(spec))
     file.spec = spec
 
 
@@ -362,44 +359,3 @@ def _warnings_of_source(value: Mapping[str, Any]) -> Iterator[DocumentProblem]:
     if kind is not None and isinstance(config, dict):
         for field, text in kind.warnings(config):
             yield DocumentProblem(("spec", "source", "config", field), text)
-
-
-def _advice(spec: PipelineSpec) -> Iterator[DocumentProblem]:
-    """Yield a warning for each valid setting that is probably a mistake, with what to write instead."""
-    yield from _snapshot(spec.spec.source.config.snapshot)
-    for index, sink in enumerate(spec.spec.sinks):
-        path = ("spec", "sinks", index, "config")
-        yield from _filter(sink, path)
-        yield from _key(sink, path)
-
-
-def _snapshot(block: Snapshot | None) -> Iterator[DocumentProblem]:
-    if block is not None and "mode" not in block.model_fields_set:
-        text = (
-            "has no `mode`, so that tables are read only on request (write mode: initial to have"
-            " them read once, or mode: never)"
-        )
-        yield DocumentProblem(("spec", "source", "config", "snapshot"), text)
-
-
-def _filter(sink: SinkBlock, path: DocumentPath) -> Iterator[DocumentProblem]:
-    chosen = sink.config.filter
-    if chosen is None or not chosen.exclude_synthetic:
-        return
-    other = "synthetic_only" if chosen.synthetic_only else "producers" if chosen.producers else None
-    if other is not None:
-        text = f"exclude_synthetic and {other} together let nothing pass (remove one of them)"
-        yield DocumentProblem((*path, "filter"), text)
-
-
-def _key(sink: SinkBlock, path: DocumentPath) -> Iterator[DocumentProblem]:
-    if sink.config.key is None:
-        return
-    for variable in compile_template(sink.config.key).variables:
-        image, *fields = variable.path
-        if image == "after":
-            instead = (
-                f" (use ${{key.{fields[0]}}} for a column of the primary key)" if fields else ""
-            )
-            name = ".".join(variable.path)
-            yield DocumentProblem((*path, "key"), f"${{{name}}} is empty text in a delete{instead}")
