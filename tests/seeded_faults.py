@@ -89,7 +89,7 @@ FAULTS = (
         "deltaforge_dagster/tables.py",
         "found = [*(one for one in older if one not in newer), *newer]",
         "found = [*newer, *(one for one in older if one not in newer)]",
-        ("tests/journal/test_summary.py",),
+        ("tests/journal/test_writer.py",),
         "A range tells its oldest table version as the one that holds at its end.",
     ),
     Fault(

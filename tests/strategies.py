@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
-from deltaforge_dagster.sources.postgres.synthetic import messages as samples
-from deltaforge_dagster.sources.postgres.synthetic.messages import UNCHANGED, Cell
+from deltaforge_lab.synthetic import postgres_messages as samples
+from deltaforge_lab.synthetic.postgres_messages import UNCHANGED, Cell
 
 ENUM, ENUM_ARRAY, DOMAIN, DOMAIN_ARRAY = range(90_001, 90_005)
 """Types that are not built in, as `tests.sources.postgres.reference` knows them."""

@@ -17,7 +17,6 @@ from deltaforge_dagster.api import (
     pipelines,
     schemas,
     sensing,
-    validate,
 )
 from deltaforge_dagster.api.context import ApiContext
 from deltaforge_dagster.api.errors import add_handlers
@@ -28,7 +27,6 @@ from deltaforge_dagster.api.shapes import Problem
 _ROUTERS = (
     health.router,
     metrics.router,
-    validate.router,
     pipelines.router,
     desired_state.router,
     checkpoints.router,

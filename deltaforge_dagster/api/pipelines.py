@@ -1,46 +1,121 @@
-"""Routes that list, create, change and delete pipelines."""
+"""Routes that validate, list, create, change and delete pipelines.
+
+Requests contain pipelines as *documents*: a pipeline file as JSON, in which environment variables are not expanded.
+A patch is merged into the document that is stored.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse
 
 from deltaforge_dagster.api.context import ApiContext, Context
-from deltaforge_dagster.api.documents import (
-    DOCUMENT_BODY,
-    PATCH_BODY,
-    JsonObject,
-    checked,
-    merged,
-)
 from deltaforge_dagster.api.errors import (
+    BadRequest,
+    BuildFailed,
     NameMismatch,
     PipelineBusy,
     PipelineExists,
     PipelineHasFile,
     PipelineNotFound,
 )
-from deltaforge_dagster.api.shapes import PipeChange, PipeDetail, PipeInfo
+from deltaforge_dagster.api.shapes import Invalid, PipeChange, PipeDetail, PipeInfo, Valid
 from deltaforge_dagster.api.views import info, ops, shown
-from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_document
+from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.errors import NotAllowed, SpecError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.desired_state import resume_pipeline
 from deltaforge_dagster.pipeline.control.reset_pipeline import remove
+from deltaforge_dagster.pipeline.process.chains import build_problems
 from deltaforge_dagster.state.pipelines import StoredSpec
 
-router = APIRouter(prefix="/pipelines", tags=["Pipelines"])
+router = APIRouter(tags=["Pipelines"])
 
 _END_SECONDS = 45.0
 """How long a deletion waits for the run to end, which takes at most 30 s."""
 
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["metadata", "spec"],
+    "properties": {
+        "metadata": {
+            "type": "object",
+            "required": ["name", "tenant"],
+            "properties": {"name": {"type": "string"}, "tenant": {"type": "string"}},
+        },
+        "spec": {
+            "type": "object",
+            "required": ["source", "sinks"],
+            "properties": {
+                "source": {"type": "object"},
+                "processors": {"type": "array"},
+                "sinks": {"type": "array", "minItems": 1},
+            },
+        },
+    },
+}
 
-@router.get("")
+
+def _request_body(schema: dict[str, Any], description: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+_DOCUMENT_BODY = _request_body(_SCHEMA, "A pipeline file as JSON.")
+"""The description of a document as request body in the OpenAPI document."""
+
+_PATCH_BODY = _request_body(
+    {"type": "object"}, "The parts of a pipeline file that change, as JSON."
+)
+"""The description of a patch as request body in the OpenAPI document."""
+
+
+async def _json_object(request: Request) -> dict[str, Any]:
+    try:
+        value = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(
+            f"the body is not JSON: line {error.lineno}, column {error.colno}"
+        ) from None
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object")
+    return value
+
+
+_JsonObject = Annotated[dict[str, Any], Depends(_json_object)]
+"""The type of a route parameter that receives the request body, which may be any JSON object."""
+
+
+@router.post(
+    "/validate",
+    response_model=Valid,
+    responses={int(HTTPStatus.BAD_REQUEST): {"model": Invalid}},
+    openapi_extra=_DOCUMENT_BODY,
+)
+def validate(document: _JsonObject, context: Context) -> Valid | JSONResponse:
+    """Validate a pipeline without connecting to anything; return all problems at once."""
+    try:
+        loaded = _checked(document, strict=context.settings.strict)
+    except (SpecError, BuildFailed) as error:
+        answer = Invalid(error=mask(str(error))).model_dump()
+        return JSONResponse(answer, status_code=HTTPStatus.BAD_REQUEST)
+    spec = loaded.spec.spec
+    return Valid(
+        pipeline=loaded.name,
+        source_type=spec.source.type,
+        sink_count=len(spec.sinks),
+        warnings=list(loaded.warnings),
+    )
+
+
+@router.get("/pipelines")
 def list_pipelines(
     context: Context,
     label: Annotated[
@@ -53,7 +128,7 @@ def list_pipelines(
     return [info(context.store, one) for one in fitting]
 
 
-@router.get("/{name}")
+@router.get("/pipelines/{name}")
 def show(name: str, context: Context) -> PipeDetail:
     """Return one pipeline with its operational state."""
     pipeline = context.pipeline(name)
@@ -61,10 +136,10 @@ def show(name: str, context: Context) -> PipeDetail:
     return PipeDetail(**about.model_dump(), ops=ops(context, name))
 
 
-@router.post("", openapi_extra=DOCUMENT_BODY)
-def create(document: JsonObject, request: Request, context: Context) -> PipeChange:
+@router.post("/pipelines", openapi_extra=_DOCUMENT_BODY)
+def create(document: _JsonObject, request: Request, context: Context) -> PipeChange:
     """Create a pipeline, which is stored in the state store and starts at once."""
-    loaded = checked(document, strict=context.settings.strict)
+    loaded = _checked(document, strict=context.settings.strict)
     request.state.tenant = loaded.spec.metadata.tenant
     if any(one.name == loaded.name for one in context.pipelines()):
         raise PipelineExists(f"pipeline {loaded.name!r} already exists")
@@ -74,8 +149,8 @@ def create(document: JsonObject, request: Request, context: Context) -> PipeChan
     return _changed(context, loaded)
 
 
-@router.patch("/{name}", openapi_extra=PATCH_BODY)
-def patch(name: str, changes: JsonObject, request: Request, context: Context) -> PipeChange:
+@router.patch("/pipelines/{name}", openapi_extra=_PATCH_BODY)
+def patch(name: str, changes: _JsonObject, request: Request, context: Context) -> PipeChange:
     """Change a pipeline that was created through this API.
 
     Its run ends, and the next one continues from the checkpoints. A stopped pipeline is started. A removed sink
@@ -86,8 +161,8 @@ def patch(name: str, changes: JsonObject, request: Request, context: Context) ->
     if before.path is not None:
         before = context.loaded(name)  # a file has the same name; this raises if it is broken
     view = shown(before.spec) if isinstance(before, LoadedPipeline) else {}
-    document = merged(orjson.loads(stored.document), changes, view)
-    loaded = checked(document, strict=context.settings.strict)
+    document = _merged(orjson.loads(stored.document), changes, view)
+    loaded = _checked(document, strict=context.settings.strict)
     request.state.tenant = loaded.spec.metadata.tenant
     if loaded.name != name:
         raise NameMismatch(f"metadata.name is {loaded.name!r}, the pipeline is {name!r}")
@@ -98,7 +173,7 @@ def patch(name: str, changes: JsonObject, request: Request, context: Context) ->
     return _changed(context, loaded)
 
 
-@router.delete("/{name}", status_code=HTTPStatus.NO_CONTENT)
+@router.delete("/pipelines/{name}", status_code=HTTPStatus.NO_CONTENT)
 def delete(name: str, context: Context) -> None:
     """Stop a pipeline that was created through this API, and delete it with its checkpoints and its journal.
 
@@ -162,3 +237,50 @@ def _has_label(labels: Mapping[str, str], wanted: str) -> bool:
         for index, letter in enumerate(wanted)
         if letter in ":="
     )
+
+
+def _checked(value: Mapping[str, Any], *, strict: bool) -> LoadedPipeline:
+    """Return the pipeline of a document.
+
+    Raises:
+        SpecError: The document is invalid; the error lists every problem.
+        BuildFailed: The document is well formed, but its sinks or processors cannot be built.
+    """
+    found = load_document("the document", value, strict=strict)
+    if isinstance(found, BrokenPipeline):
+        raise found.error
+    problems = build_problems(found.spec)
+    if problems:
+        raise BuildFailed("\n".join(problems))
+    return found
+
+
+def _merged(value: Any, patch: Any, shown: Any) -> Any:
+    """Return a part of a document with a patch applied.
+
+    Objects are merged recursively, arrays by index; a longer array in the patch appends entries. Null resets a
+    field to its default and removes an entry from an array. A value that is patched with its form in responses
+    stays unchanged: responses mask secrets, and sending a response back must not replace them with `***`.
+
+    Args:
+        value: The part as it is; None if it does not exist.
+        patch: The changes.
+        shown: The part as responses show it.
+    """
+    if isinstance(patch, dict):
+        before = value if isinstance(value, dict) else {}
+        views = shown if isinstance(shown, dict) else {}
+        changed = {key: _merged(before.get(key), one, views.get(key)) for key, one in patch.items()}
+        return before | changed
+    if isinstance(patch, list):
+        items = value if isinstance(value, list) else []
+        views_of = shown if isinstance(shown, list) else []
+        laid = [
+            _merged(_at(items, index), one, _at(views_of, index)) for index, one in enumerate(patch)
+        ]
+        return [one for one in laid if one is not None] + items[len(laid) :]
+    return value if patch is not None and value is not None and patch == shown else patch
+
+
+def _at(items: list[Any], index: int) -> Any:
+    return items[index] if index < len(items) else None

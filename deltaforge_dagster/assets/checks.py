@@ -13,7 +13,7 @@ changes are held or cannot be delivered.
   is paused, or had lost data and got it again, is a warning.
 - `freshness`, one per sink: no captured change has waited longer for the sink than the file's
   `engine.dagster.freshness` allows. A quiet source makes no sink stale.
-- `sensing` and `drift`, if schema sensing is enabled (`assets.sensing`).
+- `sensing` and `drift`, if schema sensing is enabled: it makes progress, and rows match their tables. Both only warn.
 
 They are `check_specs` of the pipeline's asset, and the run logs their results itself, since Dagster skips a
 separate check step if an asset yields nothing.
@@ -29,8 +29,8 @@ import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.assets.publish import recorded
-from deltaforge_dagster.assets.sensing import sensing_checks, sensing_specs
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.sensing import is_off
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.publication import CHANGES, facts
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
@@ -46,6 +46,11 @@ AGREEMENT_RANGES = 50
 
 SOURCE_CHECK = "source"
 """Fails while changes are not captured; the sensor reports it as well."""
+
+DAY = 86_400
+"""Drift that was last seen longer ago than this many seconds no longer counts."""
+
+_SHOWN_COLUMNS = 20
 
 
 def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
@@ -90,7 +95,7 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
             )
             for sink in loaded.spec.spec.sinks
         ),
-        *sensing_specs(loaded),
+        *_sensing_specs(loaded),
     ]
 
 
@@ -311,3 +316,65 @@ def _listed(ranges: Sequence[int]) -> str:
     if len(ranges) <= 5:
         return ", ".join(map(str, ranges))
     return f"{ranges[0]} to {ranges[-1]}"
+
+
+def _sensing_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
+    """Return the checks of sensing, none if it is not enabled."""
+    if is_off(loaded.spec.spec.schema_sensing):
+        return []
+    changes = asset_key(loaded.name, CHANGES)
+    return [
+        dg.AssetCheckSpec(
+            "sensing", asset=changes, description="Sensing processes the captured changes."
+        ),
+        dg.AssetCheckSpec(
+            "drift", asset=changes, description="Rows match the declarations of their tables."
+        ),
+    ]
+
+
+def sensing_checks(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the current results of the checks of sensing."""
+    if is_off(loaded.spec.spec.schema_sensing):
+        return
+    yield _sensing(store, loaded)
+    yield _drift(store, loaded)
+
+
+def _sensing(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluation:
+    progress, row = store.sensing.progress(loaded.name), store.pipelines.get(loaded.name)
+    reached = 0 if progress is None else progress.segment
+    captured = 0 if row is None else row.next_segment - 1
+    problem = None if progress is None else progress.problem
+    metadata = {
+        "segments_behind": max(0, captured - reached),
+        "segments_skipped": 0 if progress is None else progress.skipped,
+    }
+    return _warning(loaded, "sensing", problem, metadata)
+
+
+def _drift(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluation:
+    from deltaforge_dagster.pipeline.sensing.views import recent_drift  # noqa: PLC0415 - takes seconds
+
+    found = recent_drift(store, loaded, store.now() - DAY)
+    lines = [f"{column}: {', '.join(kinds)}" for column, kinds in found.items()]
+    if len(lines) > _SHOWN_COLUMNS:
+        more = len(lines) - _SHOWN_COLUMNS
+        lines = [
+            *lines[:_SHOWN_COLUMNS],
+            f"and {more} more; deltaforge sensing drift {loaded.name}",
+        ]
+    return _warning(loaded, "drift", "\n".join(lines) or None, {"columns": len(found)})
+
+
+def _warning(
+    loaded: LoadedPipeline, name: str, problem: str | None, metadata: dict[str, int]
+) -> dg.AssetCheckEvaluation:
+    return dg.AssetCheckEvaluation(
+        asset_key=asset_key(loaded.name, CHANGES),
+        check_name=name,
+        passed=problem is None,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=problem,
+        metadata=metadata,
+    )

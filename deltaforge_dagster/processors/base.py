@@ -26,7 +26,7 @@ class Processor(Protocol):
         """Return the result of a batch, which has at least one row, with the same columns.
 
         Rows may be returned several times. New rows may have a new `event_id`, or null: the chain assigns
-        ids and marks new rows as synthetic (`identity`).
+        ids and marks new rows as synthetic (`chain.identified`).
 
         Raises:
             ProcessorFailed: The processor failed; no row of the batch is passed on.

@@ -29,8 +29,8 @@ import pyarrow as pa
 from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.config.processors.processors import FilterProcessor, Predicate
 from deltaforge_dagster.kernels.message_text import Mask
+from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.processors.exact_json import Json, Number, as_json, loads
-from deltaforge_dagster.processors.globs import chosen
 
 _OPS = {"create": "c", "update": "u", "delete": "d", "read": "r", "truncate": "t"}
 
@@ -54,7 +54,7 @@ class Filter:
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch of the change frame that pass."""
-        passing = chosen(frame, self._include, self._exclude)
+        passing = _chosen(frame, self._include, self._exclude)
         if self._ops:
             passing &= _is_op(frame.column("op"), self._ops)
         if self._tests:
@@ -150,3 +150,33 @@ _COMPARISONS: Mapping[str, Callable[[Json, Json], bool]] = {
     "not_in": lambda found, wanted: not _among(found, wanted),
     "contains": _contains,
 }
+
+
+def _tables(frame: pa.RecordBatch) -> tuple[list[tuple[str, ...]], Longs]:
+    """Return the names of each table of a batch, and for each row the index of its table.
+
+    A table has the name `db.table` and, if it has a schema, also `schema.table`.
+    """
+    columns = [frame.column(one) for one in ("db", "schema", "table")]
+    code = np.zeros(frame.num_rows, np.int64)
+    for column in columns:
+        assert isinstance(column, pa.DictionaryArray)
+        code = code * (len(column.dictionary) + 1)
+        code += column.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1
+    _, firsts, numbers = np.unique(code, return_index=True, return_inverse=True)
+    found: list[tuple[str, ...]] = []
+    for row in firsts.tolist():
+        db, schema, table = (one[row].as_py() for one in columns)
+        full = (f"{db}.{table}",) if schema is None else (f"{schema}.{table}", f"{db}.{table}")
+        found.append(full)
+    return found, numbers
+
+
+def _chosen(frame: pa.RecordBatch, include: Globs, exclude: Globs) -> Mask:
+    """Return a mask of the rows whose tables are included, or all without a pattern, and not excluded.
+
+    Patterns are those of `config.globs`: `shop.*`, `*.orders`, `order_%`.
+    """
+    names, numbers = _tables(frame)
+    good = [(not include or include.match(one)) and not exclude.match(one) for one in names]
+    return np.array(good, np.bool_)[numbers]

@@ -1,6 +1,6 @@
 """Create processors of installed packages, and check their output.
 
-A package's entry point (`config.plugins`) is a class, or any callable, that takes the `id` of the block
+A package's entry point (`config.processors`) is a class, or any callable, that takes the `id` of the block
 and its `config` as keyword arguments and returns a `Processor` (`processors.base`). If it has an attribute
 `Config`, a pydantic model, `config` is an instance of that instead of a dictionary, and errors in the block
 are found when the file is checked. The factory raises `SpecError` if it cannot use the configuration.
@@ -13,8 +13,7 @@ from collections import Counter
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
-from deltaforge_dagster.config.processors.plugins import processor_types
-from deltaforge_dagster.config.processors.processors import CustomProcessor
+from deltaforge_dagster.config.processors.processors import CustomProcessor, processor_types
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SpecError
 from deltaforge_dagster.processors.base import Processor
 from deltaforge_dagster.processors.checks import checked

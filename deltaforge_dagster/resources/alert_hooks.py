@@ -21,7 +21,7 @@ import orjson
 
 from deltaforge_dagster.config.engine.alerts import AlertHook
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.config.globs import Globs
-from deltaforge_dagster.config.sensing import SchemaSensing, Selection
+from deltaforge_dagster.config.sensing import Sampling, SchemaSensing, Selection
 from deltaforge_dagster.kernels.characters import OPEN_BRACE, OPEN_BRACKET
 from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.sensing.coded import coded
@@ -25,7 +25,6 @@ from deltaforge_dagster.sensing.declared import Declared
 from deltaforge_dagster.sensing.drift import Drift
 from deltaforge_dagster.sensing.groups import Flags
 from deltaforge_dagster.sensing.paths import ROOT, child
-from deltaforge_dagster.sensing.sampling import chosen
 from deltaforge_dagster.sensing.scan import NULL, OBJECT, STRING, Cells, scan
 from deltaforge_dagster.sensing.schema import DocumentSchema
 
@@ -228,3 +227,20 @@ def _inner(text: str) -> str | None:
         return inner if isinstance(orjson.loads(inner), dict | list) else None
     except ValueError:
         return None
+
+
+def chosen(sampling: Sampling, seen: int, events: int) -> Longs:
+    """Return the indexes of the next events of a table that are inspected, counted from 0.
+
+    All events of the warm-up are inspected, then a sample.
+
+    Args:
+        sampling: The sampling options.
+        seen: The number of earlier events.
+        events: The number of next events.
+    """
+    warm = min(max(sampling.warmup_events - seen, 0), events)
+    rate = max(sampling.sample_rate, 1)
+    behind = seen + warm - sampling.warmup_events
+    later = np.arange(warm + -behind % rate, events, rate, dtype=np.int64)
+    return np.concatenate([np.arange(warm, dtype=np.int64), later])

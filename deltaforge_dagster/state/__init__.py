@@ -7,7 +7,7 @@ classes: the repository is for everybody (`store.checkpoints.reset(...)`); the w
 of the lease, whose epoch is checked in the same transaction (`writer.checkpoints.advance(...)`). Its
 functions take a connection, for use in the transactions of other modules.
 
-`records` and `snapshot_records` define the rows as values, `rows` reads them, `tables` defines the SQL
-tables; `database` connects, and `migrate` upgrades the tables. `primitives` are small general-purpose
-structures that other modules use, such as `schemas` for its log of table versions.
+`records` and `snapshot_records` define the rows as values. `database` has what all repositories are built on: the
+connection, the tables and their upgrades, and small general-purpose structures. `copies` backs up and restores a
+whole store, `legacy` imports the checkpoints of the predecessor.
 """

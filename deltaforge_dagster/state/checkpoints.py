@@ -13,12 +13,12 @@ from sqlalchemy import Connection, RowMapping, select, update
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import metrics
-from deltaforge_dagster.state.database import Database, clock
+from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state.database.rows import known_pipeline, position_before, read_checkpoints
+from deltaforge_dagster.state.database.tables import checkpoints
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.metrics import Tally
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
-from deltaforge_dagster.state.rows import known_pipeline, position_before, read_checkpoints
-from deltaforge_dagster.state.tables import checkpoints
 from deltaforge_dagster.state.undelivered import UndeliveredWrites
 
 _ERROR_LENGTH = 2000

@@ -40,10 +40,10 @@ from sqlalchemy import (
 
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.folders import sync_folder
-from deltaforge_dagster.state.database import Database, clock
-from deltaforge_dagster.state.migrate import VERSION_TABLE, migrate
+from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state.database.migrate import VERSION_TABLE, migrate
+from deltaforge_dagster.state.database.tables import checkpoints, leases, metadata, pipelines
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import checkpoints, leases, metadata, pipelines
 
 EPOCHS_AHEAD = 1_000_000
 """Added to the epochs of a restored store: more than the number of runs since the copy was made."""

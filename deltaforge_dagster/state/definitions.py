@@ -18,10 +18,10 @@ from sqlalchemy import Connection, delete, select
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.database import Database, clock, upsert
+from deltaforge_dagster.state.database.database import Database, clock, upsert
+from deltaforge_dagster.state.database.rows import known_pipeline
+from deltaforge_dagster.state.database.tables import kv, segments
 from deltaforge_dagster.state.records import PipelineRow
-from deltaforge_dagster.state.rows import known_pipeline
-from deltaforge_dagster.state.tables import kv, segments
 
 _Notes = list[tuple[str, str | None]]
 

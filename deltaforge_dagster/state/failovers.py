@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 import orjson
 from sqlalchemy import Connection, delete, select
 
-from deltaforge_dagster.state.database import clock
-from deltaforge_dagster.state.primitives import append_to_log, get_value, put_value
-from deltaforge_dagster.state.tables import kv
+from deltaforge_dagster.state.database.database import clock
+from deltaforge_dagster.state.database.primitives import append_to_log, get_value, put_value
+from deltaforge_dagster.state.database.tables import kv
 
 _IDENTITY = "identity:"
 

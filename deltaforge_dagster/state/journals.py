@@ -19,11 +19,9 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import definitions, failovers, holds, snapshots
 from deltaforge_dagster.state.checkpoints import standing
-from deltaforge_dagster.state.database import Database, clock
-from deltaforge_dagster.state.leases import lock_lease
-from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
-from deltaforge_dagster.state.rows import known_pipeline, read_checkpoints
-from deltaforge_dagster.state.tables import (
+from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state.database.rows import known_pipeline, read_checkpoints
+from deltaforge_dagster.state.database.tables import (
     checkpoints,
     pipelines,
     published,
@@ -31,6 +29,8 @@ from deltaforge_dagster.state.tables import (
     segments,
     undelivered,
 )
+from deltaforge_dagster.state.leases import lock_lease
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, select, update
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state import metrics
-from deltaforge_dagster.state.database import Database, clock
+from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state.database.rows import read_rows
+from deltaforge_dagster.state.database.tables import leases
 from deltaforge_dagster.state.records import Lease, LeaseRow
-from deltaforge_dagster.state.rows import read_rows
-from deltaforge_dagster.state.tables import leases
 
 
 @dataclass(frozen=True, slots=True)

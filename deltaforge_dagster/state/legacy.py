@@ -27,8 +27,8 @@ from sqlalchemy import Connection, delete, or_
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.config.urls import check_encoded
 from deltaforge_dagster.errors import SettingsError, SpecError, StoreUnavailable
-from deltaforge_dagster.state.primitives import Kv
-from deltaforge_dagster.state.tables import kv
+from deltaforge_dagster.state.database.primitives import Kv
+from deltaforge_dagster.state.database.tables import kv
 
 NAMESPACE = "checkpoints"
 

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 import orjson
 from sqlalchemy import Connection, and_, case, func, not_, or_, select
 
-from deltaforge_dagster.state.database import Database, upsert
+from deltaforge_dagster.state.database.database import Database, upsert
+from deltaforge_dagster.state.database.tables import checkpoints, metrics, segments
 from deltaforge_dagster.state.metric_families import (
     PANICS,
     PIPELINE_PAUSES,
@@ -25,7 +26,6 @@ from deltaforge_dagster.state.metric_families import (
     Family,
 )
 from deltaforge_dagster.state.records import DesiredState
-from deltaforge_dagster.state.tables import checkpoints, metrics, segments
 
 _Series = tuple[str, str]
 

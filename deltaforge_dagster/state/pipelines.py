@@ -20,27 +20,16 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy, metrics, snapshots
 from deltaforge_dagster.state.checkpoints import standing
-from deltaforge_dagster.state.database import Database, clock, upsert
-from deltaforge_dagster.state.definitions import DefinitionWrites
-from deltaforge_dagster.state.leases import lock_lease
-from deltaforge_dagster.state.primitives import get_value, put_value
-from deltaforge_dagster.state.ranges import CHANGES
-from deltaforge_dagster.state.records import (
-    CheckpointRow,
-    DesiredState,
-    Failure,
-    NotedFinding,
-    PipelineRow,
-    SinkStart,
-)
-from deltaforge_dagster.state.rows import (
+from deltaforge_dagster.state.database.database import Database, clock, upsert
+from deltaforge_dagster.state.database.primitives import get_value, put_value
+from deltaforge_dagster.state.database.rows import (
     find_pipeline,
     known_pipeline,
     position_before,
     read_checkpoints,
     read_rows,
 )
-from deltaforge_dagster.state.tables import (
+from deltaforge_dagster.state.database.tables import (
     checkpoints,
     kv,
     leases,
@@ -51,6 +40,17 @@ from deltaforge_dagster.state.tables import (
     segments,
     slot,
     stored_specs,
+)
+from deltaforge_dagster.state.definitions import DefinitionWrites
+from deltaforge_dagster.state.leases import lock_lease
+from deltaforge_dagster.state.ranges import CHANGES
+from deltaforge_dagster.state.records import (
+    CheckpointRow,
+    DesiredState,
+    Failure,
+    NotedFinding,
+    PipelineRow,
+    SinkStart,
 )
 
 _NUMBERS = "numbers"

@@ -32,11 +32,17 @@ from sqlalchemy import (
 )
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.state.database import Database, clock, upsert
+from deltaforge_dagster.state.database.database import Database, clock, upsert
+from deltaforge_dagster.state.database.rows import between, known_pipeline, read_rows
+from deltaforge_dagster.state.database.tables import (
+    checkpoints,
+    pipelines,
+    published,
+    ranges,
+    segments,
+)
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import Lease, RangeRow
-from deltaforge_dagster.state.rows import between, known_pipeline, read_rows
-from deltaforge_dagster.state.tables import checkpoints, pipelines, published, ranges, segments
 
 CHANGES = "changes"
 """Name of the asset of captured changes; there is also one asset per sink."""

@@ -14,8 +14,8 @@ from collections.abc import Collection
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select
 
-from deltaforge_dagster.state.database import Database
-from deltaforge_dagster.state.tables import chunks, relocated_rows
+from deltaforge_dagster.state.database.database import Database
+from deltaforge_dagster.state.database.tables import chunks, relocated_rows
 
 
 class RelocatedRowRepository:

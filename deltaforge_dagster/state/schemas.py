@@ -28,8 +28,8 @@ from sqlalchemy import Connection, select
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.database import Database, clock
-from deltaforge_dagster.state.primitives import (
+from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state.database.primitives import (
     LogEntry,
     append_to_log,
     get_value,
@@ -37,7 +37,7 @@ from deltaforge_dagster.state.primitives import (
     log_entries,
     put_value,
 )
-from deltaforge_dagster.state.tables import kv
+from deltaforge_dagster.state.database.tables import kv
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _SEQUENCE = "sequence"

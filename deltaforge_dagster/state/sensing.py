@@ -17,9 +17,8 @@ import orjson
 from sqlalchemy import Connection
 
 from deltaforge_dagster.state import metrics
-from deltaforge_dagster.state.database import Database
-from deltaforge_dagster.state.metrics import Tally
-from deltaforge_dagster.state.primitives import (
+from deltaforge_dagster.state.database.database import Database
+from deltaforge_dagster.state.database.primitives import (
     Kv,
     Log,
     LogEntry,
@@ -27,6 +26,7 @@ from deltaforge_dagster.state.primitives import (
     get_value,
     put_value,
 )
+from deltaforge_dagster.state.metrics import Tally
 
 _PROGRESS = "progress"
 _TABLE = "table/"

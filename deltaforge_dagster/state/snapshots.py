@@ -27,9 +27,11 @@ from sqlalchemy import (
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import relocated_rows
-from deltaforge_dagster.state.database import Database, clock
+from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state.database.rows import known_pipeline, read_checkpoints
+from deltaforge_dagster.state.database.tables import checkpoints, chunks, segments, snapshots
+from deltaforge_dagster.state.database.tables import relocated_rows as relocated_table
 from deltaforge_dagster.state.leases import lock_lease
-from deltaforge_dagster.state.rows import known_pipeline, read_checkpoints
 from deltaforge_dagster.state.snapshot_records import (
     UNFINISHED,
     ChunkRow,
@@ -39,8 +41,6 @@ from deltaforge_dagster.state.snapshot_records import (
     SnapshotRow,
     StagedChunk,
 )
-from deltaforge_dagster.state.tables import checkpoints, chunks, segments, snapshots
-from deltaforge_dagster.state.tables import relocated_rows as relocated_table
 
 _PROBLEM_LENGTH = 2000
 _NOT_READ: dict[str, None] = dict.fromkeys(

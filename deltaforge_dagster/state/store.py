@@ -19,7 +19,8 @@ from typing import Self
 from sqlalchemy import Connection
 
 from deltaforge_dagster.state.checkpoints import CheckpointRepository, CheckpointWrites
-from deltaforge_dagster.state.database import Database
+from deltaforge_dagster.state.database.database import Database
+from deltaforge_dagster.state.database.migrate import migrate
 from deltaforge_dagster.state.dead_letters import DeadLetterRepository, DeadLetterWrites
 from deltaforge_dagster.state.definitions import DefinitionRepository, DefinitionWrites
 from deltaforge_dagster.state.failovers import FailoverWrites
@@ -27,7 +28,6 @@ from deltaforge_dagster.state.holds import HoldRepository, HoldWrites
 from deltaforge_dagster.state.journals import JournalRepository
 from deltaforge_dagster.state.leases import LeaseRepository, LeaseWrites, check_lease
 from deltaforge_dagster.state.metrics import MetricRepository, MetricWrites
-from deltaforge_dagster.state.migrate import migrate
 from deltaforge_dagster.state.pipelines import PipelineRepository, PipelineWrites
 from deltaforge_dagster.state.ranges import RangeRepository, RangeWrites
 from deltaforge_dagster.state.records import Lease

@@ -13,8 +13,8 @@ from typing import Literal
 
 from sqlalchemy import Connection, delete, select
 
-from deltaforge_dagster.state.database import Database, upsert
-from deltaforge_dagster.state.tables import segments, undelivered
+from deltaforge_dagster.state.database.database import Database, upsert
+from deltaforge_dagster.state.database.tables import segments, undelivered
 
 Fate = Literal["acknowledged", "evicted", "expired", "rejected"]
 """A user gave the change up (`acknowledged`), or the queue's limits did (`records.DeadLetterDepth`)."""

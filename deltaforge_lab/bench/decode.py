@@ -1,6 +1,6 @@
 """`deltaforge bench decode`: measure the decoder alone, in rows per second, on one core, from memory.
 
-The log is synthetic (`samples.orders` of each source: inserts of six columns, 100 rows per transaction, 1,000 for
+The log is synthetic (`orders` of each source in `synthetic`: inserts of six columns, 100 rows per transaction, 1,000 for
 MySQL), so the numbers show the speed of the kernels, not of a server. They are measured in processor time, which
 other programs on the machine affect less than wall-clock time.
 """
@@ -17,14 +17,14 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from deltaforge_dagster.sources.mysql import warm as mysql
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
-from deltaforge_dagster.sources.mysql.synthetic import decoder as mysql
-from deltaforge_dagster.sources.mysql.synthetic import events as mysql_samples
-from deltaforge_dagster.sources.mysql.synthetic import type_families as mysql_families
+from deltaforge_dagster.sources.postgres import warm as postgres
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
-from deltaforge_dagster.sources.postgres.synthetic import decoder as postgres
-from deltaforge_dagster.sources.postgres.synthetic import messages as postgres_samples
-from deltaforge_dagster.sources.postgres.synthetic import type_families as postgres_families
+from deltaforge_lab.synthetic import mysql_events as mysql_samples
+from deltaforge_lab.synthetic import mysql_type_families as mysql_families
+from deltaforge_lab.synthetic import postgres_messages as postgres_samples
+from deltaforge_lab.synthetic import postgres_type_families as postgres_families
 
 BUFFER_BYTES = 4 << 20
 
@@ -69,7 +69,7 @@ def bench_decode(
     stream = np.frombuffer(made, np.uint8)
     decoder.warm()
     copying = min(_seconds_to_copy(stream) for _ in range(repeats))
-    decoding = min(_seconds_to_decode(decoder.synthetic_decoder(), stream) for _ in range(repeats))
+    decoding = min(_seconds_to_decode(decoder.detached_decoder(), stream) for _ in range(repeats))
     return {
         "rows": rows,
         "log_bytes_per_row": stream.size / rows,

@@ -18,21 +18,23 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.state.records import RangeRow
 from deltaforge_lab.arrivals import Arrival, percentile, read_redis
-from deltaforge_lab.demo.display import progress, summary
 from deltaforge_lab.demo.environment import STREAMS, DemoEnvironment, DemoSource
 from deltaforge_lab.demo.patience import Patience
 from deltaforge_lab.demo.proof import (
@@ -155,7 +157,7 @@ class Result:
 
 def _summary(result: Result) -> RenderableType:
     middle, slow = (percentile(result.latencies_ms, share) for share in (0.5, 0.99))
-    return summary(
+    return _summary_display(
         result.verdicts,
         {
             "captured": f"{pluralize(result.captured, 'change')} in {pluralize(result.ranges, 'range')}",
@@ -296,7 +298,7 @@ class _Demo:
         arrived = self._arrived.count()
         ranges = self._environment.store.ranges.read(self._database.pipeline, newest_first=True)
         self._live.update(
-            progress(
+            _progress_display(
                 written=self._workload.record.total,
                 captured=sum(one.rows for one in ranges),
                 arrived=arrived,
@@ -331,3 +333,65 @@ def _directory(home: Path | None) -> Iterator[Path]:
 
 def _print_json(result: Result) -> None:
     print(json.dumps(result.as_json()), flush=True)  # noqa: T201 - the command's output
+
+
+_SHOWN_RANGES = 5
+
+
+def _progress_display(
+    *,
+    written: int,
+    captured: int,
+    arrived: Mapping[str, int],
+    ranges: Sequence[RangeRow],
+    ui: str,
+) -> RenderableType:
+    """Return the progress display; `ranges` are sorted newest first."""
+    counts = Table(box=None, pad_edge=False)
+    lines = {"written": written, "captured": captured}
+    lines |= {f"in {sink}": count for sink, count in arrived.items()}
+    for name in lines:
+        counts.add_column(name, justify="right")
+    counts.add_column("lag", justify="right")
+    lag = written - min(arrived.values(), default=0)
+    counts.add_row(*(f"{count:,}" for count in lines.values()), f"{lag:,}")
+    newest = Table(box=None, pad_edge=False)
+    for name in ("range", "state", "changes", "segments", "seconds"):
+        newest.add_column(name, justify="right")
+    for one in ranges[:_SHOWN_RANGES]:
+        newest.add_row(
+            f"{one.range}",
+            one.state,
+            f"{one.rows:,}",
+            f"{one.last_segment - one.first_segment + 1}",
+            f"{one.closed_at - one.opened_at:.1f}" if one.closed_at else "",
+        )
+    return Group("", counts, "", newest, "", Text(f"Dagster's UI: {ui}"))
+
+
+def _summary_display(
+    verdicts: Mapping[str, SinkVerdict], figures: Mapping[str, str], *, good: bool
+) -> RenderableType:
+    """Return the summary: one line per sink, then the figures, then the verdict in one sentence."""
+    table = Table()
+    table.add_column("sink")
+    for name in ("delivered", "lost", "duplicated", "out of order", "wrong"):
+        table.add_column(name, justify="right")
+    for sink, verdict in verdicts.items():
+        counts = (
+            verdict.delivered,
+            verdict.lost,
+            verdict.duplicated,
+            verdict.out_of_order,
+            verdict.wrong,
+        )
+        table.add_row(sink, *(f"{count:,}" for count in counts))
+    rest = Table.grid(padding=(0, 2))
+    for name, value in figures.items():
+        rest.add_row(name, value)
+    sentence = (
+        Text("Every change arrived, once, in order per key, as written.", style="bold green")
+        if good
+        else Text("Not every change arrived once, in order, as written.", style="bold red")
+    )
+    return Group(table, rest, sentence)

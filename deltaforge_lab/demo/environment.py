@@ -45,7 +45,7 @@ _MESSAGES = (
 )
 _KERNELS: Mapping[DemoSource, Mapping[str, Sequence[str]]] = {
     "postgres": {
-        "PostgreSQL's log": ["deltaforge_dagster.sources.postgres.synthetic.decoder"],
+        "PostgreSQL's log": ["deltaforge_dagster.sources.postgres.warm"],
         "messages": _MESSAGES,
     },
     "turso": {"messages": _MESSAGES},

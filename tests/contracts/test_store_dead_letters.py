@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import update
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
-from deltaforge_dagster.state.database import clock
+from deltaforge_dagster.state.database.database import clock
+from deltaforge_dagster.state.database.tables import dead_letters
 from deltaforge_dagster.state.dead_letters import Overflow, token_of
 from deltaforge_dagster.state.records import Lease, NewDeadLetter
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import dead_letters
 from tests.state.make import NAME, dead_letter, expire, held
 
 

@@ -27,9 +27,9 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.database import clock
+from deltaforge_dagster.state.database.database import clock
+from deltaforge_dagster.state.database.tables import leases
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import leases
 from tests.pipeline.changes import PlayedSource, eventually, frame
 from tests.state.make import table
 

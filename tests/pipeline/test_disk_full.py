@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from deltaforge_dagster.errors import StoreUnavailable
 from deltaforge_dagster.pipeline.encode.files import SLICES, reported, write_partition
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress

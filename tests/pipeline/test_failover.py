@@ -14,7 +14,7 @@ from deltaforge_dagster.pipeline.failover import Failover, differences
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.primitives import Kv, Log
+from deltaforge_dagster.state.database.primitives import Kv, Log
 from deltaforge_dagster.state.store import FencedWriter, StateStore
 from deltaforge_dagster.tables import Column, TableSchema
 from tests.pipeline.changes import PlayedSource

@@ -16,7 +16,7 @@ from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_lab.servers.mysql import connect
 from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.deployment import eventually

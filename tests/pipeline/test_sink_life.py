@@ -22,7 +22,7 @@ from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.checkpoints import CheckpointWrites
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress

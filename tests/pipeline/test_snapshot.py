@@ -14,9 +14,9 @@ from sqlalchemy import update
 
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.state.database.tables import chunks, snapshots
 from deltaforge_dagster.state.snapshots import SnapshotRepository
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import chunks, snapshots
 from deltaforge_lab.servers import mysql
 from tests.e2e.conftest import Shop
 from tests.pipeline.capturing import Stage

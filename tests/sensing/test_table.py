@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.config.sensing import Sampling, SchemaSensing
 from deltaforge_dagster.sensing.declared import declared
-from deltaforge_dagster.sensing.sampling import chosen
-from deltaforge_dagster.sensing.table import TableSense
-from deltaforge_dagster.sensing.tables import COLUMNS, SensedTables, restored
+from deltaforge_dagster.sensing.learning import COLUMNS, SensedTables, restored
+from deltaforge_dagster.sensing.table import TableSense, chosen
 from tests.chance import examples
 from tests.processors.rows import Row, batch, dumps, row
 from tests.sensing.reference import Reference, type_of

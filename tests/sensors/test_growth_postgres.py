@@ -23,8 +23,8 @@ from deltaforge_dagster.sensors.history import forget_events
 from deltaforge_dagster.sensors.snapshot import due_snapshot_run
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.database.tables import checkpoints, pipelines
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import checkpoints, pipelines
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.sensors.test_growth import FILE
 from tests.state.make import NAME, capture, deliver, expire, held

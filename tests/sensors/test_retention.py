@@ -23,7 +23,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.sensors.retention import _forget
-from deltaforge_dagster.state import tables
+from deltaforge_dagster.state.database import tables
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, expire, held
 

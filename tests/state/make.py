@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy import update
 
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.database import clock
+from deltaforge_dagster.state.database.database import clock
+from deltaforge_dagster.state.database.tables import leases
 from deltaforge_dagster.state.records import Lease, NewDeadLetter, NewSegment
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import leases
 from deltaforge_dagster.tables import Column, TableSchema
 
 NAME = "orders"

@@ -12,10 +12,10 @@ from sqlalchemy import select
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed, SettingsError
 from deltaforge_dagster.state.copies import EPOCHS_AHEAD, back_up, restore
-from deltaforge_dagster.state.primitives import Kv, Log
+from deltaforge_dagster.state.database.primitives import Kv, Log
+from deltaforge_dagster.state.database.tables import leases, log, metadata
 from deltaforge_dagster.state.records import Processed
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import leases, log, metadata
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.state.make import NAME, capture, deliver, held
 

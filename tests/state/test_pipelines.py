@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
+from deltaforge_dagster.state.database.primitives import Kv, Log
+from deltaforge_dagster.state.database.tables import metadata
 from deltaforge_dagster.state.pipelines import StoredSpec
-from deltaforge_dagster.state.primitives import Kv, Log
 from deltaforge_dagster.state.records import Failure
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import metadata
 from tests.state.make import NAME, capture, dead_letter, expire, held
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from deltaforge_dagster.state.primitives import Log
+from deltaforge_dagster.state.database.primitives import Log
 from deltaforge_dagster.state.schemas import fingerprint, registry, table_key
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema

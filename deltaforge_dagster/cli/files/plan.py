@@ -6,21 +6,29 @@ import dataclasses
 import json
 from typing import Any
 
+import dagster as dg
 import typer
 import yaml
 from rich.console import Console
 from rich.text import Text
 
-from deltaforge_dagster.cli.files.creations import creations
+from deltaforge_dagster.assets.names import job_name, snapshot_job_name
+from deltaforge_dagster.cli.files.destinations import destinations
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sources.base import SourceBlock
+from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.pipeline.control.code_versions import CodeParts, code_parts
 from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.pipeline.control.spec_changes import Standing, snapshot_due, spec_changes
 from deltaforge_dagster.pipeline.control.specs import kept_form, noted_spec
 from deltaforge_dagster.resources.platform import existing_store
+from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
+from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.store import StateStore
 
 _KINDS = {"added": "green", "removed": "red", "renamed": "yellow", "changed": "yellow"}
@@ -43,7 +51,7 @@ def plan(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None
         "hash": loaded.hash,
         "warnings": list(loaded.warnings),
         "spec": content,
-        "creates": creations(settings, loaded),
+        "creates": _creations(settings, loaded),
         **compared,
         "snapshot": snapshot_due(content, known=compared["known"] != "new")
         if compared["known"] != "the same"
@@ -162,3 +170,62 @@ def _as_yaml(content: Any) -> str:
 
 def _value(value: Any) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _creations(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
+    """Return the names that the pipeline creates or uses, by place, as plain JSON values."""
+    sinks = loaded.spec.spec.sinks
+    source = loaded.spec.spec.source
+    return {
+        "dagster": _in_dagster(settings, loaded),
+        "state store": {
+            "pipeline": loaded.name,
+            "checkpoints": [sink.config.id for sink in sinks],
+        },
+        "source": _of_source(source, loaded.name),
+        "sinks": {sink.config.id: _of_sink(sink, loaded.name, source) for sink in sinks},
+    }
+
+
+def _in_dagster(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
+    definitions = build_definitions(settings, [loaded])
+    graph = definitions.resolve_asset_graph()
+    assets = sorted(graph.get_all_asset_keys())
+    partitions = [graph.get(key).partitions_def for key in assets]
+    repository = definitions.get_repository_def()
+    jobs = [job_name(loaded.name), snapshot_job_name(loaded.name)]
+    return {
+        "assets": [key.to_user_string() for key in assets],
+        "partitions": sorted(
+            {
+                one.name
+                for one in partitions
+                if isinstance(one, dg.DynamicPartitionsDefinition) and one.name
+            }
+        ),
+        "jobs": jobs,
+        "sensors": [
+            one.name
+            for one in repository.sensor_defs
+            if one.name == ALERTS or any(target.job_name in jobs for target in one.targets)
+        ],
+        "schedules": [
+            f"{one.name} ({one.cron_schedule})"
+            for one in repository.schedule_defs
+            if one.job_name in jobs
+        ],
+    }
+
+
+def _of_source(source: SourceBlock, pipeline: str) -> dict[str, Any]:
+    config = source.config
+    names = source_types()[source.type].names(config, pipeline)
+    return {**names, "tables": list(config.tables) or ["every table of users"]}
+
+
+def _of_sink(sink: SinkBlock, pipeline: str, source: SourceBlock) -> dict[str, Any]:
+    config, kind = sink.config, sink_types()[sink.type]
+    return {
+        kind.destinations: destinations(config.destination, source),
+        **kind.names(config, pipeline),
+    }

@@ -26,7 +26,7 @@ from deltaforge_dagster.pipeline.control.work import ensure_start
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state import legacy
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 

@@ -27,7 +27,6 @@ from typing import Any
 from deltaforge_dagster.config.blocks import NAME
 from deltaforge_dagster.config.engine.checkpoint import DEFAULT_INSTANCE
 from deltaforge_dagster.config.env import expand, unexpanded
-from deltaforge_dagster.config.file.advice import advice
 from deltaforge_dagster.config.file.document import (
     Document,
     DocumentPath,
@@ -37,7 +36,7 @@ from deltaforge_dagster.config.file.document import (
     plain,
 )
 from deltaforge_dagster.config.file.ids import derive_ids
-from deltaforge_dagster.config.file.rules import rules, unquoted_nulls
+from deltaforge_dagster.config.file.rules import advice, rules, unquoted_nulls
 from deltaforge_dagster.config.file.support import take_unsupported, without_effect
 from deltaforge_dagster.config.file.validation import validate
 from deltaforge_dagster.config.model import PipelineSpec

@@ -1,6 +1,7 @@
-"""Rules between the blocks of a pipeline file, checked as far as the blocks can be read.
+"""What the models of a pipeline file do not check: rules between its blocks, and settings that are probably mistakes.
 
-The models check what concerns a single block; this module checks what concerns several.
+The models check what concerns a single block. Rules between blocks are checked as far as the blocks can be read. A file
+with a probable mistake loads and does what it says, with a warning.
 """
 
 from __future__ import annotations
@@ -9,7 +10,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deltaforge_dagster.config.file.document import Document, DocumentProblem, format_path
+from deltaforge_dagster.config.file.document import (
+    Document,
+    DocumentPath,
+    DocumentProblem,
+    format_path,
+)
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.registry import parse_position, source_types
 
@@ -45,6 +55,15 @@ def rules(value: Mapping[str, Any]) -> Iterator[DocumentProblem]:
     if isinstance(quorum, int) and quorum > len(sinks):
         text = f"is {quorum}, but there are only {len(sinks)} sinks"
         yield DocumentProblem(("spec", "commit_policy", "quorum"), text)
+
+
+def advice(spec: PipelineSpec) -> Iterator[DocumentProblem]:
+    """Yield a warning for each valid setting that is probably a mistake, with what to write instead."""
+    yield from _snapshot(spec.spec.source.config.snapshot)
+    for index, sink in enumerate(spec.spec.sinks):
+        path = ("spec", "sinks", index, "config")
+        yield from _filter(sink, path)
+        yield from _key(sink, path)
 
 
 def _no_position(spec: Mapping[str, Any]) -> Iterator[DocumentProblem]:
@@ -97,3 +116,35 @@ def _repeated(ids: list[str | None], block: str, *field: str) -> Iterator[Docume
             first = format_path(("spec", block, seen[one]))
             text = f"{one} is also the id of {first} (ids must be unique)"
             yield DocumentProblem(("spec", block, index, *field), text)
+
+
+def _snapshot(block: Snapshot | None) -> Iterator[DocumentProblem]:
+    if block is not None and "mode" not in block.model_fields_set:
+        text = (
+            "has no `mode`, so that tables are read only on request (write mode: initial to have"
+            " them read once, or mode: never)"
+        )
+        yield DocumentProblem(("spec", "source", "config", "snapshot"), text)
+
+
+def _filter(sink: SinkBlock, path: DocumentPath) -> Iterator[DocumentProblem]:
+    chosen = sink.config.filter
+    if chosen is None or not chosen.exclude_synthetic:
+        return
+    other = "synthetic_only" if chosen.synthetic_only else "producers" if chosen.producers else None
+    if other is not None:
+        text = f"exclude_synthetic and {other} together let nothing pass (remove one of them)"
+        yield DocumentProblem((*path, "filter"), text)
+
+
+def _key(sink: SinkBlock, path: DocumentPath) -> Iterator[DocumentProblem]:
+    if sink.config.key is None:
+        return
+    for variable in compile_template(sink.config.key).variables:
+        image, *fields = variable.path
+        if image == "after":
+            instead = (
+                f" (use ${{key.{fields[0]}}} for a column of the primary key)" if fields else ""
+            )
+            name = ".".join(variable.path)
+            yield DocumentProblem((*path, "key"), f"${{{name}}} is empty text in a delete{instead}")

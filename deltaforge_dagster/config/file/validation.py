@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
+import typing
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import pydantic
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem, format_path
-from deltaforge_dagster.config.file.fields import field_names
 from deltaforge_dagster.config.file.sentences import sentence
+from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.processors.processors import CUSTOM
 
 _Model = TypeVar("_Model", bound=pydantic.BaseModel)
@@ -79,3 +84,43 @@ def _guess(path: DocumentPath) -> str:
 
 def _remove(value: Any, path: DocumentPath) -> None:
     del _at(value, path[:-1])[path[-1]]
+
+
+@functools.cache
+def field_table() -> dict[str, FieldInfo]:
+    """Return every field of a pipeline file by its path; `[]` marks list items, `spec.sinks[].config.id`.
+
+    Suggestions for misspelt fields and the check of the reference documentation both read this table, so
+    they cannot differ from the models.
+
+    If a block has several forms (sinks of different types), a field is described by the first form
+    that has it.
+    """
+    table: dict[str, FieldInfo] = {}
+    for path, info in _fields(PipelineSpec, ""):
+        table.setdefault(path, info)
+    return table
+
+
+def field_names(block: str) -> list[str]:
+    """Return the names of the fields in a block; `block` is a path of `field_table`, "" the whole file."""
+    prefix = f"{block}." if block else ""
+    below = (path.removeprefix(prefix) for path in field_table() if path.startswith(prefix))
+    return [name for name in below if "." not in name and "[" not in name]
+
+
+def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in model.model_fields.items():
+        path = prefix + (info.alias or name)
+        yield path, info
+        for below, mark in _models(info.annotation):
+            yield from _fields(below, f"{path}{mark}.")
+
+
+def _models(annotation: object) -> Iterator[tuple[type[BaseModel], str]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, ""
+    mark = "[]" if typing.get_origin(annotation) is tuple else ""
+    for argument in typing.get_args(annotation):
+        for model, below in _models(argument):
+            yield model, mark + below

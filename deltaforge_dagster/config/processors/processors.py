@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Text
 from deltaforge_dagster.config.processors.expressions import Expression
-from deltaforge_dagster.config.processors.plugins import processor_types
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SpecError
 
@@ -270,6 +270,21 @@ class PythonProcessor(Block):
     """
     limits: FunctionLimits = FunctionLimits()
     """Limits of one call."""
+
+
+_GROUP = "deltaforge_dagster.processors"
+
+
+def processor_types() -> dict[str, EntryPoint]:
+    """Return the entry points of all installed packages that provide processors, by `type`.
+
+    A package declares each in its `pyproject.toml` (Python Packaging User Guide, "Entry points
+    specification"); `processors.plugins` describes what the object must be::
+
+        [project.entry-points."deltaforge_dagster.processors"]
+        redact = "acme_processors:Redact"
+    """
+    return {one.name: one for one in sorted(entry_points(group=_GROUP), key=lambda one: one.name)}
 
 
 def _installed(text: str) -> str:

@@ -31,7 +31,7 @@ from deltaforge_dagster.sources.registry import (
     source_types,
 )
 from deltaforge_dagster.state import legacy
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.pipeline.control.code_versions import CodeParts, chain_part, code_parts
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import RangeRow
 from deltaforge_dagster.state.store import StateStore
 

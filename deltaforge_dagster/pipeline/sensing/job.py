@@ -20,8 +20,8 @@ from deltaforge_dagster import errors
 from deltaforge_dagster.config.sensing import SchemaSensing
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.sensing.learning import COLUMNS, Learned, SensedTables
 from deltaforge_dagster.sensing.table import Versions
-from deltaforge_dagster.sensing.tables import COLUMNS, Learned, SensedTables
 
 _COLUMNS: dict[str, pa.DataType] = {
     "learned": pa.string(),

@@ -20,11 +20,11 @@ from deltaforge_dagster.errors import NotAllowed, SensingDisabled
 from deltaforge_dagster.sensing import json_schema as exported
 from deltaforge_dagster.sensing.drift import ColumnDrift
 from deltaforge_dagster.sensing.fields import children, dotted, name_of, optional
+from deltaforge_dagster.sensing.learning import named_schemas, restored
 from deltaforge_dagster.sensing.paths import ANY, ELEMENT, Path
 from deltaforge_dagster.sensing.scan import NULL, OBJECT
 from deltaforge_dagster.sensing.schema import DocumentSchema, combined
 from deltaforge_dagster.sensing.table import TableSense
-from deltaforge_dagster.sensing.tables import named_schemas, restored
 from deltaforge_dagster.state.store import StateStore
 
 View = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 
 _NAMESPACE = "snapshot-runs"

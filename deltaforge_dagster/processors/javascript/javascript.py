@@ -7,7 +7,7 @@ and its key, whatever the script does to its images. `before`, `after`, `tags`, 
 `source`, `synthetic` and routes are read back; changes of other keys of an event are lost.
 
 An event without an id, or with an id that is not in the batch, is new: it gets the log position of the
-event before it. `identity` assigns ids to rows whose ids are missing or repeated.
+event before it. The chain assigns ids to rows whose ids are missing or repeated.
 """
 
 from __future__ import annotations

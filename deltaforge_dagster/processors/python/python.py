@@ -3,7 +3,7 @@
 The function gets a table and returns one, with one row per event (`function`). It gets the columns in
 `GIVEN`, with dictionary columns as plain text, and returns the same columns. Events are identified by their
 `event_id`: a row with the id of an input event keeps that event's log position, transaction and schema. A row
-with another id, or null, is new and gets the log position of the event before it. `identity` handles
+with another id, or null, is new and gets the log position of the event before it. The chain handles
 repeated and new ids.
 
 Changed values are checked: row images must be JSON objects, because they are not parsed again on the way to

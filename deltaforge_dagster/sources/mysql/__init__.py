@@ -11,5 +11,5 @@ meets them:
 - `values`: single values as JSON text, character sets;
 - `schema`: table versions, and the statements that change tables;
 - `snapshot`: whole tables, read in chunks;
-- `synthetic`: logs made without a server, to compile the kernels and to measure them.
+- `warm` compiles the kernels, by decoding a small sample.
 """

@@ -268,9 +268,9 @@ class MysqlSource:
 
     def warm(self) -> None:
         """Compile the kernels, or load them from the cache."""
-        from deltaforge_dagster.sources.mysql.synthetic import decoder  # noqa: PLC0415 - only for this
+        from deltaforge_dagster.sources.mysql import warm  # noqa: PLC0415 - only for this
 
-        decoder.warm()
+        warm.warm()
 
     def plan_sections(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]

@@ -91,10 +91,10 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
 
     def warm(self) -> None:
         """Compile the kernels of the log and of snapshots, or load them from the cache."""
+        from deltaforge_dagster.sources.mysql import warm  # noqa: PLC0415
         from deltaforge_dagster.sources.mysql.snapshot import selected  # noqa: PLC0415
-        from deltaforge_dagster.sources.mysql.synthetic import decoder  # noqa: PLC0415
 
-        for module in (decoder, selected):
+        for module in (warm, selected):
             module.warm()
 
 

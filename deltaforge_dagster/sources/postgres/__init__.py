@@ -9,5 +9,5 @@ meets them:
 - `decode`: the two kernels (`decode.scan` notes changes, `decode.rows` writes images) and what makes change batches of both
   (`decode.pgoutput` draws the formats), values that the log lacks (`decode.unchanged_toast`, `decode.toast_reselect`), table versions;
 - `snapshot`: whole tables, read in chunks with COPY;
-- `synthetic`: streams made without a server, to compile the kernels and to measure them.
+- `warm` compiles the kernels, by decoding a small sample.
 """

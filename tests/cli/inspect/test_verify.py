@@ -11,8 +11,8 @@ from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.state.database.tables import segments
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import segments
 from deltaforge_dagster.testing.sources import insert
 from tests.pipeline.capturing import Stage
 from tests.sources.mysql.bench import MysqlBench

@@ -19,7 +19,7 @@ from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.work import begin
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.testing.sources import is_quiet

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sources.postgres.synthetic import decoder as synthetic_log
-from deltaforge_dagster.sources.postgres.synthetic import type_families
+from deltaforge_dagster.sources.postgres.warm import detached_decoder
 from deltaforge_lab.bench.decode import LogKind, bench_decode
+from deltaforge_lab.synthetic import postgres_type_families as type_families
 
 
 @pytest.mark.parametrize(("source", "size"), [(LogKind.POSTGRES, 175), (LogKind.MYSQL, 87)])
@@ -21,7 +21,7 @@ def test_measures_what_it_decodes(source: LogKind, size: int) -> None:
 def test_measures_each_family(family: str) -> None:
     """Every type family is decoded to its end without an error."""
     stream = type_families.stream(family, 100)
-    decoded = synthetic_log.synthetic_decoder().feed(stream, len(stream))
+    decoded = detached_decoder().feed(stream, len(stream))
 
     assert (decoded.error, decoded.consumed) == (None, len(stream))
     assert bench_decode(LogKind.POSTGRES, rows=100, repeats=1, family=family)["rows"] == 100

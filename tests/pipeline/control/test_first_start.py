@@ -15,7 +15,7 @@ from deltaforge_dagster.pipeline.control.first_start import FirstStart, first_st
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state import legacy
-from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 
 POSTGRES = (

@@ -12,8 +12,8 @@ from sqlalchemy import update
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.replay.recapture import Compared, recapture
+from deltaforge_dagster.state.database.tables import segments
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.tables import segments
 from deltaforge_dagster.testing.sources import insert
 from tests.pipeline.capturing import Stage
 from tests.pipeline.changes import PlayedSource

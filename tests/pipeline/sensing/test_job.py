@@ -12,7 +12,7 @@ from deltaforge_dagster.errors import DeltaforgeError, JournalDamaged
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.sensing.job import REPORT, SensingJob, learned_by
-from deltaforge_dagster.sensing.tables import Learned, restored
+from deltaforge_dagster.sensing.learning import Learned, restored
 from tests.pipeline.sensed import VERSIONS, documents
 from tests.processors.rows import Row, batch
 

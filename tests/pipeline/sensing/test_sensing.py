@@ -11,7 +11,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.run.live import RunOutcome
 from deltaforge_dagster.pipeline.sensing import views
 from deltaforge_dagster.pipeline.sensing.job import learned_by
-from deltaforge_dagster.sensing.tables import Learned
+from deltaforge_dagster.sensing.learning import Learned
 from deltaforge_dagster.state.metric_families import SCHEMA_EVENTS
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually

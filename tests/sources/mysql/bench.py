@@ -14,7 +14,7 @@ from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
-from deltaforge_dagster.sources.mysql.synthetic.decoder import warm
+from deltaforge_dagster.sources.mysql.warm import warm
 from deltaforge_dagster.testing.sources import Bench
 from deltaforge_lab.servers.mysql import connect
 

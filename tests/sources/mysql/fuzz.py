@@ -16,7 +16,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from deltaforge_dagster.sources.mysql.synthetic.events import packets
+from deltaforge_lab.synthetic.mysql_events import packets
 from tests.sources.mysql.decode.test_decoder import make_decoder
 
 HEADER, SUM = 19, 4

@@ -21,8 +21,8 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
 )
 from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
 from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
-from deltaforge_dagster.sources.mysql.synthetic import events as samples
-from deltaforge_dagster.sources.mysql.synthetic.events import SyntheticLog
+from deltaforge_lab.synthetic import mysql_events as samples
+from deltaforge_lab.synthetic.mysql_events import SyntheticLog
 from tests.sources.mysql import recorded
 from tests.sources.mysql.decode.test_decoder import every_type, make_decoder
 from tests.sources.mysql.test_events import XID, compressed, tagged, xa

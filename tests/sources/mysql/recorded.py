@@ -21,7 +21,7 @@ import struct
 import zlib
 
 from deltaforge_dagster.sources.mysql.events.binlog import FORMAT_DESCRIPTION
-from deltaforge_dagster.sources.mysql.synthetic.events import packets
+from deltaforge_lab.synthetic.mysql_events import packets
 
 MAGIC = b"\xfebin"
 _FILES = (

@@ -26,8 +26,8 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRu
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.synthetic.events import SyntheticColumn
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_lab.synthetic.mysql_events import SyntheticColumn
 
 FORWARD = (1 << 64) - 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.mysql.synthetic.events import (
+from deltaforge_lab.synthetic.mysql_events import (
     SyntheticColumn,
     SyntheticLog,
     bitmap,

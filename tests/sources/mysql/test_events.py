@@ -15,7 +15,7 @@ from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.gtid_events import parse_tagged_gtid
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.gtid import GtidSet
-from deltaforge_dagster.sources.mysql.synthetic.events import FILE, SID, SyntheticLog, packed
+from deltaforge_lab.synthetic.mysql_events import FILE, SID, SyntheticLog, packed
 from tests.sources.mysql import recorded
 from tests.sources.mysql.decode.test_decoder import (
     DESCRIPTION,

@@ -16,15 +16,9 @@ from deltaforge_dagster.sources.mysql.events.binlog import WRITE_ROWS_2
 from deltaforge_dagster.sources.mysql.events.table_map import Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
-from deltaforge_dagster.sources.mysql.synthetic import events as samples
-from deltaforge_dagster.sources.mysql.synthetic.events import (
-    ORDERS,
-    SyntheticLog,
-    bitmap,
-    orders_row,
-    packed,
-)
 from deltaforge_dagster.testing.sources import Versions, insert
+from deltaforge_lab.synthetic import mysql_events as samples
+from deltaforge_lab.synthetic.mysql_events import ORDERS, SyntheticLog, bitmap, orders_row, packed
 from tests.chance import examples
 from tests.sources.hidden import SALT, hashed, hidden_row, rules
 from tests.sources.mysql.bench import PIPELINE, MysqlBench

@@ -24,7 +24,7 @@ from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMES
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
-from deltaforge_dagster.sources.postgres.synthetic import messages as samples
+from deltaforge_lab.synthetic import postgres_messages as samples
 from tests.sources.postgres.reference import Registry
 
 SPICE = [b"{", b"}", b'"', b"\\", b",", b"[", b"]", b"\\x", b"NULL", b"\0", b"\xff", b"\t", b"\n"]

@@ -10,8 +10,8 @@ from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.source import PostgresSource
-from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from deltaforge_dagster.testing.sources import Versions, insert
+from deltaforge_lab.synthetic import postgres_messages as samples
 from tests.chance import examples
 from tests.sources.hidden import SALT, hidden_row, rules
 from tests.sources.postgres.bench import PIPELINE, PostgresBench

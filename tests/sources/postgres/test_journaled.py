@@ -8,7 +8,7 @@ from pathlib import Path
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
 from deltaforge_dagster.processors.messages.routing import row_key
-from deltaforge_dagster.sources.postgres.synthetic import messages as samples
+from deltaforge_lab.synthetic import postgres_messages as samples
 from tests.processors.rows import position_fields
 from tests.sources.postgres.decode.test_decoder import (
     RELATION,

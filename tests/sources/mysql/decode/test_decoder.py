@@ -22,9 +22,9 @@ from deltaforge_dagster.sources.mysql.decode.scan import commit, pass_event, sca
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable
-from deltaforge_dagster.sources.mysql.synthetic import events as samples
-from deltaforge_dagster.sources.mysql.synthetic.decoder import warm
-from deltaforge_dagster.sources.mysql.synthetic.events import (
+from deltaforge_dagster.sources.mysql.warm import warm
+from deltaforge_lab.synthetic import mysql_events as samples
+from deltaforge_lab.synthetic.mysql_events import (
     FILE,
     SID,
     SyntheticColumn,

@@ -7,13 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.sources.mysql.synthetic import events as samples
-from deltaforge_dagster.sources.mysql.synthetic.events import (
-    FILE,
-    SyntheticColumn,
-    SyntheticLog,
-    packed,
-)
+from deltaforge_lab.synthetic import mysql_events as samples
+from deltaforge_lab.synthetic.mysql_events import FILE, SyntheticColumn, SyntheticLog, packed
 from tests.chance import examples
 from tests.sources.mysql.decode.test_decoder import (
     DESCRIPTION,

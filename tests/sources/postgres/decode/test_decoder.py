@@ -21,8 +21,8 @@ from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, Messa
 from deltaforge_dagster.sources.postgres.decode.pgoutput import LogicalMessage, copy_data, xlog
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.postgres.synthetic import messages as samples
-from deltaforge_dagster.sources.postgres.synthetic.messages import Cell
+from deltaforge_lab.synthetic import postgres_messages as samples
+from deltaforge_lab.synthetic.postgres_messages import Cell
 from tests.sources.postgres.reference import Catalog, Reference, Registry, message_json
 from tests.strategies import ENUM, streams
 
@@ -574,7 +574,7 @@ def test_plain_python_decodes_the_same() -> None:
     """Without compilation the kernels are ordinary Python, with the same result to the byte."""
     program = (
         "import hashlib, json\n"
-        "from deltaforge_dagster.sources.postgres.synthetic import messages as samples\n"
+        "from deltaforge_lab.synthetic import postgres_messages as samples\n"
         "from tests.sources.postgres.decode.test_decoder import *\n"
         "for built_in in (BUILT_IN, ISO_TIMESTAMPS):\n"
         "    batches, _ = decode(every_type(), (500, 1000), built_in=built_in)\n"

@@ -14,7 +14,6 @@ from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.postgres.decode.held_events import HeldChange, parse_held
-from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.testing.sources import (
     Taken,
@@ -22,6 +21,7 @@ from deltaforge_dagster.testing.sources import (
     insert,
     take,
 )
+from deltaforge_lab.synthetic import postgres_messages as samples
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.postgres.decode.test_decoder import decode, make_decoder, rows_of, transaction
 from tests.sources.postgres.reference import Catalog

@@ -15,7 +15,7 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     parse_type,
     truncate_payload,
 )
-from deltaforge_dagster.sources.postgres.synthetic import messages as samples
+from deltaforge_lab.synthetic import postgres_messages as samples
 
 COLUMNS = (("id", 20, -1, True), ("näme", 1043, 68, False))
 MESSAGE = samples.relation(16_385, "public", "users", COLUMNS, "i")[1:]

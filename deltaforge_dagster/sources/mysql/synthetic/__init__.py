@@ -1,1 +1,0 @@
-"""Binary logs made without a server: to compile the kernels, to measure them, to test them."""

@@ -1,1 +1,0 @@
-"""Replication streams made without a server: to compile the kernels, to measure them, to test them."""
