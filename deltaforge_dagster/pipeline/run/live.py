@@ -181,9 +181,7 @@ class LiveRun:
         ranges.close_left_open()
         self._observer.publish()
         pipeline, goal = self._start_position(pipeline)
-        self._deliverers = DelivererSet(
-            self._loaded.spec, self._context, self._run.lease, warn=self._observer.warn
-        )
+        self._deliverers = DelivererSet(self._loaded.spec, self._context, self._run)
         self._pressure = BackPressure(
             self._loaded.spec,
             self._run,
