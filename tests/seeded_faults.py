@@ -234,7 +234,7 @@ FAULTS = (
         "            try:\n"
         "                self._progress.advance(row, last, sink, complete=last == row.rows - 1)\n"
         "                if not self._send_after(reached, encoded, row, sink):\n",
-        ("tests/pipeline/test_sink_life.py::test_units",),
+        ("tests/pipeline/deliver/test_sender.py",),
         "The checkpoint moves before the sink has anything: what was not acknowledged in time is lost.",
     ),
     Fault(

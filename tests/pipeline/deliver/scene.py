@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -85,7 +86,7 @@ class Recorder:
         guard()
         if self.errors:
             raise self.errors.pop(0)
-        ordinals: list[int] = batch.messages.column("ordinal").to_pylist()
+        ordinals = cast("list[int]", batch.messages.column("ordinal").to_pylist())
         for ordinal in ordinals:
             if (batch.segment, ordinal) in self.refused:
                 raise Undeliverable("too large", ordinal, "too_large")
@@ -121,14 +122,15 @@ class Encoded:
 class Lender:
     """Stands for the `EncodeCache` of a run."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, last: int | None) -> None:
         self._store = store
+        self._last = last
 
     @contextmanager
     def covering(self, sink: str, segment: int, ordinal: int) -> Iterator[Encoded]:
-        """Lend a segment and everything after it."""
+        """Lend a segment and everything after it, up to the last."""
         del sink, ordinal
-        yield Encoded(self._store.segments.read(NAME, first=segment))
+        yield Encoded(self._store.segments.read(NAME, first=segment, last=self._last))
 
 
 def batch(row: SegmentRow, *ordinals: int) -> SinkBatch:
@@ -146,6 +148,13 @@ def batch(row: SegmentRow, *ordinals: int) -> SinkBatch:
     return SinkBatch(
         row.segment, row.segment_id, pa.RecordBatch.from_pylist(messages, schema=MESSAGES)
     )
+
+
+def place(checkpoint: CheckpointRow | None) -> tuple[int, int, bool] | None:
+    """Return the place of a checkpoint."""
+    if checkpoint is None:
+        return None
+    return checkpoint.segment, checkpoint.ordinal, checkpoint.complete
 
 
 @dataclass

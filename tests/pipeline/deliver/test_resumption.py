@@ -11,7 +11,7 @@ from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.state.records import CheckpointRow
-from tests.pipeline.deliver.scene import NAME, Scene, lsn, scene
+from tests.pipeline.deliver.scene import NAME, Scene, lsn, place, scene
 
 __all__ = ["scene"]
 
@@ -53,13 +53,6 @@ def settled(scene: Scene, sink: Teller) -> CheckpointRow | None:
 def foreign(position: SinkPosition) -> SinkPosition:
     """Return the position as another store's pipeline would have written it."""
     return replace(position, uid="another", lineage="another", segment=77, segment_id="another")
-
-
-def place(checkpoint: CheckpointRow | None) -> tuple[int, int, bool] | None:
-    """Return the place of a checkpoint."""
-    if checkpoint is None:
-        return None
-    return checkpoint.segment, checkpoint.ordinal, checkpoint.complete
 
 
 def test_a_first_start(scene: Scene) -> None:
