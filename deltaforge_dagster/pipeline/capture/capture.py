@@ -126,7 +126,9 @@ class Capture:
         self.moved_at = self._began = time.monotonic()
         self.segments = 0
         self.rows = 0
-        self._options = options
+        self._limits = options.limits
+        self._source_id = options.source_id
+        self._uid = options.row.uid
         self._journal = run.journal
         self._lease = run.lease
         self._pipeline = run.lease.pipeline
@@ -142,12 +144,7 @@ class Capture:
         )
         self._approval = SchemaApproval(self._registry.pending, pauses=options.pauses_tables)
         self._deduplicator = ChunkDeduplicator(
-            run.store,
-            run.journal,
-            run.lease,
-            self._registry,
-            options.limits,
-            approval=self._approval,
+            run.store, run.journal, run.lease, self._registry, self._limits, approval=self._approval
         )
         position = options.row.captured_position or options.row.start_position
         assert position is not None
@@ -255,13 +252,8 @@ class Capture:
         if isinstance(error, StoreUnavailable | JournalDamaged):
             message = f"the journal or the state store cannot be used {until}"
         else:
-            self._count(read_failed(self._options.source_id, error))
-        fields = {
-            "source_id": self._options.source_id,
-            "reason": str(error),
-            "kind": error.kind,
-            **more,
-        }
+            self._count(read_failed(self._source_id, error))
+        fields = {"source_id": self._source_id, "reason": str(error), "kind": error.kind, **more}
         logger.warning(message, extra={"fields": {**fields, "attempt": self._attempt or None}})
 
     def _count(self, tally: Tally) -> None:
@@ -283,7 +275,7 @@ class Capture:
                 self._unwritten = False
                 self._deduplicator.lose_positions()
             if self._read_before:
-                self._count(read_again(self._options.source_id))
+                self._count(read_again(self._source_id))
             self._read_before = True
             while True:
                 start = self._follow(source, start, backoff)
@@ -299,7 +291,7 @@ class Capture:
     def _follow(self, source: Source, start: Position, backoff: Backoff) -> Position:
         """Cut one stream into segments; return the position where it stopped, for a backlog or on request."""
         cutter = SegmentCutter(
-            self._options.limits,
+            self._limits,
             self._open_writer,
             lambda writer, holds, end: self._seal(writer, holds, end, cutter),
             self._someone_waits,
@@ -308,7 +300,7 @@ class Capture:
         )
         # As many changes a batch as fit a segment; small waits keep the cut prompt.
         reading = ReadLimits(
-            max_events=self._options.limits.max_events, max_wait=self._options.limits.min_ms / 1000
+            max_events=self._limits.max_events, max_wait=self._limits.min_ms / 1000
         )
         try:
             with closing(source.read(start, reading, self._registry)) as stream:
@@ -379,7 +371,7 @@ class Capture:
 
     def _open_writer(self) -> SegmentWriter:
         return self._journal.writer(
-            self._pipeline, self._options.row.uid, self._next_segment, self._lease.epoch
+            self._pipeline, self._uid, self._next_segment, self._lease.epoch
         )
 
     def _seal(
@@ -477,7 +469,7 @@ class Capture:
             chunks=chunks,
             received_at=received_at,
             trigger=trigger,
-            tally=captured(self._options.source_id, written, time.time(), self._met),
+            tally=captured(self._source_id, written, time.time(), self._met),
         )
         self._next_segment = number + 1
         self._unwritten = False

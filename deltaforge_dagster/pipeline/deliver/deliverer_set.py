@@ -49,7 +49,6 @@ class DelivererSet:
     ) -> None:
         self._pipeline = spec.metadata.name
         self._sinks = {sink.config.id for sink in spec.spec.sinks if only in {None, sink.config.id}}
-        self._limits = spec.spec.engine.deliver
         self._context = context
         self._run = run
         self._store = run.store
@@ -66,7 +65,7 @@ class DelivererSet:
             self._encoder,
             self._segments,
             self._pipeline,
-            self._limits.max_bytes,
+            spec.spec.engine.deliver.max_bytes,
             len(self._sinks),
             last=until,
         )
@@ -90,12 +89,8 @@ class DelivererSet:
                 processed=self._wake,
             )
         options = self._spec.spec.schema_sensing
-        if (
-            self._sensing is None
-            and self._until is None
-            and options is not None
-            and options.enabled
-        ):
+        senses = options is not None and options.enabled
+        if self._sensing is None and self._until is None and senses:
             self._sensing = Sensing(
                 self._spec,
                 self._store,

@@ -21,7 +21,11 @@ EVENTS = 10
 
 
 class Sending:
-    """A sender of the first segment of a scene, which has `EVENTS` rows; a checkpoint is due after four."""
+    """A sender of the first segment of a scene, which has `EVENTS` rows; a checkpoint is due after four.
+
+    Attributes:
+        progress: What the sink has acknowledged.
+    """
 
     def __init__(
         self, scene: Scene, sink: Recorder, stopped: Callable[[], bool] = lambda: False
@@ -29,9 +33,9 @@ class Sending:
         context = scene.context()
         resumption = Resumption(context)
         self._scene = scene
-        self._progress = SinkProgress(context, scene.checkpoint)
+        self.progress = SinkProgress(context, scene.checkpoint)
         connection = SinkConnection(context, lambda: sink, resumption)
-        self._sender = SegmentSender(context, connection, self._progress, resumption, stopped)
+        self._sender = SegmentSender(context, connection, self.progress, resumption, stopped)
 
     def send(self) -> bool:
         """Send the rest of the segment."""
@@ -41,7 +45,7 @@ class Sending:
         try:
             return self._sender.send(cast("EncodedSegments", Encoded(rows)), rows[0])
         finally:
-            assert place(self._progress.checkpoint) == place(self._scene.checkpoint)
+            assert place(self.progress.checkpoint) == place(self._scene.checkpoint)
 
 
 def ordinals(*numbers: int) -> list[tuple[int, int]]:
@@ -85,11 +89,13 @@ def test_a_failure_in_the_middle(scene: Scene) -> None:
 
 
 def test_a_change_that_can_never_be_delivered(scene: Scene) -> None:
-    """It is a dead letter before anything after it is sent."""
+    """It is a dead letter before anything after it is sent; what arrived before it counts."""
     sink = Recorder(refused=set(ordinals(5)))
+    sending = Sending(scene, sink)
 
-    assert Sending(scene, sink).send()
+    assert sending.send()
 
+    assert sending.progress.rows == EVENTS - 1
     assert sink.sent == ordinals(*(one for one in range(EVENTS) if one != 5))
     (entry,) = scene.store.dead_letters.places(NAME, SINK)
     assert (entry.segment, entry.ordinal, entry.state) == (1, 5, "dead")
