@@ -229,12 +229,12 @@ FAULTS = (
     Fault(
         "deliverer-order",
         "order of two writes",
-        "deltaforge_dagster/pipeline/deliver/deliverer.py",
-        "            try:\n                if not self._send_after(reached, encoded, row):\n",
+        "deltaforge_dagster/pipeline/deliver/sender.py",
+        "            try:\n                if not self._send_after(reached, encoded, row, sink):\n",
         "            try:\n"
-        "                self._advance(row, last, complete=last == row.rows - 1)\n"
-        "                if not self._send_after(reached, encoded, row):\n",
-        ("tests/pipeline/test_sink_life.py::test_delivery_batches",),
+        "                self._progress.advance(row, last, sink, complete=last == row.rows - 1)\n"
+        "                if not self._send_after(reached, encoded, row, sink):\n",
+        ("tests/pipeline/deliver/test_sender.py",),
         "The checkpoint moves before the sink has anything: what was not acknowledged in time is lost.",
     ),
     Fault(

@@ -45,7 +45,7 @@ from deltaforge_dagster.pipeline.replay.replay import (
 from deltaforge_dagster.pipeline.replay.reprocessing import Reprocessing
 from deltaforge_dagster.pipeline.run.catch_up import catch_up
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.metrics import run_failure
@@ -109,10 +109,12 @@ def _run_live(
     run = LiveRun(
         loaded,
         run_context,
-        context.run.run_id,
-        observer,
-        until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
-        awaits=lambda: beside is not None and beside.works,
+        RunOptions(
+            context.run.run_id,
+            observer,
+            until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
+            awaits=lambda: beside is not None and beside.works,
+        ),
     )
     try:
         with _failures_counted(run_context, loaded.name):

@@ -26,17 +26,15 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
-from deltaforge_dagster.pipeline.capture.capture import Capture
-from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sources.base import SectionedSource, Source
-from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.bench.drain import progress
 from deltaforge_lab.bench.installation import Say
@@ -201,18 +199,12 @@ class _Bench:
         )
         assert row is not None
         assert lease is not None
+        run = LeasedRun(self._store, self._journal, lease, warn=lambda _: None)
         # As in a run whose sinks are faster than capture: only a full segment is closed.
         limits = spec.spec.engine.segment.model_copy(update={"min_ms": 1000})
         backlog = None
         if self._sessions is not None:
-            backlog = Backlog(
-                sessions=self._sessions,
-                journal=self._journal,
-                pipeline=name,
-                uid=row.uid,
-                lease=lease,
-                limits=limits,
-            )
+            backlog = Backlog(run, self._sessions, uid=row.uid, limits=limits)
             with closing(self._source()) as source:  # as a run that delivered before has done
                 if isinstance(source, SectionedSource):
                     backlog.warm_up(source).result()
@@ -220,23 +212,20 @@ class _Bench:
         ranges = Ranges(
             self._store,
             lease,
-            pipeline=name,
             spec_hash=self._loaded.hash,
             limits=spec.spec.engine.range,
             opened=lambda _: None,
         )
         capture = Capture(
+            run,
+            CaptureOptions(
+                row=row,
+                limits=limits,
+                source_id=spec.spec.source.config.id,
+                tenant=spec.metadata.tenant,
+            ),
             build_source=self._source,
-            registry=FencedRegistry(self._store, lease, spec.metadata.tenant),
-            journal=self._journal,
-            pipeline=name,
-            uid=row.uid,
-            lease=lease,
             ranges=ranges,
-            holds=Holds(self._store, self._journal, lease),
-            limits=limits,
-            start=parse_position(str(row.captured_position or row.start_position)),
-            next_segment=row.next_segment,
             someone_waits=lambda: True,
             captured=lambda _: None,
             backlog=backlog,

@@ -20,7 +20,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.publication import pending
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark_server import SparkServer
@@ -70,9 +70,8 @@ class Installation:
         """Return a run that has not started yet."""
         observer = _Publisher(self.store)
         run_id = str(uuid.uuid4())
-        return LiveRun(
-            self._loaded, self.context, run_id, observer, until_caught_up=until_caught_up
-        )
+        options = RunOptions(run_id, observer, until_caught_up=until_caught_up)
+        return LiveRun(self._loaded, self.context, options)
 
     def catch_up(self, timeout: float | None = None) -> RunOutcome:
         """Execute a run until everything is captured and delivered, or until `timeout` seconds have passed."""

@@ -18,6 +18,7 @@ import turso
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.control.work import ensure_start, register
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark import SparkSessions
@@ -93,9 +94,11 @@ class Example:
             run = LiveRun(
                 self.loaded,
                 self._context,
-                str(uuid.uuid4()),
-                Watcher(self._store, self.loaded.name),
-                until_caught_up=True,
+                RunOptions(
+                    str(uuid.uuid4()),
+                    Watcher(self._store, self.loaded.name),
+                    until_caught_up=True,
+                ),
             )
             outcome = run.execute()
             if not outcome.behind and outcome.capture_error is None:

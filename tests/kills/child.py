@@ -24,6 +24,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.publication import pending
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
@@ -104,9 +105,11 @@ def _work(pipeline: Path, run_id: str, until_caught_up: bool) -> RunOutcome:
             run = LiveRun(
                 loaded,
                 build_run_context(opened, loaded),
-                run_id,
-                Publisher(opened.store, loaded.name, pipeline.with_suffix(".published")),
-                until_caught_up=until_caught_up,
+                RunOptions(
+                    run_id,
+                    Publisher(opened.store, loaded.name, pipeline.with_suffix(".published")),
+                    until_caught_up=until_caught_up,
+                ),
             )
             signal.signal(signal.SIGTERM, lambda *_, run=run: run.request_end())
             outcome = run.execute()

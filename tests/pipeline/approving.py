@@ -17,16 +17,13 @@ from sqlalchemy import update
 from deltaforge_dagster.config.engine.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.capture.capture import Capture
-from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.database.database import clock
 from deltaforge_dagster.state.database.tables import leases
 from deltaforge_dagster.state.store import StateStore
@@ -103,26 +100,22 @@ def main(folder: Path) -> None:
     ranges = Ranges(
         store,
         lease,
-        pipeline="p",
         spec_hash="hash",
         limits=RangeLimits(),
         opened=lambda _: None,
     )
     ranges.close_left_open()
-    registry = FencedRegistry(store, lease, "acme", pauses=True)
     capture = Capture(
+        LeasedRun(store, journal, lease, warn=lambda _: None),
+        CaptureOptions(
+            row=row,
+            limits=SegmentLimits(min_ms=0, max_ms=1),
+            source_id="source",
+            tenant="acme",
+            pauses_tables=True,
+        ),
         build_source=lambda: Log([]),
-        registry=registry,
-        journal=journal,
-        holds=Holds(store, journal, lease),
-        approval=SchemaApproval(registry.pending, pauses=True),
-        pipeline="p",
-        uid=row.uid,
-        lease=lease,
         ranges=ranges,
-        limits=SegmentLimits(min_ms=0, max_ms=1),
-        start=parse_position(str(row.captured_position or row.start_position)),
-        next_segment=row.next_segment,
         someone_waits=lambda: True,
         captured=lambda _: None,
     )

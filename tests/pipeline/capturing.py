@@ -13,16 +13,12 @@ from deltaforge_dagster.config.engine.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
-from deltaforge_dagster.pipeline.capture.capture import Capture
-from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
-from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.testing.sources import (
     LIMITS,
@@ -91,10 +87,10 @@ class Stage:
         assert lease is not None
         row = self.store.pipelines.get("p")
         assert row is not None
+        run = LeasedRun(self.store, self.journal, lease, warn=lambda _: None)
         ranges = Ranges(
             self.store,
             lease,
-            pipeline="p",
             spec_hash="hash",
             limits=RangeLimits(),
             opened=lambda _: None,
@@ -102,35 +98,21 @@ class Stage:
         ranges.close_left_open()
         backlog = None
         if sessions is not None:
-            backlog = Backlog(
-                sessions=sessions,
-                journal=self.journal,
-                pipeline="p",
-                uid=row.uid,
-                lease=lease,
-                limits=limits,
-            )
+            backlog = Backlog(run, sessions, uid=row.uid, limits=limits)
             with contextlib.suppress(SparkUnavailable):  # or the one reader would be done before
                 backlog.warm_up(self.bench.source()).result()
-        registry = FencedRegistry(self.store, lease, "acme", pauses=self.pauses)
-        approval = SchemaApproval(registry.pending, pauses=self.pauses)
         capture = Capture(
-            backlog=backlog,
-            deduplicator=ChunkDeduplicator(
-                self.store, self.journal, lease, registry, limits, approval=approval
+            run,
+            CaptureOptions(
+                row=row,
+                limits=limits,
+                source_id="source",
+                tenant="acme",
+                pauses_tables=self.pauses,
             ),
-            approval=approval,
+            backlog=backlog,
             build_source=self.bench.source,
-            registry=registry,
-            journal=self.journal,
-            pipeline="p",
-            uid=row.uid,
-            lease=lease,
             ranges=ranges,
-            holds=Holds(self.store, self.journal, lease),
-            limits=limits,
-            start=parse_position(str(row.captured_position or row.start_position)),
-            next_segment=row.next_segment,
             someone_waits=lambda: True,
             captured=lambda _: None,
         )

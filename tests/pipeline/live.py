@@ -13,7 +13,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.publication import pending
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark import SparkSessions
@@ -133,9 +133,11 @@ class Feed:
         return LiveRun(
             self.loaded,
             warm_tools(self.opened, self.loaded),
-            str(uuid.uuid4()),
-            Watcher(self.store, self.name),
-            until_caught_up=until_caught_up,
+            RunOptions(
+                str(uuid.uuid4()),
+                Watcher(self.store, self.name),
+                until_caught_up=until_caught_up,
+            ),
         )
 
     def catch_up(self) -> RunOutcome:

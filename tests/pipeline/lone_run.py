@@ -20,6 +20,7 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.pipeline.run.live import LiveRun
+from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from tests.pipeline.live import Watcher
@@ -33,9 +34,7 @@ def main(path: Path, row_group_bytes: int) -> None:
         run = LiveRun(
             loaded,
             build_run_context(opened, loaded),
-            str(uuid.uuid4()),
-            Watcher(opened.store, loaded.name),
-            until_caught_up=True,
+            RunOptions(str(uuid.uuid4()), Watcher(opened.store, loaded.name), until_caught_up=True),
         )
         outcome = run.execute()
     print(json.dumps({**dataclasses.asdict(outcome), "max_rss": _most_memory()}))  # noqa: T201

@@ -8,6 +8,7 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.backpressure import BackPressure
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, new_segment, position
 
@@ -37,14 +38,11 @@ def test_a_sink_that_awaits_capture_is_never_paused_for(
     awaits = [True]
     pressure = BackPressure(
         load_pipeline(path).spec,
-        store,
-        Journal(tmp_path.joinpath("journal").as_uri()),
-        lease,
+        LeasedRun(store, Journal(tmp_path.joinpath("journal").as_uri()), lease, said.append),
         close_range=lambda _: None,
         publish=lambda: None,
         detach=lambda *_: None,
         awaits_capture=lambda: awaits[0],
-        warn=said.append,
     )
     try:
         number = lease.write(lambda writer: writer.ranges.open(position(0), "spec-1", 1))

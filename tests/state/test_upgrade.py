@@ -14,6 +14,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.replay.replay import replay
 from deltaforge_dagster.pipeline.run.live import LiveRun
+from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_lab.servers.redis import RedisServer
@@ -55,9 +56,8 @@ def test_the_first_version_s_installation_goes_on(
         assert store.checkpoints.read("first")["redis"].segment == 1
         store.pipelines.set_desired_state("first", "paused")  # the database is gone
         watcher = Watcher(store, "first")
-        outcome = LiveRun(
-            loaded, context, str(uuid.uuid4()), watcher, until_caught_up=True
-        ).execute()
+        options = RunOptions(str(uuid.uuid4()), watcher, until_caught_up=True)
+        outcome = LiveRun(loaded, context, options).execute()
         assert (outcome.sink_errors, outcome.behind) == ({}, {})
 
         with context.replay_sessions() as sessions:

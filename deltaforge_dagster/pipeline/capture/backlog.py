@@ -27,7 +27,6 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.engine.engine import SegmentLimits
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
-from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.capture.backlog_job import (
     SectionJob,
@@ -35,7 +34,7 @@ from deltaforge_dagster.pipeline.capture.backlog_job import (
     WrittenSection,
     written_by,
 )
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceNotes
@@ -78,11 +77,9 @@ class Backlog:
     """Reads backlogs of one run in parallel, when that is of use.
 
     Args:
+        run: The run.
         sessions: Where the Spark session comes from.
-        journal: Where segments go.
-        pipeline: Name of the pipeline.
-        uid: Its uid.
-        lease: The run's lease.
+        uid: Uid of the pipeline.
         limits: `engine.segment` of the pipeline file.
 
     Attributes:
@@ -90,28 +87,21 @@ class Backlog:
     """
 
     def __init__(
-        self,
-        *,
-        sessions: SessionProvider,
-        journal: Journal,
-        pipeline: str,
-        uid: str,
-        lease: HeldLease,
-        limits: SegmentLimits,
+        self, run: LeasedRun, sessions: SessionProvider, *, uid: str, limits: SegmentLimits
     ) -> None:
         self.segments = 0
+        self._journal = run.journal
+        self._lease = run.lease
+        self._pipeline = run.lease.pipeline
         self._sessions = sessions
-        self._journal = journal
-        self._pipeline = pipeline
         self._uid = uid
-        self._lease = lease
         self._limits = limits
         self._failures = 0
         self._read = _Pace()
         self._pace = _Pace()
         self._sealed = self._awaited = 0
         self._warming: Future[int] | None = None
-        self._pool = ThreadPoolExecutor(_MOST + 1, thread_name_prefix=f"backlog {pipeline}")
+        self._pool = ThreadPoolExecutor(_MOST + 1, thread_name_prefix=f"backlog {self._pipeline}")
 
     def passed(self, log_bytes: int) -> None:
         """Take note of log that the run's own reader has read."""

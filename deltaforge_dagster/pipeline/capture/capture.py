@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.engine.engine import SegmentLimits
@@ -23,42 +24,71 @@ from deltaforge_dagster.errors import (
     Retryable,
     StoreUnavailable,
 )
-from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture.cutter import Hold, SegmentCutter
 from deltaforge_dagster.pipeline.capture.holds import Holds
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import Versions, captured, read_again, read_failed
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
+from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import (
     ChangeBatch,
     ReadLimits,
     SectionedSource,
     Source,
-    SourceNotes,
 )
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.metrics import Tally, panic
-from deltaforge_dagster.state.records import HeldPart, HoldRow, Trigger
+from deltaforge_dagster.state.records import HeldPart, HoldRow, PipelineRow, Trigger
 from deltaforge_dagster.state.snapshot_records import ChunkRow
 
 if TYPE_CHECKING:  # Spark takes a second to import
     from deltaforge_dagster.pipeline.capture.backlog import Backlog
-    from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 
 logger = logging.getLogger(__name__)
 
 _PAUSE_POLL_SECONDS = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What a run captures, from where, and in segments of which size.
+
+    Attributes:
+        row: The pipeline when the run begins: its uid, where the journal ends, and the number of the next segment.
+        limits: When a segment ends.
+        source_id: Id of the source.
+        tenant: The tenant under which versions of tables are registered.
+        pauses_tables: Whether the rows of a new version of a table are held until somebody approves it.
+        paused: Whether nothing may be read at first, because the journal is full.
+    """
+
+    row: PipelineRow
+    limits: SegmentLimits
+    source_id: str
+    tenant: str
+    pauses_tables: bool = False
+    paused: bool = False
+
+
 class Capture:
     """The capture thread of a run.
 
-    Before each stream, `find_start` returns the position to read from. It differs from the end of the journal
-    only after a failover to another server (`failover`).
+    Args:
+        run: The run.
+        options: What is captured.
+        build_source: Makes a reader of the log, one for each attempt.
+        ranges: Records the segments.
+        someone_waits: Whether a sink at the journal's end waits for work.
+        captured: Called with the number of each segment once it is in the journal.
+        find_start: Called before each stream with the end of the journal; returns the position to read
+            from, which is another one only after a failover to another server (`failover`).
+        backlog: Reads with several readers while much log lies ahead; None for a single reader.
 
     Attributes:
         error: Why capture stopped for good, or why it is trying again; None while it works.
@@ -76,26 +106,15 @@ class Capture:
 
     def __init__(
         self,
+        run: LeasedRun,
+        options: CaptureOptions,
         *,
         build_source: Callable[[], Source],
-        registry: SourceNotes,
-        journal: Journal,
-        pipeline: str,
-        uid: str,
-        lease: HeldLease,
         ranges: Ranges,
-        holds: Holds,
-        limits: SegmentLimits,
-        start: Position,
-        next_segment: int,
         someone_waits: Callable[[], bool],
         captured: Callable[[int], None],
         find_start: Callable[[Source, Position], Position] = lambda _source, start: start,
         backlog: Backlog | None = None,
-        deduplicator: ChunkDeduplicator | None = None,
-        approval: SchemaApproval | None = None,
-        paused: bool = False,
-        source_id: str = "source",
     ) -> None:
         self.error: DeltaforgeError | None = None
         self.failed = False
@@ -107,36 +126,42 @@ class Capture:
         self.moved_at = self._began = time.monotonic()
         self.segments = 0
         self.rows = 0
+        self._limits = options.limits
+        self._source_id = options.source_id
+        self._uid = options.row.uid
+        self._journal = run.journal
+        self._lease = run.lease
+        self._pipeline = run.lease.pipeline
         self._build_source = build_source
-        self._registry = registry
-        self._journal = journal
-        self._pipeline = pipeline
-        self._uid = uid
-        self._lease = lease
         self._ranges = ranges
-        self._holds = holds
-        self._limits = limits
-        self._position = start
-        self._confirmed = start
-        self._next_segment = next_segment
         self._someone_waits = someone_waits
         self._captured = captured
         self._find_start = find_start
         self._backlog = backlog
-        self._deduplicator = deduplicator
-        self._approval = approval or SchemaApproval()
-        self._source_id = source_id
+        self._holds = Holds(run.store, run.journal, run.lease)
+        self._registry = FencedRegistry(
+            run.store, run.lease, options.tenant, pauses=options.pauses_tables
+        )
+        self._approval = SchemaApproval(self._registry.pending, pauses=options.pauses_tables)
+        self._deduplicator = ChunkDeduplicator(
+            run.store, run.journal, run.lease, self._registry, self._limits, approval=self._approval
+        )
+        position = options.row.captured_position or options.row.start_position
+        assert position is not None
+        self._position: Position = parse_position(position)
+        self._confirmed = self._position
+        self._next_segment = options.row.next_segment
         self._read_before = False
         self._unwritten = False  # whether anything was read since the last write
         self._met: Versions = set()
         self._attempt = 0
         self._stop = threading.Event()
         self._paused = threading.Event()
-        self.pause(paused)
+        self.pause(options.paused)
         self._source: Source | None = None
         self._source_lock = threading.Lock()
         self._thread = threading.Thread(
-            target=in_context(self._run), name=f"capture {pipeline}", daemon=True
+            target=in_context(self._run), name=f"capture {self._pipeline}", daemon=True
         )
         self._thread.start()
 
@@ -163,7 +188,7 @@ class Capture:
     @property
     def chunks_waiting(self) -> bool:
         """Whether chunks of a snapshot wait to be merged."""
-        return self._deduplicator is not None and self._deduplicator.waits
+        return self._deduplicator.waits
 
     def confirm(self, position: Position) -> None:
         """Confirm a committed position to the source, if it is being read."""
@@ -248,8 +273,7 @@ class Capture:
             if found != start:
                 start = self._position = found
                 self._unwritten = False
-                if self._deduplicator is not None:
-                    self._deduplicator.lose_positions()
+                self._deduplicator.lose_positions()
             if self._read_before:
                 self._count(read_again(self._source_id))
             self._read_before = True
@@ -383,7 +407,7 @@ class Capture:
 
     def _take_over_chunks(self, cutter: SegmentCutter) -> None:
         """Merge chunks of a snapshot whose place is here, after everything read so far."""
-        if self._deduplicator is None or cutter.in_transaction or self._paused.is_set():
+        if cutter.in_transaction or self._paused.is_set():
             return
         if self._deduplicator.due(cutter.reached):
             cutter.cut()
@@ -433,8 +457,7 @@ class Capture:
         trigger: Trigger = "limits",
     ) -> None:
         failpoint("segment-file-written")
-        if self._deduplicator is not None:
-            self._deduplicator.watch(written)
+        self._deduplicator.watch(written)
         number = self._next_segment
         self._ranges.add(
             number,

@@ -30,8 +30,7 @@ class Ranges:
 
     Args:
         store: Where ranges and segments are recorded.
-        lease: The run's lease; every write is fenced by it.
-        pipeline: Name of the pipeline.
+        lease: The run's lease; it names the pipeline, and every write is fenced by it.
         spec_hash: Hash of the pipeline file that this run works with.
         limits: `engine.range` of the pipeline file.
         opened: Called with the number of a range right after its first segment is durable.
@@ -42,14 +41,13 @@ class Ranges:
         store: StateStore,
         lease: HeldLease,
         *,
-        pipeline: str,
         spec_hash: str,
         limits: RangeLimits,
         opened: Callable[[int], None],
     ) -> None:
         self._store = store
         self._lease = lease
-        self._pipeline = pipeline
+        self._pipeline = lease.pipeline
         self._spec_hash = spec_hash
         self._limits = limits
         self._opened = opened

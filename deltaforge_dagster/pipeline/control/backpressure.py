@@ -20,12 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.committed import detachable_sinks, go_on_command
 from deltaforge_dagster.pipeline.control.retention import drop_delivered
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.state.records import CheckpointRow
-from deltaforge_dagster.state.store import StateStore
 
 _GO_ON = 0.8
 """Part of the limit below which capture resumes; deletion aims for this size as well."""
@@ -36,14 +34,11 @@ class BackPressure:
 
     Args:
         spec: The pipeline.
-        store: Where segments and checkpoints are.
-        journal: Where the files are.
-        lease: The run's lease.
+        run: The run.
         close_range: Closes the open range, if there is one, for the given reason.
         publish: Has what is due published.
         detach: Detaches a sink: stops its deliverer and writes its state, with the reason.
         awaits_capture: Whether a sink can only go on once more has been captured.
-        warn: Tells people.
 
     Attributes:
         paused: Why capture must read nothing now, None when it may.
@@ -53,29 +48,23 @@ class BackPressure:
     def __init__(
         self,
         spec: PipelineSpec,
-        store: StateStore,
-        journal: Journal,
-        lease: HeldLease,
+        run: LeasedRun,
         *,
         close_range: Callable[[str], None],
         publish: Callable[[], None],
         detach: Callable[[str, str], None],
         awaits_capture: Callable[[], bool],
-        warn: Callable[[str], None],
     ) -> None:
         self._spec = spec
         self._pipeline = spec.metadata.name
         self._limit = spec.spec.engine.journal.max_bytes
-        self._store = store
-        self._journal = journal
-        self._lease = lease
+        self._run = run
         self._close_range = close_range
         self._publish = publish
         self._detach = detach
         self._awaits_capture = awaits_capture
-        self._warn = warn
         self._seen: int | None = None
-        row = store.pipelines.get(self._pipeline)
+        row = run.store.pipelines.get(self._pipeline)
         self.paused = None if row is None else row.capture_pause
         self.pauses = 0
 
@@ -102,16 +91,16 @@ class BackPressure:
         return int(self._limit * _GO_ON)
 
     def _fits(self) -> bool:
-        size = self._store.segments.total_bytes(self._pipeline)
+        size = self._run.store.segments.total_bytes(self._pipeline)
         return size < (self._limit if self.paused is None else self._room)
 
     def _drop(self) -> None:
-        drop_delivered(self._store, self._journal, self._pipeline, down_to=self._room)
+        drop_delivered(self._run.store, self._run.journal, self._pipeline, down_to=self._room)
 
     def _detach_holders(self) -> None:
         """Detach what can be done without, if that makes room, one sink at a time."""
         while True:
-            checkpoints = self._store.checkpoints.read(self._pipeline)
+            checkpoints = self._run.store.checkpoints.read(self._pipeline)
             free = detachable_sinks(self._spec, checkpoints)
             needed = [one for one in checkpoints.values() if one.attached and one.sink not in free]
             attached = [one for one in checkpoints.values() if one.attached]
@@ -131,10 +120,10 @@ class BackPressure:
         if not checkpoints:
             return 0
         has = min(one.whole_segment for one in checkpoints)
-        return self._store.segments.total_bytes(self._pipeline, after=has)
+        return self._run.store.segments.total_bytes(self._pipeline, after=has)
 
     def _pause(self) -> None:
-        checkpoints = self._store.checkpoints.read(self._pipeline).values()
+        checkpoints = self._run.store.checkpoints.read(self._pipeline).values()
         behind = sorted(
             (one for one in checkpoints if one.attached), key=lambda one: one.whole_segment
         )
@@ -143,17 +132,17 @@ class BackPressure:
             command = go_on_command(self._pipeline, behind[0].sink, behind[0].state)
             holder += f", and paused ({command})"
         why = f"the journal is full ({_size(self._limit)}, engine.journal.max_bytes){holder}"
-        self._lease.write(lambda writer: writer.pipeline.set_capture_pause(why))
+        self._run.lease.write(lambda writer: writer.pipeline.set_capture_pause(why))
         self.paused = why
         self.pauses += 1
-        self._warn(f"capture is paused: {why}")
+        self._run.warn(f"capture is paused: {why}")
 
     def _go_on(self, why: str) -> None:
         if self.paused is None:
             return
-        self._lease.write(lambda writer: writer.pipeline.set_capture_pause(None))
+        self._run.lease.write(lambda writer: writer.pipeline.set_capture_pause(None))
         self.paused = None
-        self._warn(f"capture goes on: {why}")
+        self._run.warn(f"capture goes on: {why}")
 
 
 def _size(count: int) -> str:

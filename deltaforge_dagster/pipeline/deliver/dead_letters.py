@@ -16,7 +16,7 @@ nothing of that key reaches the sink before it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -26,19 +26,16 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import JournalDamaged, Retryable, Undeliverable
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.dead_letter_views import views
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys
 from deltaforge_dagster.pipeline.held_rows import COLUMNS, keys_of, waiting
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import CheckpointRow, NewDeadLetter, SegmentRow
-from deltaforge_dagster.state.store import StateStore
 
 LOOK_SECONDS = 1.0
 """How often a queue with entries is looked at."""
@@ -95,33 +92,20 @@ class DeadLetterWriter:
     """What one deliverer puts aside.
 
     Args:
-        spec: The pipeline.
-        sink_id: The sink.
-        store: Where the entries are.
-        journal: Where the changes are, and where those of entries go.
-        lease: What entries are written under.
-        warn: Told what people should hear of.
+        context: The sink.
     """
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        sink_id: str,
-        *,
-        store: StateStore,
-        journal: Journal,
-        lease: HeldLease,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._pipeline = spec.metadata.name
+    def __init__(self, context: DeliveryContext) -> None:
+        run, spec = context.run, context.spec
+        self._pipeline = run.lease.pipeline
         self._origin = source_origin(spec)
         self._options = spec.spec.journal
         self._hold_key = spec.spec.engine.dlq.hold_key
-        self._sink_id = sink_id
-        self._store = store
-        self._journal = journal
-        self._lease = lease
-        self._warn = warn
+        self._sink_id = context.sink_id
+        self._store = run.store
+        self._journal = run.journal
+        self._lease = run.lease
+        self._warn = run.warn
         self._held = HeldKeys()
         self._ahead: dict[int, set[int]] = {}
         self._known: tuple[int, int, int] | None = None

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
-from deltaforge_dagster.pipeline.deliver.batches import BatchSettings
-from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetterWriter
-from deltaforge_dagster.pipeline.deliver.deadline import Deadline
+from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.deliverer import Deliverer
-from deltaforge_dagster.pipeline.deliver.redrive import Redriver
-from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.processing import Processing
-from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext
 from deltaforge_dagster.pipeline.sensing.sensing import END_SECONDS, Sensing
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
@@ -34,9 +28,8 @@ class DelivererSet:
 
     Args:
         spec: The pipeline.
-        context: What the run works with.
-        lease: The run's lease.
-        warn: Told what people should hear of a sink that goes on all the same.
+        context: Makes Spark sessions and sinks.
+        run: The run.
         only: Deliver to this sink alone.
         until: Deliver nothing after this segment, for which the wait after a failure is skipped:
             somebody asked for it now.
@@ -49,35 +42,30 @@ class DelivererSet:
         self,
         spec: PipelineSpec,
         context: RunContext,
-        lease: HeldLease,
+        run: LeasedRun,
         *,
-        warn: Callable[[str], None],
         only: str | None = None,
         until: int | None = None,
     ) -> None:
         self._pipeline = spec.metadata.name
-        self._source = spec.spec.source.config.id
         self._sinks = {sink.config.id for sink in spec.spec.sinks if only in {None, sink.config.id}}
-        self._limits = spec.spec.engine.deliver
         self._context = context
-        self._store = context.store
-        self._lease = lease
-        self._warn = warn
+        self._run = run
+        self._store = run.store
         self._until = until
         row = self._store.leases.get(self._pipeline)
         session_id = None if row is None else row.session_id
         self.sessions = context.sessions(session_id, self._remember_session)
         self._spec = spec
-        self._journal = PendingSegments(
-            context.store, self._pipeline, chained=bool(spec.spec.processors)
+        self._segments = PendingSegments(
+            run.store, self._pipeline, chained=bool(spec.spec.processors)
         )
-        self._batch_settings = BatchSettings(spec.spec, context.journal)
-        self._encoder = Encoder(spec, context.journal, self.sessions, lease.run_id, warn)
+        self._encoder = Encoder(spec, run.journal, self.sessions, run.lease.run_id, run.warn)
         self._encode_cache = EncodeCache(
             self._encoder,
-            self._journal,
+            self._segments,
             self._pipeline,
-            self._limits.max_bytes,
+            spec.spec.engine.deliver.max_bytes,
             len(self._sinks),
             last=until,
         )
@@ -95,26 +83,22 @@ class DelivererSet:
             self._processing = Processing(
                 self._spec,
                 self._store,
-                self._context.journal,
+                self._run.journal,
                 self.sessions,
-                self._lease,
+                self._run.lease,
                 processed=self._wake,
             )
         options = self._spec.spec.schema_sensing
-        if (
-            self._sensing is None
-            and self._until is None
-            and options is not None
-            and options.enabled
-        ):
+        senses = options is not None and options.enabled
+        if self._sensing is None and self._until is None and senses:
             self._sensing = Sensing(
                 self._spec,
                 self._store,
-                self._context.journal,
+                self._run.journal,
                 self.sessions,
-                self._lease,
-                segments=self._journal,
-                warn=self._warn,
+                self._run.lease,
+                segments=self._segments,
+                warn=self._run.warn,
             )
         checkpoints = self._store.checkpoints.read(self._pipeline)
         for sink_id, checkpoint in checkpoints.items():
@@ -129,48 +113,12 @@ class DelivererSet:
             self._working[sink_id] = self._deliverer(sink_id, checkpoint)
 
     def _deliverer(self, sink_id: str, checkpoint: CheckpointRow) -> Deliverer:
-        resumption = Resumption(
-            sink_id=sink_id,
-            pipeline=self._pipeline,
-            source=self._source,
-            store=self._store,
-            segments=self._journal,
-            journal=self._context.journal,
-            lease=self._lease,
-            warn=self._warn,
-        )
         return Deliverer(
-            sink_id=sink_id,
+            DeliveryContext(self._run, self._spec, sink_id, self._segments, SinkMeter(sink_id)),
+            checkpoint,
             build_sink=lambda: self._context.build_sink(sink_id),
-            store=self._store,
-            pipeline=self._pipeline,
-            journal=self._journal,
-            lease=self._lease,
+            encoder=self._encoder,
             encode_cache=self._encode_cache,
-            resumption=resumption,
-            dead_letters=DeadLetterWriter(
-                self._spec,
-                sink_id,
-                store=self._store,
-                journal=self._context.journal,
-                lease=self._lease,
-                warn=self._warn,
-            ),
-            redrive=Redriver(
-                sink_id,
-                self._pipeline,
-                store=self._store,
-                journal=self._context.journal,
-                lease=self._lease,
-                encoder=self._encoder,
-                resumption=resumption,
-                enabled=self._spec.spec.journal.enabled,
-            ),
-            batch_settings=self._batch_settings,
-            deadline=Deadline(sink_id, self._spec.spec.sink_batch_deadline_secs),
-            meter=SinkMeter(sink_id),
-            checkpoint=checkpoint,
-            limits=self._limits,
             until=self._until,
         )
 
@@ -180,7 +128,7 @@ class DelivererSet:
         Raises:
             LeaseLost: The lease is lost; the sink is still attached.
         """
-        self._lease.write(lambda writer: writer.checkpoints.detach(sink_id, why))
+        self._run.lease.write(lambda writer: writer.checkpoints.detach(sink_id, why))
         if sink_id in self._working:  # a paused sink has none
             self._retire(sink_id).join(0)
 
@@ -237,14 +185,14 @@ class DelivererSet:
     @property
     def moved_at(self) -> float:
         """Monotonic time of the last acknowledgement of any sink, 0 without sinks."""
-        return max((one.moved_at for one in self._working.values()), default=0.0)
+        return max((one.progress.moved_at for one in self._working.values()), default=0.0)
 
     @property
     def failures(self) -> dict[str, DeltaforgeError]:
         """The last error of each failing sink, and of each sink that waits for failing processors."""
         broken = None if self._processing is None else self._processing.error
         errors = {
-            name: one.error or (broken if one.waiting else None)
+            name: one.retries.error or (broken if one.waiting else None)
             for name, one in self._working.items()
         }
         return {name: error for name, error in errors.items() if error is not None}
@@ -263,7 +211,7 @@ class DelivererSet:
     @property
     def done(self) -> bool:
         """Whether every sink has all segments up to `until`."""
-        reached = (one.checkpoint.whole_segment for one in self._working.values())
+        reached = (one.progress.checkpoint.whole_segment for one in self._working.values())
         return self._until is not None and all(self._until <= segment for segment in reached)
 
     @property
@@ -271,7 +219,7 @@ class DelivererSet:
         """Number of messages sent, by sink."""
         total: Counter[str] = Counter()
         for one in (*self._retired, *self._working.values()):
-            total[one.sink_id] += one.rows
+            total[one.sink_id] += one.progress.rows
         return dict(total)
 
     @property
@@ -284,15 +232,16 @@ class DelivererSet:
         """How often each sink missed its deadline; without the sinks that never did."""
         total: Counter[str] = Counter()
         for one in (*self._retired, *self._working.values()):
-            total[one.sink_id] += one.deadline.missed
+            total[one.sink_id] += one.sender.deadline.missed
         return dict(+total)
 
     def behind(self, pipeline: PipelineRow) -> dict[str, int]:
         """Return the number of missing segments for each sink that is behind."""
         lacking = {
-            name: segments_behind(pipeline, one.checkpoint) for name, one in self._working.items()
+            name: segments_behind(pipeline, one.progress.checkpoint)
+            for name, one in self._working.items()
         }
         return {name: count for name, count in lacking.items() if count}
 
     def _remember_session(self, session_id: str) -> None:
-        self._lease.write(lambda writer: writer.lease.set_session(session_id))
+        self._run.lease.write(lambda writer: writer.lease.set_session(session_id))

@@ -28,16 +28,15 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged, Undeliverable
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.dead_letters import LOOK_SECONDS
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.encode.encoder import AT_HAND, Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, Place, due_entries
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.sinks.base import Origin, Sink
 from deltaforge_dagster.state.records import CheckpointRow, DeadLetterRow
-from deltaforge_dagster.state.store import FencedWriter, StateStore
+from deltaforge_dagster.state.store import FencedWriter
 
 _CHUNK_ROWS = 500
 _CHUNK_BYTES = 8 << 20
@@ -48,37 +47,22 @@ class Redriver:
     """Delivers a sink's dead letters again.
 
     Args:
-        sink_id: The sink.
-        pipeline: The pipeline.
-        store: Where the entries are.
-        journal: Where their changes are.
-        lease: What is written under.
+        context: The sink.
         encoder: Makes messages of changes.
         resumption: Knows the sink's own position.
-        enabled: Whether there may be entries that are not there yet.
     """
 
-    def __init__(
-        self,
-        sink_id: str,
-        pipeline: str,
-        *,
-        store: StateStore,
-        journal: Journal,
-        lease: HeldLease,
-        encoder: Encoder,
-        resumption: Resumption,
-        enabled: bool,
-    ) -> None:
-        self._sink_id = sink_id
-        self._pipeline = pipeline
-        self._store = store
-        self._journal = journal
-        self._lease = lease
+    def __init__(self, context: DeliveryContext, encoder: Encoder, resumption: Resumption) -> None:
+        run = context.run
+        self._sink_id = context.sink_id
+        self._pipeline = run.lease.pipeline
+        self._store = run.store
+        self._journal = run.journal
+        self._lease = run.lease
         self._encoder = encoder
         self._resumption = resumption
+        self._enabled = context.spec.spec.journal.enabled  # or there is only what is there already
         self._watched = True
-        self._enabled = enabled
         self._looked_at = -LOOK_SECONDS
         self._seen: tuple[tuple[int, int, int], Place] | None = None
         self._due = False

@@ -7,63 +7,42 @@ the checkpoint to where the sink really is, at once or when capture has reached 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import NotAllowed, PositionLost, SinkRejected
-from deltaforge_dagster.journal import files
 from deltaforge_dagster.pipeline.deliver import resume
+from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.resume import JournalPlace, Skip, SkipSegments, SkipToEvent
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.checkpoints import NOTHING
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow, SegmentRow
-from deltaforge_dagster.state.store import StateStore
 
 
 class Resumption:
     """Determines where a sink resumes, each time it was opened.
 
     Args:
-        sink_id: The sink.
-        pipeline: The pipeline.
-        source: Id of the pipeline's source.
-        store: Holds the checkpoints.
-        segments: The segments that are ready to be delivered.
-        journal: Where events are looked up.
-        lease: The run's lease, for writing the checkpoint.
-        warn: Called with each warning.
+        context: The sink.
 
     Attributes:
         looked_up_to: Position up to which the event to resume after was searched and not found, or None.
     """
 
-    def __init__(
-        self,
-        *,
-        sink_id: str,
-        pipeline: str,
-        source: str,
-        store: StateStore,
-        segments: PendingSegments,
-        journal: files.Journal,
-        lease: HeldLease,
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, context: DeliveryContext) -> None:
         self.looked_up_to: str | None = None
-        self._sink_id = sink_id
-        self._pipeline = pipeline
-        self._source = source
-        self._store = store
-        self._segments = segments
-        self._journal = journal
-        self._lease = lease
-        self._warn = warn
+        run = context.run
+        self._sink_id = context.sink_id
+        self._pipeline = run.lease.pipeline
+        self._source = context.spec.spec.source.config.id
+        self._store = run.store
+        self._segments = context.segments
+        self._journal = run.journal
+        self._lease = run.lease
+        self._warn = run.warn
         self._uid = ""
         self._goal: JournalPlace | Skip | None = None
         self._vanished = False

@@ -15,7 +15,7 @@ from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
-from deltaforge_dagster.pipeline.run_context import Observer, RunContext
+from deltaforge_dagster.pipeline.run_context import LeasedRun, Observer, RunContext
 from deltaforge_dagster.state.store import StateStore
 
 PATIENCE_SECONDS = 30.0
@@ -47,21 +47,20 @@ def catch_up(
             f"{pipeline}: sink {sink_id} is {state}; to let it go on: "
             f"{go_on_command(pipeline, sink_id, state)}"
         )
-    run = loaded.spec.spec.engine.run
+    limits = loaded.spec.spec.engine.run
     lease = HeldLease.acquire(
         store,
         pipeline,
         run_id,
-        seconds=run.lease_seconds,
-        renew_seconds=run.renew_seconds,
+        seconds=limits.lease_seconds,
+        renew_seconds=limits.renew_seconds,
         on_renewal=lambda: None,
     )
     if lease is None:
         raise NotAllowed(_held_sentence(store, pipeline, sink_id))
     try:
-        deliverers = DelivererSet(
-            loaded.spec, context, lease, warn=observer.warn, only=sink_id, until=until
-        )
+        run = LeasedRun(store, context.journal, lease, observer.warn)
+        deliverers = DelivererSet(loaded.spec, context, run, only=sink_id, until=until)
         try:
             deliverers.poll()
             _wait(deliverers, lease)

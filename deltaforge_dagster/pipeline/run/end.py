@@ -10,14 +10,13 @@ cannot be written, for `run.idle_seconds`, capture has failed, and so has the ru
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.control.backpressure import BackPressure
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
-from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.positions import Position
 
 
@@ -27,26 +26,23 @@ class RunEnd:
     Args:
         loaded: The pipeline file.
         context: Store and source.
-        deliveries: The run's.
+        options: Whether the run only catches up, and what it awaits.
+        goal: The head that the source had when the run began; None where nothing is to be captured.
+        deliverers: The run's.
         pressure: Whether capture is paused.
         capture: The run's, None when it only delivers.
-        until_caught_up: Whether it is to catch up, and no more.
-        goal: The head that the source had when the run began; None where nothing is to be captured.
-        awaits: Whether somebody is at work whose results the run is to take over: it does not end by
-            itself before, unless capture fails.
     """
 
     def __init__(
         self,
         loaded: LoadedPipeline,
         context: RunContext,
+        options: RunOptions,
+        goal: Position | None,
         *,
         deliverers: DelivererSet,
         pressure: BackPressure,
         capture: Capture | None,
-        until_caught_up: bool,
-        goal: Position | None,
-        awaits: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pipeline = loaded.name
         self._limits = loaded.spec.spec.engine.run
@@ -55,9 +51,8 @@ class RunEnd:
         self._deliverers = deliverers
         self._pressure = pressure
         self._capture = capture
-        self._until_caught_up = until_caught_up
+        self._options = options
         self._goal = goal
-        self._awaits = awaits
         self._began = time.monotonic()
         self._quiet_head: Position | None = None
         self._quiet_since = 0.0
@@ -71,14 +66,16 @@ class RunEnd:
         now = time.monotonic()
         # Before everything else: what moves while the questions below are asked makes their answers old.
         moved_at = self._moved_at()
-        if self._awaits():
+        if self._options.awaits():
             return "capture failed" if self._capture_failed() else None
         if now - self._began >= self._limits.max_seconds and self._may_pause_reading():
             return "max_seconds"
         # Asked before the sinks: they must have what was spliced meanwhile, and need not have what was
         # captured after the goal.
         chunks_waiting = self._chunks_waiting()
-        reached = self._until_caught_up and (self._goal is None or self._reached(self._goal))
+        reached = self._options.until_caught_up and (
+            self._goal is None or self._reached(self._goal)
+        )
         if not self._all_delivered_or_failing():
             return None
         return self._finished(moved_at, chunks_waiting=chunks_waiting, reached=reached)
@@ -91,7 +88,11 @@ class RunEnd:
             return None
         if reached:
             return "caught up"
-        if self._until_caught_up and self._pressure.paused is not None and self._deliverers.errors:
+        if (
+            self._options.until_caught_up
+            and self._pressure.paused is not None
+            and self._deliverers.errors
+        ):
             return "journal full"
         quiet = time.monotonic() - moved_at >= self._limits.idle_seconds
         if not quiet or not self._source_is_quiet(moved_at):

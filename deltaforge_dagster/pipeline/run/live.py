@@ -18,15 +18,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import bound
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
-from deltaforge_dagster.pipeline.capture.capture import Capture
-from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.control.backpressure import BackPressure
 from deltaforge_dagster.pipeline.control.catalog import reread
@@ -48,15 +47,11 @@ from deltaforge_dagster.pipeline.run.end import RunEnd
 from deltaforge_dagster.pipeline.run.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.run.lost_store import refuse_lost_store
 from deltaforge_dagster.pipeline.run.summary import RunSummary
-from deltaforge_dagster.pipeline.run_context import Observer, RunContext
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
+from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.pipeline.schemas.live import WarmStart
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.pipeline.schemas.views import approve_everything
-from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import DesiredState, HoldRow, PipelineRow
 
 logger = logging.getLogger(__name__)
@@ -116,35 +111,20 @@ class LiveRun:
     Args:
         loaded: The pipeline file.
         context: Store, journal, Spark sessions, source and sinks.
-        run_id: Identifies the holder of the lease.
-        observer: Receives what people should see.
-        until_caught_up: End as soon as everything that the source had when the run began is
-            captured and delivered (or its sinks are failing), instead of waiting for more.
-        awaits: Returns whether work beside the run, such as reading a snapshot, has results to come.
+        options: What the run is asked to do.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedPipeline,
-        context: RunContext,
-        run_id: str,
-        observer: Observer,
-        *,
-        until_caught_up: bool = False,
-        awaits: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, loaded: LoadedPipeline, context: RunContext, options: RunOptions) -> None:
         self._loaded = loaded
         self._engine = loaded.spec.spec.engine
         self._context = context
         self._store = context.store
-        self._run_id = run_id
-        self._observer = observer
-        self._until_caught_up = until_caught_up
-        self._awaits = awaits
+        self._options = options
+        self._observer = options.observer
         self.interrupted: RunOutcome | None = None
         self._asked_to_end: str | None = None
         self._want: DesiredState = "running"
-        self._lease: HeldLease
+        self._run: LeasedRun
         self._deliverers: DelivererSet
         self._pressure: BackPressure
         self._capture: Capture | None = None
@@ -162,7 +142,7 @@ class LiveRun:
             DeltaforgeError: The run could not start because of the source, the store or the journal.
         """
         tenant = self._loaded.spec.metadata.tenant
-        with bound(pipeline=self._loaded.name, tenant=tenant, run=self._run_id):
+        with bound(pipeline=self._loaded.name, tenant=tenant, run=self._options.run_id):
             return self._execute()
 
     def _execute(self) -> RunOutcome:
@@ -172,14 +152,14 @@ class LiveRun:
         lease = HeldLease.acquire(
             self._store,
             self._loaded.name,
-            self._run_id,
+            self._options.run_id,
             seconds=run.lease_seconds,
             renew_seconds=run.renew_seconds,
             on_renewal=self._check_desired_state,
         )
         if lease is None:
             return RunOutcome("held elsewhere")
-        self._lease = lease
+        self._run = LeasedRun(self._store, self._context.journal, lease, self._observer.warn)
         logger.info("run begins", extra={"fields": {"epoch": lease.epoch}})
         try:
             outcome = self._work(pipeline)
@@ -193,8 +173,7 @@ class LiveRun:
     def _work(self, pipeline: PipelineRow) -> RunOutcome:
         ranges = Ranges(
             self._store,
-            self._lease,
-            pipeline=self._loaded.name,
+            self._run.lease,
             spec_hash=self._loaded.hash,
             limits=self._engine.range,
             opened=self._observer.range_opened,
@@ -202,19 +181,14 @@ class LiveRun:
         ranges.close_left_open()
         self._observer.publish()
         pipeline, goal = self._start_position(pipeline)
-        self._deliverers = DelivererSet(
-            self._loaded.spec, self._context, self._lease, warn=self._observer.warn
-        )
+        self._deliverers = DelivererSet(self._loaded.spec, self._context, self._run)
         self._pressure = BackPressure(
             self._loaded.spec,
-            self._store,
-            self._context.journal,
-            self._lease,
+            self._run,
             close_range=ranges.close,
             publish=self._observer.publish,
             detach=self._detach,
             awaits_capture=lambda: self._deliverers.awaits_capture,
-            warn=self._observer.warn,
         )
         ended = "lease lost"
         try:
@@ -255,12 +229,12 @@ class LiveRun:
         """
         if pipeline.want != "running":
             return pipeline, None
-        if pipeline.start_position is not None and not self._until_caught_up:
+        if pipeline.start_position is not None and not self._options.until_caught_up:
             return pipeline, None
         source = self._context.build_source()
         try:
             pipeline = ensure_start(self._store, self._loaded, pipeline, source)
-            head = source.head() if self._until_caught_up else None
+            head = source.head() if self._options.until_caught_up else None
         except DeltaforgeError as error:
             now = self._store.now()
             capture_failed(self._store, self._loaded.name, "tick", error, now)
@@ -271,52 +245,34 @@ class LiveRun:
         return pipeline, head
 
     def _start_capture(self, pipeline: PipelineRow, ranges: Ranges) -> Capture:
-        position = pipeline.captured_position or pipeline.start_position
-        assert position is not None
-        source = self._loaded.spec.spec.source.config
-        limits = self._loaded.spec.spec.segment_limits
+        spec = self._loaded.spec
         pauses = self._engine.schemas.pauses
         if not pauses:
             approve_everything(self._store, self._loaded.name)
-        registry = FencedRegistry(
-            self._store, self._lease, self._loaded.spec.metadata.tenant, pauses=pauses
-        )
-        approval = SchemaApproval(registry.pending, pauses=pauses)
         return Capture(
+            self._run,
+            CaptureOptions(
+                row=pipeline,
+                limits=spec.spec.segment_limits,
+                source_id=spec.spec.source.config.id,
+                tenant=spec.metadata.tenant,
+                pauses_tables=pauses,
+                paused=self._pressure.paused is not None,
+            ),
             build_source=self._context.build_source,
-            registry=registry,
-            journal=self._context.journal,
-            pipeline=self._loaded.name,
-            uid=pipeline.uid,
-            lease=self._lease,
             ranges=ranges,
-            holds=Holds(self._store, self._context.journal, self._lease),
-            limits=limits,
-            start=parse_position(position),
-            next_segment=pipeline.next_segment,
+            backlog=Backlog(
+                self._run, self._deliverers.sessions, uid=pipeline.uid, limits=self._engine.segment
+            ),
             someone_waits=lambda: self._deliverers.someone_waits,
             captured=lambda _segment: self._deliverers.segment_added(),
             find_start=self._find_start,
-            backlog=Backlog(
-                sessions=self._deliverers.sessions,
-                journal=self._context.journal,
-                pipeline=self._loaded.name,
-                uid=pipeline.uid,
-                lease=self._lease,
-                limits=self._engine.segment,
-            ),
-            deduplicator=ChunkDeduplicator(
-                self._store, self._context.journal, self._lease, registry, limits, approval=approval
-            ),
-            approval=approval,
-            paused=self._pressure.paused is not None,
-            source_id=source.id,
         )
 
     def _find_start(self, source: Source, start: Position) -> Position:
         refuse_lost_store(self._store, self._context.journal, self._loaded.name)
         config = self._loaded.spec.spec.source.config
-        failover = Failover(self._store, self._lease, config.id, config.on_schema_drift)
+        failover = Failover(self._store, self._run.lease, config.id, config.on_schema_drift)
         return failover.start(source, start)
 
     def _check_desired_state(self) -> None:
@@ -342,20 +298,21 @@ class LiveRun:
         end = RunEnd(
             self._loaded,
             self._context,
+            self._options,
+            goal,
             deliverers=self._deliverers,
             pressure=self._pressure,
             capture=self._capture,
-            until_caught_up=self._until_caught_up,
-            goal=goal,
-            awaits=self._awaits,
         )
-        confirmer = Confirmer(self._loaded, self._store, self._lease)
-        letters = DeadLetterWatch(self._loaded.spec, self._store, self._lease, self._observer.warn)
+        confirmer = Confirmer(self._loaded, self._store, self._run.lease)
+        letters = DeadLetterWatch(
+            self._loaded.spec, self._store, self._run.lease, self._observer.warn
+        )
         failures = CaptureWatch(self._store, self._loaded.name)
         published_at = 0.0
         summary = RunSummary(self._store, self._loaded.name, self._deliverers)
         while True:
-            self._lease.guard()
+            self._run.lease.guard()
             with contextlib.suppress(StoreUnavailable):  # tried again, until the lease is lost
                 ended = self._asked_to_end or end.reason()
                 ranges.close_if_due()
@@ -383,13 +340,13 @@ class LiveRun:
                     helper.end()
             if self._capture is not None:
                 self._capture.stop()
-            if not self._lease.lost.is_set():
+            if not self._run.lease.lost.is_set():
                 ranges.close("run ended" if reason != "idle" else "idle")
         except LeaseLost:
             pass
         finally:
             self._deliverers.end()
-        if self._lease.lost.is_set():
+        if self._run.lease.lost.is_set():
             return
         self._observer.publish()
         captured = self._capture is not None and self._capture.rows > 0

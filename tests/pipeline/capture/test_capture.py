@@ -13,13 +13,11 @@ from deltaforge_dagster.errors import SourceUnavailable, UnsupportedEvent
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture import capture as capture_module
-from deltaforge_dagster.pipeline.capture.capture import Capture
-from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import NOTHING, PlayedSource, eventually, transaction, unfinished
 
@@ -41,7 +39,6 @@ class Stage:
         self.ranges = Ranges(
             store,
             lease,
-            pipeline="p",
             spec_hash="hash",
             limits=RangeLimits(max_events=4),
             opened=self.opened.append,
@@ -52,20 +49,16 @@ class Stage:
         """Start capturing from where the store says."""
         row = self.store.pipelines.get("p")
         assert row is not None
-        position = row.captured_position or row.start_position
-        assert position is not None
         return Capture(
+            LeasedRun(self.store, self.journal, self.lease, warn=lambda _: None),
+            CaptureOptions(
+                row=row,
+                limits=SegmentLimits(min_ms=1, max_ms=1000),
+                source_id="source",
+                tenant="acme",
+            ),
             build_source=lambda: source,
-            registry=FencedRegistry(self.store, self.lease, "acme"),
-            journal=self.journal,
-            holds=Holds(self.store, self.journal, self.lease),
-            pipeline="p",
-            uid=row.uid,
-            lease=self.lease,
             ranges=self.ranges,
-            limits=SegmentLimits(min_ms=1, max_ms=1000),
-            start=parse_position(position),
-            next_segment=row.next_segment,
             someone_waits=lambda: True,
             captured=self.captured.append,
         )

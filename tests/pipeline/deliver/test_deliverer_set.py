@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.journal import writer as writing
-from deltaforge_dagster.pipeline.deliver import deliverer, deliverer_set
+from deltaforge_dagster.pipeline.deliver import deliverer_set, sender
 from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
@@ -154,7 +154,7 @@ def test_a_large_segment_goes_on_in_the_middle(
     """Sent in parts; a run that ends between two leaves the rest, and no more, to the next one."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 128 << 10)
     monkeypatch.setattr(encoder, "PART_ROW_GROUPS", 2)
-    monkeypatch.setattr(deliverer, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(sender, "CHECKPOINT_SECONDS", 0)
     monkeypatch.setattr(deliverer_set, "_GRACE_SECONDS", 0.5)
     feed = make_feed(run=PATIENT, range_="{max_seconds: 600}", more_sinks=files.sinks)
 
@@ -166,7 +166,7 @@ def test_a_large_segment_goes_on_in_the_middle(
                 files.fault("hang", "a")
             first.set()
 
-    monkeypatch.setattr(deliverer, "failpoint", hang_from_then_on)
+    monkeypatch.setattr(sender, "failpoint", hang_from_then_on)
     run = feed.begin()
     insert(feed.shop, 1, 10_000)
 

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pytest
 
 from deltaforge_dagster.errors import JournalDamaged, PositionLost, SinkRejected
-from deltaforge_dagster.journal import files
-from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.records import CheckpointRow, NewSegment
-from deltaforge_dagster.state.store import FencedWriter, StateStore
-from tests.pipeline.changes import frame
+from deltaforge_dagster.state.records import CheckpointRow
+from tests.pipeline.deliver.scene import NAME, Scene, lsn, place, scene
 
-NAME = "orders"
-
-
-def lsn(number: int) -> str:
-    """Return the position after the event of that number."""
-    return LsnPosition(number, number).to_json()
-
-
-def event_id(number: int) -> str:
-    """Return the id of an event."""
-    return f"00000000-0000-7000-8000-{number:012d}"
+__all__ = ["scene"]
 
 
 @dataclass
@@ -58,110 +41,13 @@ class Teller:
         """Do nothing."""
 
 
-@dataclass
-class Scene:
-    """A pipeline with one sink whose journal holds events 1, 2, 3 ..., one per transaction.
-
-    Attributes:
-        warnings: What people were told.
-    """
-
-    store: StateStore
-    journal: files.Journal
-    lease: HeldLease
-    warnings: list[str] = field(default_factory=list)
-
-    def capture(self, first: int, last: int) -> None:
-        """Add the segment of some events, in row groups of a few rows."""
-        row = self.store.pipelines.get(NAME)
-        assert row is not None
-        number = row.next_segment
-        writer = self.journal.writer(NAME, row.uid, number, self.lease.epoch)
-        for one in range(first, last + 1, 3):
-            writer.write(frame([*range(one, min(one + 3, last + 1))]))
-        written = writer.close()
-        known = {one.name for one in fields(NewSegment)}
-        segment = NewSegment(
-            segment=number,
-            start_position=lsn(first - 1),
-            end_position=lsn(last),
-            **{name: getattr(written, name) for name in written.__slots__ if name in known},
-        )
-
-        def add(writer: FencedWriter) -> None:
-            opened = writer.ranges.open(lsn(first - 1), "spec", number)
-            writer.segments.add(segment, opened)
-            writer.ranges.close(opened, "test", "hash")
-
-        self.lease.write(add)
-
-    def resumption(self) -> Resumption:
-        """Return what a run's deliverer has."""
-        return Resumption(
-            sink_id="redis",
-            pipeline=NAME,
-            source="db",
-            store=self.store,
-            segments=PendingSegments(self.store, NAME, chained=False),
-            journal=self.journal,
-            lease=self.lease,
-            warn=self.warnings.append,
-        )
-
-    def settled(self, sink: Teller) -> CheckpointRow | None:
-        """Return where a sink goes on that was just opened by a new run."""
-        resumption = self.resumption()
-        resumption.begin(sink, self.checkpoint)
-        found = resumption.settle(sink, self.checkpoint)
-        assert found in {None, self.checkpoint}, "what is returned is what is stored"
-        return found
-
-    @property
-    def checkpoint(self) -> CheckpointRow:
-        """The sink's checkpoint in the store."""
-        return self.store.checkpoints.read(NAME)["redis"]
-
-    def acknowledge(self, segment: int, ordinal: int, *, complete: bool) -> None:
-        """Advance the checkpoint, exactly once."""
-        self.lease.write(
-            lambda writer: writer.checkpoints.advance(
-                "redis", segment, ordinal, complete, None, exactly_once=True
-            )
-        )
-
-    def position(self, event: int, segment: tuple[int, int, int]) -> SinkPosition:
-        """Return what a sink holds after an event of segment (number, first, last)."""
-        number, first, last = segment
-        row = self.store.pipelines.get(NAME)
-        stored = self.store.segments.get(NAME, number)
-        assert row is not None
-        return SinkPosition(
-            uid=row.uid,
-            lineage=self.checkpoint.lineage or "",
-            segment=number,
-            segment_id=stored.segment_id if stored else "gone",
-            ordinal=event - first,
-            event_id=event_id(event),
-            start=lsn(last if event == last else first - 1),
-            end=lsn(last),
-            source="db",
-        )
-
-
-@pytest.fixture
-def scene(
-    sqlite_store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Scene]:
-    """A pipeline that begins before event 1; row groups hold some three rows."""
-    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 500)
-    sqlite_store.pipelines.register(NAME, "spec", ["redis"])
-    sqlite_store.pipelines.set_start(NAME, lsn(0))
-    lease = HeldLease.acquire(
-        sqlite_store, NAME, "run", seconds=60, renew_seconds=20, on_renewal=lambda: None
-    )
-    assert lease is not None
-    yield Scene(sqlite_store, files.Journal(f"file://{tmp_path}/journal"), lease)
-    lease.release()
+def settled(scene: Scene, sink: Teller) -> CheckpointRow | None:
+    """Return where a sink goes on that was just opened by a new run."""
+    resumption = Resumption(scene.context())
+    resumption.begin(sink, scene.checkpoint)
+    found = resumption.settle(sink, scene.checkpoint)
+    assert found in {None, scene.checkpoint}, "what is returned is what is stored"
+    return found
 
 
 def foreign(position: SinkPosition) -> SinkPosition:
@@ -169,30 +55,23 @@ def foreign(position: SinkPosition) -> SinkPosition:
     return replace(position, uid="another", lineage="another", segment=77, segment_id="another")
 
 
-def place(checkpoint: CheckpointRow | None) -> tuple[int, int, bool] | None:
-    """Return the place of a checkpoint."""
-    if checkpoint is None:
-        return None
-    return checkpoint.segment, checkpoint.ordinal, checkpoint.complete
-
-
 def test_a_first_start(scene: Scene) -> None:
     """Without a position the checkpoint stays, and a lineage begins before anything is sent."""
     scene.capture(1, 9)
 
-    first = scene.settled(Teller())
+    first = settled(scene, Teller())
 
     assert first is not None
     assert (place(first), first.overrules) == ((0, -1, True), True)
     assert first.lineage is not None
-    assert scene.settled(Teller()) == first, "and goes on until it is used"
+    assert settled(scene, Teller()) == first, "and goes on until it is used"
 
 
 def test_at_least_once_has_no_lineage(scene: Scene) -> None:
     """A sink that keeps no position is not asked for one."""
     scene.capture(1, 9)
 
-    found = scene.settled(Teller(SinkRejected("not asked"), exactly_once=False))
+    found = settled(scene, Teller(SinkRejected("not asked"), exactly_once=False))
 
     assert found is not None
     assert (found.lineage, place(found)) == (None, (0, -1, True))
@@ -202,9 +81,9 @@ def test_at_least_once_has_no_lineage(scene: Scene) -> None:
 def test_newer(scene: Scene, event: int) -> None:
     """What arrived before the checkpoint was written is not sent again; it is no news."""
     scene.capture(1, 9)
-    scene.settled(Teller())
+    settled(scene, Teller())
 
-    found = scene.settled(Teller(scene.position(event, (1, 1, 9))))
+    found = settled(scene, Teller(scene.position(event, (1, 1, 9))))
 
     assert place(found) == (1, event - 1, event == 9)
     assert scene.warnings == []
@@ -214,11 +93,11 @@ def test_older(scene: Scene) -> None:
     """Lost data comes again; the notice stays until a later run has delivered after it."""
     scene.capture(1, 9)
     scene.capture(10, 12)
-    scene.settled(Teller())
+    settled(scene, Teller())
     held = Teller(scene.position(4, (1, 1, 9)))
     scene.acknowledge(2, 2, complete=True)
 
-    found = scene.settled(held)
+    found = settled(scene, held)
 
     assert found is not None
     assert place(found) == (1, 3, False)
@@ -227,10 +106,10 @@ def test_older(scene: Scene) -> None:
     assert "before row 0 of segment 3, but holds only what is before row 4 of segment 1" in (
         found.notice or ""
     )
-    scene.settled(held)
+    settled(scene, held)
     assert scene.checkpoint.notice == found.notice
     scene.acknowledge(2, 2, complete=True)
-    scene.settled(Teller(scene.position(12, (2, 10, 12))))
+    settled(scene, Teller(scene.position(12, (2, 10, 12))))
     assert scene.checkpoint.notice is None
 
 
@@ -238,7 +117,7 @@ def test_by_the_source_position(scene: Scene) -> None:
     """An event of another journal is found wherever it lies in this one, once it is captured."""
     sink = Teller(foreign(scene.position(14, (1, 11, 15))))
     scene.capture(1, 9)
-    resumption = scene.resumption()
+    resumption = Resumption(scene.context())
     resumption.begin(sink, scene.checkpoint)
 
     assert resumption.settle(sink, scene.checkpoint) is None
@@ -254,7 +133,7 @@ def test_by_the_source_position(scene: Scene) -> None:
     assert place(found) == (3, 1, False)
     assert found.overrules
     assert scene.warnings == []
-    assert place(scene.settled(sink)) == (3, 1, False), "again, before anything was sent"
+    assert place(settled(scene, sink)) == (3, 1, False), "again, before anything was sent"
 
 
 def test_an_event_of_another_log(scene: Scene) -> None:
@@ -264,7 +143,7 @@ def test_an_event_of_another_log(scene: Scene) -> None:
     scene.capture(1, 9)
 
     with pytest.raises(PositionLost, match=r"of another log, is not in .*checkpoint reset orders"):
-        scene.settled(sink)
+        settled(scene, sink)
     assert place(scene.checkpoint) == (0, -1, True)
 
 
@@ -281,20 +160,20 @@ def test_a_reset_ends_the_search(scene: Scene) -> None:
     )  # fmt: skip
 
     for held in (foreign(scene.position(4, (1, 1, 9))), SinkRejected("garbage")):
-        assert place(scene.settled(Teller(held))) == (0, -1, True)
+        assert place(settled(scene, Teller(held))) == (0, -1, True)
     scene.acknowledge(1, 1, complete=False)
     with pytest.raises(SinkRejected):
-        scene.settled(Teller(SinkRejected("garbage")))
+        settled(scene, Teller(SinkRejected("garbage")))
     scene.lease.release()
 
 
 def test_a_position_that_is_gone(scene: Scene) -> None:
     """The checkpoint counts, and it is said; before the first delivery there was none to lose."""
     scene.capture(1, 9)
-    scene.settled(Teller())
+    settled(scene, Teller())
     scene.acknowledge(1, 3, complete=False)
 
-    found = scene.settled(Teller())
+    found = settled(scene, Teller())
 
     assert place(found) == (1, 3, False)
     (warning,) = scene.warnings
@@ -308,7 +187,7 @@ def test_a_lost_file_in_the_search(scene: Scene) -> None:
     scene.journal.delete(segment.path)
 
     with pytest.raises(JournalDamaged):
-        scene.settled(Teller(foreign(scene.position(4, (1, 1, 9)))))
+        settled(scene, Teller(foreign(scene.position(4, (1, 1, 9)))))
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])
@@ -327,9 +206,9 @@ def test_after_a_rebuild(scene: Scene, exactly_once: bool) -> None:
     sink = Teller(exactly_once=exactly_once)
 
     scene.capture(1, 4)
-    assert scene.settled(sink) is None
+    assert settled(scene, sink) is None
     scene.capture(5, 12)
-    found = scene.settled(sink)
+    found = settled(scene, sink)
 
     assert found is not None
     assert (place(found), found.skip) == ((2, 3, True), None)

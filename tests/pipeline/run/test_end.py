@@ -12,6 +12,7 @@ import pytest
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.pipeline.run.end import RunEnd
+from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.snapshotting import PIPELINE
@@ -54,6 +55,11 @@ class Delivering:
         return set()
 
 
+def options(*, until_caught_up: bool) -> RunOptions:
+    """Return what a run is asked to do."""
+    return RunOptions("run", cast("Any", None), until_caught_up=until_caught_up)
+
+
 def test_what_is_spliced_between_two_questions_is_delivered(
     sqlite_store: StateStore, tmp_path: Path
 ) -> None:
@@ -64,11 +70,11 @@ def test_what_is_spliced_between_two_questions_is_delivered(
     end = RunEnd(
         load_pipeline(tmp_path / "p.yaml"),
         cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+        options(until_caught_up=True),
+        None,
         deliverers=cast("Any", Delivering(capture)),
         pressure=cast("Any", SimpleNamespace(paused=None)),
         capture=cast("Any", capture),
-        until_caught_up=True,
-        goal=None,
     )
 
     assert [end.reason(), end.reason()] == [None, None]
@@ -110,11 +116,11 @@ def test_what_is_captured_while_the_source_is_asked_is_delivered(
                 build_source=lambda: SimpleNamespace(head=head, close=lambda: None),
             ),
         ),
+        options(until_caught_up=until_caught_up),
+        LsnPosition(9),
         deliverers=cast("Any", Delivering(capture)),
         pressure=cast("Any", SimpleNamespace(paused=None)),
         capture=cast("Any", reading),
-        until_caught_up=until_caught_up,
-        goal=LsnPosition(9),
     )
     end._began -= 60
 
@@ -146,11 +152,11 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
         return RunEnd(
             load_pipeline(tmp_path / "p.yaml"),
             cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+            options(until_caught_up=until_caught_up),
+            goal,
             deliverers=cast("Any", Delivering(capture)),
             pressure=cast("Any", SimpleNamespace(paused=None)),
             capture=cast("Any", broken),
-            until_caught_up=until_caught_up,
-            goal=goal,
         ).reason()
 
     for until_caught_up in (True, False):

@@ -1,0 +1,85 @@
+"""The failures of a sink: how long to wait before the next attempt, and what is recorded of them.
+
+The time of the next attempt is in the store, so that the wait survives the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    LeaseLost,
+    Retryable,
+    StoreUnavailable,
+)
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
+from deltaforge_dagster.state.records import CheckpointRow
+
+logger = logging.getLogger(__name__)
+
+
+class Retries:
+    """Determines when a failing sink is tried again.
+
+    Args:
+        context: The sink.
+        failures: How often it has failed in a row before this run.
+
+    Attributes:
+        error: Why the last attempt failed, None after a success.
+    """
+
+    def __init__(self, context: DeliveryContext, failures: int) -> None:
+        self.error: DeltaforgeError | None = None
+        limits = context.spec.spec.engine.deliver
+        self._context = context
+        self._longest = limits.backoff_max_seconds
+        self._backoff = Backoff(limits.backoff_initial_seconds, self._longest, failures)
+        self._failures = failures
+
+    def succeeded(self) -> None:
+        """Forget the failures before."""
+        self._backoff.reset()
+        self._failures = 0
+        self.error = None
+
+    def failed(self, error: DeltaforgeError, checkpoint: CheckpointRow) -> float:
+        """Record a failure after a checkpoint; return the seconds to wait before the next attempt."""
+        run, meter, sink_id = self._context.run, self._context.meter, self._context.sink_id
+        if isinstance(error, JournalDamaged):
+            error = JournalDamaged(
+                f"{error}; bring the file back, or have the changes captured again: deltaforge "
+                f"journal rebuild {run.lease.pipeline}"
+            )
+        self.error = error
+        meter.failed(error)
+        delay = self._backoff.next_delay()
+        if not isinstance(error, Retryable):
+            delay = self._longest  # nothing changes until a person acts
+        self._failures += 1
+        logger.warning(
+            "the sink failed",
+            exc_info=error.__cause__ if type(error) is DeltaforgeError else None,
+            extra={
+                "fields": {
+                    "reason": str(error),
+                    "kind": error.kind,
+                    "attempt": self._failures,
+                    "sleep_seconds": round(delay, 1),
+                    "batch_id": checkpoint.whole_segment + 1,
+                }
+            },
+        )
+        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the deliverer meets it again
+            next_attempt_at = run.store.now() + delay
+            tally = meter.drain()
+            run.lease.write(
+                lambda writer: writer.checkpoints.failed(
+                    sink_id, str(error), next_attempt_at, tally
+                )
+            )
+        return delay

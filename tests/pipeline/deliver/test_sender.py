@@ -1,0 +1,132 @@
+"""What of a segment is sent, and where the checkpoint stands afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from deltaforge_dagster.errors import LeaseLost, SinkUnavailable, Undeliverable
+from deltaforge_dagster.pipeline.deliver.connection import SinkConnection
+from deltaforge_dagster.pipeline.deliver.progress import SinkProgress
+from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.deliver.sender import SegmentSender
+from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
+from tests.pipeline.deliver.scene import NAME, SINK, Encoded, Recorder, Scene, place, scene
+
+__all__ = ["scene"]
+
+EVENTS = 10
+
+
+class Sending:
+    """A sender of the first segment of a scene, which has `EVENTS` rows; a checkpoint is due after four.
+
+    Attributes:
+        progress: What the sink has acknowledged.
+    """
+
+    def __init__(
+        self, scene: Scene, sink: Recorder, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        context = scene.context()
+        resumption = Resumption(context)
+        self._scene = scene
+        self.progress = SinkProgress(context, scene.checkpoint)
+        connection = SinkConnection(context, lambda: sink, resumption)
+        self._sender = SegmentSender(context, connection, self.progress, resumption, stopped)
+
+    def send(self) -> bool:
+        """Send the rest of the segment."""
+        if not (rows := self._scene.store.segments.read(NAME)):
+            self._scene.capture(1, EVENTS)
+            rows = self._scene.store.segments.read(NAME)
+        try:
+            return self._sender.send(cast("EncodedSegments", Encoded(rows)), rows[0])
+        finally:
+            assert place(self.progress.checkpoint) == place(self._scene.checkpoint)
+
+
+def ordinals(*numbers: int) -> list[tuple[int, int]]:
+    """Return rows of the first segment."""
+    return [(1, number) for number in numbers]
+
+
+def test_a_whole_segment(scene: Scene) -> None:
+    """All of it, in order; then the checkpoint is complete."""
+    sink = Recorder()
+
+    assert Sending(scene, sink).send()
+
+    assert sink.sent == ordinals(*range(EVENTS))
+    assert place(scene.checkpoint) == (1, EVENTS - 1, True)
+
+
+def test_a_stop_in_the_middle(scene: Scene) -> None:
+    """What was acknowledged is in the checkpoint; the next run sends the rest, and nothing twice."""
+    sink = Recorder()
+
+    assert not Sending(scene, sink, lambda: len(sink.sent) > 3).send()
+    assert place(scene.checkpoint) == (1, len(sink.sent) - 1, False)
+    assert Sending(scene, sink).send()
+
+    assert sink.sent == ordinals(*range(EVENTS))
+
+
+def test_a_failure_in_the_middle(scene: Scene) -> None:
+    """Sent again is what the checkpoint does not cover."""
+    sink = Recorder()
+    sending = Sending(scene, sink)
+    sink.errors = [SinkUnavailable("cut")]
+
+    with pytest.raises(SinkUnavailable):
+        sending.send()
+    assert (sink.sent, place(scene.checkpoint)) == ([], (0, -1, True))
+    assert sending.send()
+
+    assert sink.sent == ordinals(*range(EVENTS))
+
+
+def test_a_change_that_can_never_be_delivered(scene: Scene) -> None:
+    """It is a dead letter before anything after it is sent; what arrived before it counts."""
+    sink = Recorder(refused=set(ordinals(5)))
+    sending = Sending(scene, sink)
+
+    assert sending.send()
+
+    assert sending.progress.rows == EVENTS - 1
+    assert sink.sent == ordinals(*(one for one in range(EVENTS) if one != 5))
+    (entry,) = scene.store.dead_letters.places(NAME, SINK)
+    assert (entry.segment, entry.ordinal, entry.state) == (1, 5, "dead")
+    assert place(scene.checkpoint) == (1, EVENTS - 1, True)
+
+
+def test_without_a_queue_it_stops_the_sink(scene: Scene) -> None:
+    """The checkpoint stands right before it."""
+    spec = scene.spec.spec
+    queue = spec.journal.model_copy(update={"enabled": False})
+    scene.spec = scene.spec.model_copy(update={"spec": spec.model_copy(update={"journal": queue})})
+    sink = Recorder(refused=set(ordinals(5)))
+
+    with pytest.raises(Undeliverable, match=r"set spec\.journal\.enabled: true"):
+        Sending(scene, sink).send()
+
+    assert sink.sent == ordinals(*range(5))
+    assert place(scene.checkpoint) == (1, 4, False)
+
+
+def test_nothing_is_sent_without_the_lease(scene: Scene) -> None:
+    """The guard stands before each batch."""
+    sink = Recorder()
+
+    def lose() -> bool:
+        if len(sink.sent) > 3:
+            scene.lease.lost.set()
+        return False
+
+    with pytest.raises(LeaseLost):
+        Sending(scene, sink, lose).send()
+
+    assert len(sink.sent) == 4
+    assert place(scene.checkpoint) == (1, 3, False)
