@@ -8,6 +8,6 @@ of the lease, whose epoch is checked in the same transaction (`writer.checkpoint
 functions take a connection, for use in the transactions of other modules.
 
 `records` and `snapshot_records` define the rows as values. `database` has what all repositories are built on: the
-connection, the tables and their upgrades, and small general-purpose structures. `copies` backs up and restores a
-whole store, `legacy` imports the checkpoints of the predecessor.
+connection, the tables and their upgrades, and small general-purpose structures. `since` has the times that no column
+has. `copies` backs up and restores a whole store, `legacy` imports the checkpoints of the predecessor.
 """
