@@ -15,6 +15,7 @@ from dagster._core.errors import DagsterUserCodeProcessError
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.state.since import FILE_BROKEN
 from deltaforge_dagster.state.store import StateStore
 
 HEAVY = {"pyspark", "pandas", "grpc", "numba"}
@@ -233,6 +234,9 @@ def test_a_broken_file_stops_nobody(tmp_path: Path, instance: dg.DagsterInstance
     evaluation = shown.event.dagster_event.asset_check_evaluation_data  # type: ignore[union-attr]
     assert not evaluation.passed
     assert "spec.sinks" in str(evaluation.description)
+    with Platform(Settings.from_env({"DELTAFORGE_PIPELINES": str(tmp_path)})).open() as opened:
+        for name in ("no-sinks", "cut-off"):
+            assert opened.store.pipelines.since(name, FILE_BROKEN) is not None
 
 
 def test_an_empty_directory_is_fine(tmp_path: Path) -> None:

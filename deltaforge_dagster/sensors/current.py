@@ -8,7 +8,7 @@ from deltaforge_dagster.assets.checks import source_evaluation
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.catalog import reread
-from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.health.health import health, note_broken
 from deltaforge_dagster.sensors.red import NOT_WELL
 from deltaforge_dagster.sensors.report import report_change, report_health
 from deltaforge_dagster.state.store import StateStore
@@ -25,6 +25,7 @@ def current(
     if found is None:
         return dg.SkipReason("the pipeline was removed; reload the code location")
     if isinstance(found, BrokenPipeline):
+        note_broken(store, found.name)
         now = health(store, found)
         report_change(instance, source_evaluation(loaded.name, now.uncaptured))
         report_health(instance, loaded.name, now)

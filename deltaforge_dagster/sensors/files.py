@@ -16,7 +16,7 @@ from deltaforge_dagster.config.file.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, PipelineFiles
-from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.health.health import health, note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.report import report_health
@@ -55,8 +55,10 @@ def build_files_sensor(
             with cache.lend(context) as (instance, opened):
                 found = files.installed(opened.store)
                 for one in found:
-                    if isinstance(one, BrokenPipeline) and one.name in loaded:
-                        report_health(instance, one.name, health(opened.store, one))
+                    if isinstance(one, BrokenPipeline):
+                        note_broken(opened.store, one.name)
+                        if one.name in loaded:
+                            report_health(instance, one.name, health(opened.store, one))
         except DeltaforgeError as error:
             return red(dg.SkipReason(f"{NOT_WELL}{error}"))
         said = [f"{NOT_WELL}{one.error}" for one in found if isinstance(one, BrokenPipeline)]

@@ -9,5 +9,6 @@ functions take a connection, for use in the transactions of other modules.
 
 `records` and `snapshot_records` define the rows as values, `rows` reads them, `tables` defines the SQL
 tables; `database` connects, and `migrate` upgrades the tables. `primitives` are small general-purpose
-structures that other modules use, such as `schemas` for its log of table versions.
+structures that other modules use, such as `schemas` for its log of table versions, and `since` for the
+times that no column has.
 """

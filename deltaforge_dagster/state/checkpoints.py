@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, select, update
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.state import metrics
+from deltaforge_dagster.state import metrics, since
 from deltaforge_dagster.state.database import Database, clock
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.metrics import Tally
@@ -258,7 +258,7 @@ class CheckpointWrites:
         Raises:
             NotAllowed: The following segment is not in the journal, or there is no such sink.
         """
-        self._row(sink)
+        row = self._row(sink)
         pipeline = known_pipeline(self._connection, self._pipeline)
         position = position_before(self._connection, pipeline, segment + 1 if complete else segment)
         moved: dict[str, Any] = {
@@ -272,13 +272,13 @@ class CheckpointWrites:
             "updated_at": clock(),
         }
         if notice is not None:
-            moved["notice"] = notice[:_ERROR_LENGTH]
+            moved |= self._noticed(row, notice)
         self._update(sink, moved)
         self._undelivered.forget_behind(sink, segment, ordinal, complete=complete)
 
     def set_notice(self, sink: str, notice: str | None) -> None:
         """Store a message for users about a sink, or clear it with None."""
-        self._update(sink, {"notice": notice})
+        self._update(sink, self._noticed(self._row(sink), notice))
 
     def failed(
         self, sink: str, error_text: str, next_attempt_at: float, tally: Tally | None = None
@@ -311,8 +311,22 @@ class CheckpointWrites:
             sink: The sink's id.
             why: Stored as its last error, without a remedy, which is added where it is shown.
         """
-        self._row(sink)
-        self._update(sink, {"state": "detached", "last_error": why[:_ERROR_LENGTH]})
+        failing_since = self._row(sink)["failing_since"]
+        self._update(
+            sink,
+            {
+                "state": "detached",
+                "last_error": why[:_ERROR_LENGTH],
+                "failing_since": clock() if failing_since is None else failing_since,
+            },
+        )
+
+    def _noticed(self, row: RowMapping, notice: str | None) -> dict[str, str | None]:
+        """Return the columns of a notice, and date it if it is a new one."""
+        text = None if notice is None else notice[:_ERROR_LENGTH]
+        if text is not None and text != row["notice"]:
+            since.begin(self._connection, self._pipeline, since.notice_of(row["sink"]))
+        return {"notice": text}
 
     def _row(self, sink: str) -> RowMapping:
         query = select(checkpoints).where(

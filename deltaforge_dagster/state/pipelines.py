@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state import legacy, metrics, snapshots
+from deltaforge_dagster.state import legacy, metrics, since, snapshots
 from deltaforge_dagster.state.checkpoints import standing
 from deltaforge_dagster.state.database import Database, clock, upsert
 from deltaforge_dagster.state.definitions import DefinitionWrites
@@ -197,6 +197,16 @@ class PipelineRepository:
         text = json.dumps([asdict(one) for one in findings])
         self._update(name, findings=text, source_seen_at=self._database.now())
 
+    def note_broken(self, name: str) -> None:
+        """Record that the pipeline's file cannot be loaded from now on."""
+        with self._database.write() as connection:
+            since.begin(connection, name, since.FILE_BROKEN)
+
+    def since(self, name: str, what: str) -> float | None:
+        """Return when something of `state.since` began last; None if nobody noted that."""
+        with self._database.read() as connection:
+            return since.read_since(connection, name, what)
+
     def documents(self) -> list[StoredSpec]:
         """Return all stored documents, sorted by name."""
         with self._database.read() as connection:
@@ -299,6 +309,9 @@ class PipelineWrites:
 
     def set_capture_pause(self, why: str | None) -> None:
         """Store why capture is paused, or None once it continues."""
+        paused = known_pipeline(self._connection, self._pipeline).capture_pause is not None
+        if why is not None and not paused:
+            since.begin(self._connection, self._pipeline, since.CAPTURE_PAUSED)
         self._update({"capture_pause": why})
 
     def set_confirmed(self, position: str) -> None:

@@ -296,7 +296,8 @@ class CheckpointRow:
     snapshot_due: bool = False
     """No snapshot was requested for the sink since it started; its `start` says whether it needs one."""
     failing_since: float | None = None
-    """When the first of the sink's `failures` occurred; None if there is none, or if it is not known."""
+    """When the first of the sink's `failures` occurred; for a sink that was detached without failures, when that
+    happened. None if there is neither, or if it is not known."""
 
     @property
     def attached(self) -> bool:

@@ -134,6 +134,7 @@ class NotBegun:
 
     name: str
     health: Health
+    now: float
 
     def to_json(self) -> dict[str, Any]:
         """Return its name and health as JSON values."""

@@ -72,7 +72,7 @@ def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview | No
     return [
         overview(store, rows[name], of_row(rows[name], files))
         if name in rows
-        else NotBegun(name, health(store, unbegun[name]))
+        else NotBegun(name, health(store, unbegun[name]), store.now())
         for name in chosen
     ]
 

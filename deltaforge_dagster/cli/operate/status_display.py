@@ -27,7 +27,7 @@ def screen(found: Sequence[Overview | NotBegun]) -> RenderableType:
     blocks: list[RenderableType] = []
     for one in found:
         if isinstance(one, NotBegun):
-            blocks += [_title(one.name, one.health, 0.0), *_problems(one.health, None), ""]
+            blocks += [_title(one.name, one.health, 0.0), *_problems(one.health, one.now), ""]
         else:
             blocks += [_pipeline(one), _sinks(one), ""]
     return Group(*blocks[:-1] or ["No pipeline has run yet."])
@@ -45,14 +45,14 @@ def _title(name: str, health: Health, lag_seconds: float) -> Text:
     )
 
 
-def _problems(health: Health, now: float | None) -> Iterator[RenderableType]:
+def _problems(health: Health, now: float) -> Iterator[RenderableType]:
     """Yield the problems: each with since when, the next attempt, and the remedy."""
     for one in health.problems:
         style = "red" if one.severity == "error" else "yellow"
         text = f"{one.severity}: {one.subject}: {one.text}"
-        if now is not None and one.since is not None:
+        if one.since is not None:
             text += f" (for {duration(now - one.since)})"
-        left = None if now is None or one.next_attempt_at is None else one.next_attempt_at - now
+        left = None if one.next_attempt_at is None else one.next_attempt_at - now
         if left is not None and left > -_OVERDUE_SECONDS:
             text += f"; next attempt {f'in {duration(left)}' if left >= 1 else 'now'}"
         yield Padding(Text(text, style=style), (0, 0, 0, 2))

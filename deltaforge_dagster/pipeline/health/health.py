@@ -10,6 +10,7 @@ reads again; any other when a tick or a run can use the source.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ from deltaforge_dagster.state.records import (
     NotedFinding,
     PipelineRow,
 )
+from deltaforge_dagster.state.since import CAPTURE_PAUSED, FILE_BROKEN, notice_of
 from deltaforge_dagster.state.store import StateStore
 
 Status = Literal["running", "paused", "stopped", "failed"]
@@ -120,12 +122,21 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
             "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If a Dagster is running that "
             f"does not reload by itself, {_RELOAD}"
         )
-        return Health("running", (HealthProblem("sensor", "warning", never, "deltaforge dev"),))
+        since = _changed_at(pipeline)
+        return Health(
+            "running", (HealthProblem("sensor", "warning", never, "deltaforge dev", since),)
+        )
     if isinstance(pipeline, LoadedPipeline):
         assert row is not None
         return _health(store, row, pipeline.spec)
     seen_at = None if row is None else _seen_at(row, store.leases.get(row.name), store.now())
-    broken = HealthProblem("file", "error", str(pipeline.error), "deltaforge validate")
+    broken = HealthProblem(
+        "file",
+        "error",
+        str(pipeline.error),
+        "deltaforge validate",
+        _broken_since(store, pipeline, row),
+    )
     return Health("failed", (broken,), seen_at)
 
 
@@ -245,6 +256,37 @@ def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
         store.pipelines.note_tick(name, since)
 
 
+def note_broken(store: StateStore, name: str) -> None:
+    """Note that a file cannot be loaded, unless that was noted since a tick could use it last."""
+    if _noted_broken(store, name, store.pipelines.get(name)) is None:
+        store.pipelines.note_broken(name)
+
+
+def _noted_broken(store: StateStore, name: str, row: PipelineRow | None) -> float | None:
+    """Return when a tick found first that a file cannot be loaded; None if a tick has used the file since."""
+    noted = store.pipelines.since(name, FILE_BROKEN)
+    used = None if row is None else row.ticked_at
+    return None if noted is None or (used is not None and used > noted) else noted
+
+
+def _broken_since(
+    store: StateStore, broken: BrokenPipeline, row: PipelineRow | None
+) -> float | None:
+    """Return since when a file cannot be loaded: as a tick noted it, else since it was changed or used last."""
+    noted = _noted_broken(store, broken.name, row)
+    if noted is not None:
+        return noted
+    known = (_changed_at(broken), None if row is None else row.ticked_at)
+    return max((one for one in known if one is not None), default=None)
+
+
+def _changed_at(pipeline: LoadedPipeline | BrokenPipeline) -> float | None:
+    """Return when a pipeline's file was changed last; None if it has none, or if it is gone."""
+    with contextlib.suppress(OSError):
+        return None if pipeline.path is None else pipeline.path.stat().st_mtime
+    return None
+
+
 def _subject(error: DeltaforgeError) -> Literal["source", "journal"]:
     return "journal" if isinstance(error, StoreUnavailable | JournalDamaged) else "source"
 
@@ -256,7 +298,7 @@ def _passes(failure: Failure) -> bool:
 
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
     now, lease = store.now(), store.leases.get(row.name)
-    capture = list(_capture(row, spec, lease, now)) if row.want == "running" else []
+    capture = list(_capture(store, row, spec, lease, now)) if row.want == "running" else []
     others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
     failed = any(one.severity == "error" for one in capture)
     if row.outdated_since is not None and spec is not None:
@@ -267,7 +309,11 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
 
 
 def _capture(
-    row: PipelineRow, spec: PipelineSpec | None, lease: LeaseRow | None, now: float
+    store: StateStore,
+    row: PipelineRow,
+    spec: PipelineSpec | None,
+    lease: LeaseRow | None,
+    now: float,
 ) -> Iterator[HealthProblem]:
     """Yield what keeps changes from being captured."""
     failure = failure_of(row)
@@ -283,7 +329,9 @@ def _capture(
     for one in findings_of(row):
         yield HealthProblem(one.subject, one.level, one.text, one.remedy, one.since)
     if row.capture_pause is not None:
-        yield HealthProblem("journal", "warning", f"capture is paused: {row.capture_pause}")
+        text = f"capture is paused: {row.capture_pause}"
+        since = store.pipelines.since(row.name, CAPTURE_PAUSED)
+        yield HealthProblem("journal", "warning", text, since=since)
     silent = _silent_since(row, spec, lease, now)
     if silent is not None:
         yield HealthProblem(
@@ -323,7 +371,7 @@ def _delivery(
     checkpoints = store.checkpoints.read(row.name)
     counts = checkpoints.keys() if spec is None else awaited_sinks(spec, checkpoints)
     for one in checkpoints.values():
-        yield from _sink(row.name, one, counts=one.sink in counts)
+        yield from _sink(store, row.name, one, counts=one.sink in counts)
     for hold in store.holds.read(row.name):
         if hold.state != "journaled":
             text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
@@ -342,11 +390,14 @@ def _delivery(
         yield HealthProblem("dead letters", severity, text, listing, depth.oldest)
 
 
-def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[HealthProblem]:
+def _sink(
+    store: StateStore, pipeline: str, one: CheckpointRow, *, counts: bool
+) -> Iterator[HealthProblem]:
     subject = f"sink {one.sink}"
     if not one.attached:
         text = one.last_error or "detached: it gets nothing"
-        yield HealthProblem(subject, "warning", text, go_on_command(pipeline, one.sink, one.state))
+        command = go_on_command(pipeline, one.sink, one.state)
+        yield HealthProblem(subject, "warning", text, command, one.failing_since)
     elif one.failures:
         yield HealthProblem(
             subject,
@@ -356,4 +407,5 @@ def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[Health
             next_attempt_at=one.next_attempt_at,
         )
     if one.notice is not None:
-        yield HealthProblem(subject, "warning", one.notice)
+        since = store.pipelines.since(pipeline, notice_of(one.sink))
+        yield HealthProblem(subject, "warning", one.notice, since=since)

@@ -69,7 +69,7 @@ def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
 
 
 def test_status_shows_what_was_lost(store: StateStore) -> None:
-    """`status` marks a sink that lost data, although the sink continues."""
+    """`status` marks a sink that lost data, and since when, although the sink continues."""
     lease = store.leases.acquire(NAME, "run-2", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
@@ -77,4 +77,5 @@ def test_status_shows_what_was_lost(store: StateStore) -> None:
 
     shown = lines("status")
     assert ["cache", "2 row 0", "2 segments, 5 rows"] in [line[:3] for line in shown]
-    assert ["warning: sink cache: the sink had lost data"] in shown
+    (lost,) = [line[0] for line in shown if line[0].startswith("warning: sink cache: ")]
+    assert lost.startswith("warning: sink cache: the sink had lost data (for ")

@@ -32,14 +32,19 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 
 def test_status_shows_what_is_detached_and_paused(store: StateStore) -> None:
-    """`status` shows a sink detached by a full journal, with the command to attach it."""
+    """`status` shows a sink detached by a full journal, since when, and the command to attach it."""
     shown = lines("status")
+    problems = [line[0].partition(" (for ") for line in shown]
 
     assert ["paused", "the journal is full"] in shown
     assert ["file", "1", "detached; deltaforge sink attach orders file"] in [
         line[:3] for line in shown
     ]
-    assert ["warning: sink file: detached: the journal is full"] in shown
+    for problem in (
+        "warning: sink file: detached: the journal is full",
+        "warning: journal: capture is paused: the journal is full",
+    ):
+        assert any((text, bool(since)) == (problem, True) for text, since, _ in problems)
     assert ["run: deltaforge sink attach orders file"] in shown
 
 

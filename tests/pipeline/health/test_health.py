@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from deltaforge_dagster.pipeline.health.health import (
     findings_of,
     health,
     health_without_file,
+    note_broken,
     note_findings,
     note_tick,
     source_answers,
@@ -287,6 +289,7 @@ def test_a_pipeline_that_nobody_has_begun(tmp_path: Path, sqlite_store: StateSto
     found = health(sqlite_store, load_pipeline(tmp_path / "filed.yaml"))
     assert (found.status, found.well) == ("running", True)
     assert "nothing has worked on it yet" in found.problems[0].text
+    assert found.problems[0].since == (tmp_path / "filed.yaml").stat().st_mtime
 
 
 @pytest.mark.parametrize(("failing", "severity"), [("a", "warning"), ("ab", "error")])
@@ -332,3 +335,87 @@ def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> No
         writer.checkpoints.advance("redis", 0, -1, True, None)
     assert health(sqlite_store, loaded).problems == ()
     assert sqlite_store.checkpoints.read(NAME)["redis"].failing_since is None
+
+
+def test_since_when_a_file_is_broken(
+    sqlite_store: StateStore,
+    loaded: LoadedPipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Since the first tick that found it so, however often it is edited; before that, since it was edited or used."""
+    assert loaded.path is not None
+    edited, used = 1_000.0, sqlite_store.now()
+
+    def since(now: float) -> float | None:
+        monkeypatch.setattr(type(sqlite_store.database), "now", lambda _self: now)
+        broken = BrokenPipeline(loaded.path, NAME, SpecError("odd"))
+        return health(sqlite_store, broken).problems[0].since
+
+    os.utime(loaded.path, (edited, edited))
+    assert since(used) == edited
+    note_tick(sqlite_store, NAME)
+    assert since(used) == used, "a variable of the environment may be missing since then"
+    note_broken(sqlite_store, NAME)
+    noted = since(used)
+    assert noted is not None
+    assert noted == pytest.approx(used, abs=30)
+    os.utime(loaded.path, (noted + 60, noted + 60))
+    note_broken(sqlite_store, NAME)
+    assert since(noted + 90) == noted
+
+    note_tick(sqlite_store, NAME)
+    assert since(noted + 100) == noted + 90, "it was in order meanwhile"
+    new = BrokenPipeline(tmp_path / "gone.yaml", "gone", SpecError("odd"))
+    assert health(sqlite_store, new).problems[0].since is None
+
+
+def test_since_when_capture_is_paused(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """Since the pause began, also where its reason changes; the next pause has its own time."""
+    lease = sqlite_store.leases.acquire(NAME, "run", 900.0)
+    assert lease is not None
+
+    def pause(why: str | None) -> None:
+        with sqlite_store.fenced(lease) as writer:
+            writer.pipeline.set_capture_pause(why)
+
+    pause("the journal is full")
+    (problem,) = health(sqlite_store, loaded).problems
+    assert problem.text == "capture is paused: the journal is full"
+    assert problem.since == pytest.approx(sqlite_store.now(), abs=30)
+    time.sleep(0.01)
+    pause("the journal is very full")
+    assert health(sqlite_store, loaded).problems[0].since == problem.since
+    pause(None)
+    assert health(sqlite_store, loaded).problems == ()
+    pause("the journal is full")
+    since = health(sqlite_store, loaded).problems[0].since
+    assert since is not None
+    assert problem.since is not None
+    assert since > problem.since
+
+
+def test_since_when_a_sink_is_detached_or_has_a_notice(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """A sink that failed before it was detached gets nothing since it failed."""
+    lease = sqlite_store.leases.acquire(NAME, "run", 900.0)
+    assert lease is not None
+    with sqlite_store.fenced(lease) as writer:
+        writer.checkpoints.detach("redis", "detached: the journal is full")
+        writer.checkpoints.set_notice("redis", "it had lost data")
+    problems = health(sqlite_store, loaded).problems
+    assert [one.text for one in problems] == ["detached: the journal is full", "it had lost data"]
+    for one in problems:
+        assert one.since == pytest.approx(sqlite_store.now(), abs=30)
+    with sqlite_store.fenced(lease) as writer:
+        writer.checkpoints.set_notice("redis", "it had lost data")
+    assert health(sqlite_store, loaded).problems == problems
+    assert sqlite_store.checkpoints.attach(NAME, "redis", tail=True).failing_since is None
+
+    with sqlite_store.fenced(lease) as writer:
+        writer.checkpoints.failed("redis", "refused", 7.0)
+    failing = health(sqlite_store, loaded).problems[0].since
+    with sqlite_store.fenced(lease) as writer:
+        writer.checkpoints.detach("redis", "detached")
+    assert health(sqlite_store, loaded).problems[0].since == failing
