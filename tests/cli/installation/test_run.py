@@ -11,18 +11,23 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.health.health import Health, HealthProblem
 from deltaforge_dagster.pipeline.run import live as module
+from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.tables import leases
 from tests.fix_spark import SparkAddress
 
 PIPELINE = """\
@@ -178,6 +183,49 @@ def test_a_sink_that_fails_is_named(
         {"lost": 1},
     )
     assert "lost.jsonl" in answer["sink_errors"]["lost"]
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_run_that_loses_its_lease_fails(tmp_path: Path, as_json: bool) -> None:
+    """Another run takes over: the command exits with code 1, and Dagster's run has failed, with the reason."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+        shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+    text = TWO_SINKS.format(folder=tmp_path).replace(",\n        snapshot: {mode: initial}", "")
+    text += "  engine: {run: {lease_seconds: 30, renew_seconds: 0.2}}\n"
+    (tmp_path / "pipelines" / "shop.yaml").write_text(text)
+    store = StateStore.open(Settings.from_env().state_url)
+
+    def take_over() -> None:
+        while (lease := store.leases.get("shop")) is None or lease.run_id is None:
+            time.sleep(0.05)
+        with store.database.write() as connection:
+            connection.execute(update(leases).values(expires_at=0.0))
+        assert store.leases.acquire("shop", "another run", 900.0) is not None
+
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(take_over)
+        result = CliRunner().invoke(app, ["run", "shop", *(["--json"] if as_json else [])])
+        taken.result()
+    lease = store.leases.get("shop")
+    store.close()
+
+    assert result.exit_code == 1
+    lost = "the lease was lost: the state store could not be reached, or another run has taken over"
+    if as_json:
+        answer = json.loads(result.stdout.splitlines()[-1])
+        assert answer == {"pipeline": "shop", "success": False, "error": lost}
+    else:
+        assert f"error: {lost}\n" in result.stderr
+    assert lease is not None
+    assert lease.run_id == "another run", "it must not release what it does not hold"
+    with local_instance(Settings.from_env()) as instance:
+        (run,) = instance.get_runs()
+        assert run.status == dg.DagsterRunStatus.FAILURE
+        (failed,) = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        event = failed.dagster_event
+    assert event is not None
+    assert event.step_failure_data.user_failure_data is not None
+    assert event.step_failure_data.user_failure_data.description == lost
 
 
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
