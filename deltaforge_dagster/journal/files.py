@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from deltaforge_dagster.errors import JournalDamaged
+from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.frame import CAPTURED, FRAME
 from deltaforge_dagster.journal.checksummed import readable
 from deltaforge_dagster.journal.hashing import ContentHash
 from deltaforge_dagster.journal.held_files import HeldWriter, folders, orphans, read_held
 from deltaforge_dagster.journal.storage import open_storage
-from deltaforge_dagster.journal.writer import SegmentWriter
+from deltaforge_dagster.journal.writer import ROW_GROUP_BYTES, SegmentWriter
 
 _READ_BYTES = 4 << 20
 _UID = re.compile(r"^[0-9a-f]{32}$")
@@ -344,15 +344,30 @@ class Journal:
         """Return the path with which Spark itself reads a file of a local journal."""
         return self._storage.locate(path)
 
-    def check_writable(self, pipeline: str, uid: str) -> None:
-        """Check that segment files of a pipeline can be created, as far as this shows without creating one.
+    def check_writable(self, pipeline: str, uid: str, segment_bytes: int) -> None:
+        """Check that the next segment of a pipeline can be written, as far as this shows in a few seconds.
 
-        On object storage nothing is checked.
+        On a disk, this looks at permissions and free space. Elsewhere it writes and deletes a probe, at most once
+        a minute.
+
+        Args:
+            pipeline: Name of the pipeline.
+            uid: Its uid.
+            segment_bytes: The largest size of its segments in memory. A larger segment than a row group is
+                written in parts, and quiet sources have small ones, so a disk with room for one row group is
+                not called full.
 
         Raises:
-            StoreUnavailable: They cannot.
+            StoreUnavailable: It cannot be written.
         """
-        self._storage.check_writable(f"{pipeline}/{uid}")
+        folder = f"{pipeline}/{uid}"
+        self._storage.check_writable(folder)
+        free, needed = self._storage.free_bytes(folder), min(segment_bytes, ROW_GROUP_BYTES)
+        if free is not None and free < needed:
+            raise StoreUnavailable(
+                f"no space left for the journal in {self._storage.locate(folder)} (less than "
+                f"{needed / (1 << 20):.3g} MiB are free): free space there, or lower engine.journal.max_bytes"
+            )
 
     def prepared_dir(self, pipeline: str) -> str:
         """Create the folder for encoded messages; return its absolute path or its URL."""

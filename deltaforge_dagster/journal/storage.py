@@ -17,8 +17,11 @@ import errno
 import io
 import os
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import IO, Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -37,6 +40,11 @@ from deltaforge_dagster.folders import make_folder, sync_folder
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"}
 """Schemes of storage without folders; only the bucket must exist, and it is never created here."""
+_PROBE_NAME = "writable.probe"
+_PROBE_SECONDS = 60.0
+"""Seconds between two probes of a folder: each is a put and a delete, which cost money."""
+_PROBE_PATIENCE = 5.0
+"""Seconds that a check waits for a probe."""
 _SPARK_GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
@@ -97,7 +105,11 @@ class JournalStorage(Protocol):
         ...
 
     def check_writable(self, folder: str) -> None:
-        """Raise an error if files cannot be created in a folder, as far as this shows without creating one."""
+        """Raise an error if files cannot be created in a folder, as far as this shows in a few seconds."""
+        ...
+
+    def free_bytes(self, folder: str) -> int | None:
+        """Return the free space for files in a folder; None where the storage has no limit to ask for."""
         ...
 
 
@@ -178,8 +190,7 @@ class LocalStorage:
 
     def check_writable(self, folder: str) -> None:
         """Raise an error if this process may not create files in a folder, or may not create the folder."""
-        wanted = self._root / folder
-        there = next(one for one in (wanted, *wanted.parents) if one.exists())
+        there = self._existing(folder)
         if not there.is_dir():
             raise StoreUnavailable(f"journal folder {there}: not a directory")
         if os.access(there, os.W_OK | os.X_OK):
@@ -191,6 +202,18 @@ class LocalStorage:
         raise StoreUnavailable(
             f"journal folder {there}: user {user} may not create files in it; run: {command} {there}"
         )
+
+    def free_bytes(self, folder: str) -> int | None:
+        """Return the free space that this user may take on the folder's disk."""
+        there = self._existing(folder)
+        with _translated(str(there)):
+            disk = os.statvfs(there)
+            return disk.f_bavail * disk.f_frsize
+
+    def _existing(self, folder: str) -> Path:
+        """Return the folder, or the nearest one above it that exists."""
+        wanted = self._root / folder
+        return next(one for one in (wanted, *wanted.parents) if one.exists())
 
 
 class _LocalFile:
@@ -232,6 +255,7 @@ class RemoteStorage:
             raise SettingsError(f"journal URL of scheme {scheme!r}: {error}") from error
         self._root = root.rstrip("/")
         self._has_folders = scheme not in _OBJECT_STORES
+        self._probes: dict[str, _WriteProbe] = {}
 
     def create(self, path: str) -> NewFile:
         """Create a new file; it becomes visible when it is committed."""
@@ -288,11 +312,76 @@ class RemoteStorage:
         return str(self._fs.unstrip_protocol(f"{self._root}/{path}"))
 
     def check_writable(self, folder: str) -> None:
-        """Check nothing: only a put would show it."""
+        """Put an object and delete it, at most once a minute; in between, raise the same error again.
+
+        It may take five seconds; that the storage does not answer in this time is an error, too.
+        """
+        probe = self._probes.setdefault(folder, _WriteProbe(partial(self._put_probe, folder)))
+        probe.check(self.locate(folder))
+
+    def free_bytes(self, folder: str) -> int | None:  # noqa: ARG002 - see the protocol
+        """Return None: storage behind a URL has no limit that could be asked for."""
+        return None
+
+    def _put_probe(self, folder: str) -> None:
+        path = f"{folder}/{_PROBE_NAME}"
+        target = f"{self._root}/{path}"
+        with _remote(target):
+            try:
+                self._make_folder(target.rpartition("/")[0])
+                self._fs.pipe_file(target, b"deltaforge")
+            except FileNotFoundError:
+                raise StoreUnavailable(
+                    f"journal folder {self.locate(folder)}: there is no such bucket or folder"
+                ) from None
+        # Whether it can be deleted does not matter: its name is fixed, so there is never more than one.
+        with contextlib.suppress(DeltaforgeError):
+            self.delete(path)
 
     def _make_folder(self, folder: str) -> None:
         if self._has_folders:
             self._fs.makedirs(folder, exist_ok=True)
+
+
+class _WriteProbe:
+    """Tries out a folder at most once a minute, in a thread, because a client may wait for minutes.
+
+    Args:
+        put: Writes to the folder.
+    """
+
+    def __init__(self, put: Callable[[], None]) -> None:
+        self._put = put
+        self._asked_at = 0.0
+        self._answer: Future[None] | None = None
+
+    def check(self, where: str) -> None:
+        """Raise an error if the newest attempt has failed, or has taken too long so far."""
+        now = time.monotonic()
+        answer = self._answer
+        if answer is None or (answer.done() and now - self._asked_at >= _PROBE_SECONDS):
+            answer, self._asked_at = Future[None](), now
+            self._answer = answer
+            # A daemon: a pool's thread would keep the process from ending.
+            threading.Thread(
+                target=self._ask, args=(answer,), name="journal probe", daemon=True
+            ).start()
+        try:
+            error = answer.exception(max(0.0, self._asked_at + _PROBE_PATIENCE - now))
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"journal folder {where}: the storage does not answer within {_PROBE_PATIENCE:.0f} s"
+            ) from None
+        if error is not None:
+            raise StoreUnavailable(str(error))
+
+    def _ask(self, answer: Future[None]) -> None:
+        try:
+            self._put()
+        except DeltaforgeError as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(None)
 
 
 class _RemoteReader(io.BufferedIOBase):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +14,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from deltaforge_dagster.errors import JournalDamaged, SettingsError, StoreUnavailable
+from deltaforge_dagster.journal import storage as module
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.storage import open_storage
 
 
@@ -75,6 +80,104 @@ def test_a_folder_that_may_not_be_written(
     (tmp_path / "made").write_text("no folder")
     with pytest.raises(StoreUnavailable, match="not a directory"):
         storage.check_writable("shop")
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is full if a row group does not fit, or a whole segment where segments are smaller."""
+    journal = Journal((tmp_path / "later").as_uri())
+    journal.check_writable("shop", "u1", 64 << 20)
+
+    disk = SimpleNamespace(f_bavail=3 << 10, f_frsize=4 << 10)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    journal.check_writable("shop", "u1", 8 << 20)
+    said = (
+        f"no space left for the journal in {tmp_path}/later/shop/u1 .less than 16 MiB are free.: "
+    )
+    with pytest.raises(StoreUnavailable, match=said):
+        journal.check_writable("shop", "u1", 64 << 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+class ProbedFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """An object store that counts what is put, and fails or hangs on command."""
+
+    protocol = "probed"
+    cachable = False
+    puts = 0
+    fault: Callable[[], None] = staticmethod(lambda: None)
+
+    def pipe_file(self, path: str, value: bytes, **options: object) -> None:
+        """Put an object."""
+        ProbedFileSystem.puts += 1
+        ProbedFileSystem.fault()
+        super().pipe_file(path, value, **options)
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> Journal:
+    """A journal on that object store."""
+    fsspec.register_implementation("probed", ProbedFileSystem, clobber=True)
+    monkeypatch.setattr(module, "_OBJECT_STORES", {"probed"})
+    monkeypatch.setattr(ProbedFileSystem, "puts", 0)
+    monkeypatch.setattr(ProbedFileSystem, "fault", staticmethod(lambda: None))
+    return Journal("probed://bucket/journal")
+
+
+def test_a_bucket_is_tried_out_once_a_minute(
+    probed: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pipeline's folder is; nothing remains there, and what was found holds until the next attempt."""
+
+    def look(name: str = "shop") -> int:
+        probed.check_writable(name, "u1", 1)
+        return ProbedFileSystem.puts
+
+    def refuse() -> None:
+        raise PermissionError(13, "Access Denied")
+
+    assert (look(), look(), look("bank"), look()) == (1, 1, 2, 2)
+    assert list(ProbedFileSystem().find("")) == []
+    monkeypatch.setattr(ProbedFileSystem, "fault", refuse)
+    assert look() == 2
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 0.0)
+    with pytest.raises(StoreUnavailable, match=r"bucket/journal/shop/u1/.*: Access Denied"):
+        look()
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 60.0)
+    monkeypatch.setattr(ProbedFileSystem, "fault", lambda: None)
+    with pytest.raises(StoreUnavailable, match="Access Denied"):
+        look()
+    assert ProbedFileSystem.puts == 3
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 0.0)
+    assert look() == 4
+
+
+def test_a_bucket_that_is_gone(probed: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no damaged file, but a journal that cannot be written now."""
+
+    def gone() -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(ProbedFileSystem, "fault", gone)
+    with pytest.raises(StoreUnavailable, match="probed://bucket/journal/shop/u1: there is no such"):
+        probed.check_writable("shop", "u1", 1)
+
+
+def test_a_bucket_that_does_not_answer(probed: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for long, and nobody asks again before the answer is there."""
+    answers = threading.Event()
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_PROBE_PATIENCE", 0.2)
+    monkeypatch.setattr(ProbedFileSystem, "fault", lambda: answers.wait(60.0))
+    begun = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="does not answer within"):
+            probed.check_writable("shop", "u1", 1)
+    assert time.monotonic() - begun < 30.0
+    assert ProbedFileSystem.puts == 1
+
+    answers.set()
+    monkeypatch.setattr(module, "_PROBE_PATIENCE", 60.0)
+    probed.check_writable("shop", "u1", 1)
 
 
 def test_foreign_errors_are_translated() -> None:

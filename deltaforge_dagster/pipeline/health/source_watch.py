@@ -53,7 +53,7 @@ def look_at_source(
         with closing(build_source()) as source:
             found = source.maintain(parse_position(row.captured_position or row.start_position))
         note_findings(store, loaded.name, found)
-        journal.check_writable(loaded.name, row.uid)
+        journal.check_writable(loaded.name, row.uid, loaded.spec.spec.engine.segment.max_bytes)
     except DeltaforgeError as error:
         capture_failed(store, loaded.name, "tick", error, next_look)
         return error

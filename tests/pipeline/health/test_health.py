@@ -20,6 +20,8 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
     UnsupportedEvent,
 )
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.storage import LocalStorage
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.health.health import (
     Health,
@@ -34,9 +36,12 @@ from deltaforge_dagster.pipeline.health.health import (
     note_tick,
     source_answers,
 )
+from deltaforge_dagster.pipeline.health.source_watch import look_at_source
 from deltaforge_dagster.pipeline.run import capture_watch
 from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
+from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.control.test_catalog import FILE
 
@@ -419,3 +424,31 @@ def test_since_when_a_sink_is_detached_or_has_a_notice(
     with sqlite_store.fenced(lease) as writer:
         writer.checkpoints.detach("redis", "detached")
     assert health(sqlite_store, loaded).problems[0].since == failing
+
+
+def test_a_full_disk_is_an_error_of_a_tick_until_there_is_room(
+    sqlite_store: StateStore,
+    loaded: LoadedPipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before a run captures in vain; the message says what to do."""
+    start = LsnPosition(lsn=1).to_json()
+    sqlite_store.pipelines.set_start(NAME, start)
+    journal = Journal((tmp_path / "journal").as_uri())
+    source = cast(Source, SimpleNamespace(maintain=lambda _after: [], close=lambda: None))
+
+    def look() -> Health:
+        look_at_source(sqlite_store, loaded, lambda: source, journal, 12345.0)
+        return health(sqlite_store, loaded)
+
+    assert look() == Health("running", (), look().seen_at)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "free_bytes", lambda *_: 1000)
+        (problem,) = look().problems
+        assert (problem.subject, problem.severity) == ("journal", "error")
+        assert problem.text.startswith("no space left for the journal in ")
+        assert "free space there" in problem.text
+        assert problem.since is not None
+        assert problem.next_attempt_at == 12345.0
+    assert look().problems == ()
