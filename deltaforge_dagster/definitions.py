@@ -17,7 +17,8 @@ from deltaforge_dagster.assets.snapshot import build_snapshot_asset, build_snaps
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
-from deltaforge_dagster.resources.installed import installed_pipelines
+from deltaforge_dagster.pipeline.control.specs import FormerPipeline
+from deltaforge_dagster.resources.installed import former_pipelines, installed_pipelines
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.alerts import build_alerts_sensor
 from deltaforge_dagster.sensors.files import build_files_sensor
@@ -33,7 +34,10 @@ def build_definitions(
     *,
     single_process: bool = False,
 ) -> dg.Definitions:
-    """Return the definitions of pipelines; a broken pipeline is an asset with a failing check.
+    """Return the definitions of pipelines.
+
+    A broken pipeline is an asset with a failing check. If it was at work before, it keeps its other assets and its
+    jobs, too, so that whoever starts one is told why it cannot run.
 
     Args:
         settings: The settings of the installation.
@@ -43,6 +47,8 @@ def build_definitions(
     if pipelines is None:
         pipelines = installed_pipelines(settings)
     good = [one for one in pipelines if isinstance(one, LoadedPipeline)]
+    former = former_pipelines(settings, pipelines)
+    shown: list[LoadedPipeline | FormerPipeline] = [*good, *former]
     platform = Platform(settings, single_process=single_process)
     cache = TickCache(platform)
     jobs, sensors, schedules = [], [], []
@@ -55,15 +61,17 @@ def build_definitions(
         else:
             sensors.append(build_snapshot_sensor(one, cache))
             schedules.append(build_schedule(one, cron, cache))
+    for broken in former:
+        jobs += [build_pipeline_job(broken.loaded), build_snapshot_job(broken.loaded)]
     if told := [one for one in good if one.spec.spec.engine.alerts]:
         sensors.append(build_alerts_sensor(told, cache))
     sensors.append(build_files_sensor(settings, pipelines, cache))
     retention, hourly = build_retention(good)
     return dg.Definitions(
         assets=[
-            *(build_pipeline_asset(one) for one in good),
-            *(build_snapshot_asset(one) for one in good),
-            *(build_schemas_asset(one) for one in good),
+            *(build_pipeline_asset(one) for one in shown),
+            *(build_snapshot_asset(one) for one in shown),
+            *(build_schemas_asset(one) for one in (*good, *(one.loaded for one in former))),
             *(build_health_asset(one) for one in pipelines),
         ],
         asset_checks=[build_health_check(one) for one in pipelines],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 import yaml
 from dagster._core.errors import DagsterUserCodeProcessError
 
+from deltaforge_dagster.assets.names import RUN_TAG
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.since import FILE_BROKEN
 from deltaforge_dagster.state.store import StateStore
@@ -50,9 +54,17 @@ def write(
     return path
 
 
+def settings_of(folder: Path, **others: str) -> Settings:
+    """Return the settings of an installation with a directory of pipelines, and the test's own home."""
+    home = os.environ["DELTAFORGE_HOME"]
+    return Settings.from_env(
+        {"DELTAFORGE_PIPELINES": str(folder), "DELTAFORGE_HOME": home, **others}
+    )
+
+
 def load(folder: Path) -> dg.Definitions:
     """Build the definitions of a directory, and let Dagster check that they fit together."""
-    definitions = build_definitions(Settings.from_env({"DELTAFORGE_PIPELINES": str(folder)}))
+    definitions = build_definitions(settings_of(folder))
     dg.Definitions.validate_loadable(definitions)
     return definitions
 
@@ -234,9 +246,43 @@ def test_a_broken_file_stops_nobody(tmp_path: Path, instance: dg.DagsterInstance
     evaluation = shown.event.dagster_event.asset_check_evaluation_data  # type: ignore[union-attr]
     assert not evaluation.passed
     assert "spec.sinks" in str(evaluation.description)
-    with Platform(Settings.from_env({"DELTAFORGE_PIPELINES": str(tmp_path)})).open() as opened:
+    with Platform(settings_of(tmp_path)).open() as opened:
         for name in ("no-sinks", "cut-off"):
             assert opened.store.pipelines.since(name, FILE_BROKEN) is not None
+
+
+def test_a_file_that_breaks_keeps_what_it_has(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """Assets, checks and jobs stay as they were; whoever starts a run is told file, line and cause."""
+    path = write(tmp_path, "shop", sinks=("cache", "search"))
+    document = yaml.safe_load(path.read_text())
+    script = {"id": "js", "type": "javascript", "inline": "function processBatch(e) { return e }"}
+    document["spec"]["processors"] = [script]
+    path.write_text(yaml.safe_dump(document))
+    with Platform(settings_of(tmp_path)).open() as opened:
+        register(opened.store, load_pipeline(path))
+    before = load(tmp_path)
+    path.write_text(path.read_text().replace("tenant: acme", "tenant: ''"))
+
+    definitions = load(tmp_path)
+
+    assert asset_keys(definitions) == asset_keys(before)
+    assert checks(definitions) == checks(before)
+    assert names(before) - names(definitions) == {"shop_work"}, "nothing starts a run by itself"
+    for key in asset_keys(before) - {"shop/health"}:
+        then, now = (
+            one.resolve_asset_graph().get(dg.AssetKey.from_user_string(key))
+            for one in (before, definitions)
+        )
+        assert (now.code_version, now.metadata) == (then.code_version, then.metadata)
+    for job in ("shop_run", "shop_snapshot"):
+        ran = definitions.resolve_job_def(job).execute_in_process(
+            instance=instance, raise_on_error=False, tags={RUN_TAG: "live"}
+        )
+        assert not ran.success
+        (failed,) = [one for one in ran.all_events if one.is_step_failure]
+        failure = failed.step_failure_data.user_failure_data
+        assert failure is not None
+        assert str(failure.description).startswith(f"{path}:3: metadata.tenant: ")
 
 
 def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
@@ -282,10 +328,9 @@ def test_strict_reading(tmp_path: Path) -> None:
     """With `DELTAFORGE_STRICT=true` a file with an unknown field is a broken one."""
     path = write(tmp_path, "shop")
     path.write_text(path.read_text() + "colour: red\n")
-    settings = {"DELTAFORGE_PIPELINES": str(tmp_path)}
 
-    lenient = build_definitions(Settings.from_env(settings))
-    strict = build_definitions(Settings.from_env({**settings, "DELTAFORGE_STRICT": "true"}))
+    lenient = build_definitions(settings_of(tmp_path))
+    strict = build_definitions(settings_of(tmp_path, DELTAFORGE_STRICT="true"))
 
     assert asset_keys(lenient) == {
         "shop/changes",

@@ -20,15 +20,18 @@ from deltaforge_dagster.assets.names import (
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.control.code_versions import code_parts
+from deltaforge_dagster.pipeline.control.code_versions import CodeParts
 from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
 
 
-def asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
-    """Return the specs of `changes` and of each sink."""
-    return [_changes(loaded), *(_sink(loaded, sink) for sink in loaded.spec.spec.sinks)]
+def asset_specs(loaded: LoadedPipeline, parts: CodeParts) -> list[dg.AssetSpec]:
+    """Return the specs of `changes` and of each sink; `parts` are those of their code versions."""
+    return [
+        _changes(loaded, parts),
+        *(_sink(loaded, sink, parts) for sink in loaded.spec.spec.sinks),
+    ]
 
 
 def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
@@ -78,7 +81,7 @@ def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
     )
 
 
-def _changes(loaded: LoadedPipeline) -> dg.AssetSpec:
+def _changes(loaded: LoadedPipeline, parts: CodeParts) -> dg.AssetSpec:
     spec = loaded.spec.spec
     chain = [one.id for one in spec.processors]
     return dg.AssetSpec(
@@ -90,7 +93,7 @@ def _changes(loaded: LoadedPipeline) -> dg.AssetSpec:
         ),
         kinds={_source_kind(loaded)},
         **_everywhere(loaded),
-        code_version=code_parts(loaded.spec).version(),
+        code_version=parts.version(),
         metadata={
             "source": spec.source.config.id,
             "tables": _tables(loaded),
@@ -99,7 +102,7 @@ def _changes(loaded: LoadedPipeline) -> dg.AssetSpec:
     )
 
 
-def _sink(loaded: LoadedPipeline, sink: SinkBlock) -> dg.AssetSpec:
+def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.AssetSpec:
     config, kind = sink.config, sink_types()[sink.type]
     return dg.AssetSpec(
         asset_key(loaded.name, config.id),
@@ -111,7 +114,7 @@ def _sink(loaded: LoadedPipeline, sink: SinkBlock) -> dg.AssetSpec:
         ),
         kinds={kind.dagster_kind()},
         **_everywhere(loaded),
-        code_version=code_parts(loaded.spec).version(config.id),
+        code_version=parts.version(config.id),
         metadata={
             "destination": config.destination,
             "envelope": config.envelope.type,

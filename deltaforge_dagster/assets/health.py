@@ -2,7 +2,7 @@
 
 For an asset with partitions, the Catalog's list shows how many of them are materialized, but not whether a check
 fails. So each pipeline also has an asset without partitions, whose only check fails with every problem that
-`deltaforge status` shows. A pipeline whose file cannot be loaded has only this asset, and never affects the others.
+`deltaforge status` shows. A pipeline whose file cannot be loaded always has this asset, and never affects the others.
 """
 
 from collections.abc import Iterator

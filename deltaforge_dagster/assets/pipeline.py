@@ -20,6 +20,7 @@ from deltaforge_dagster.assets.checks import check_specs
 from deltaforge_dagster.assets.descriptions import asset_specs
 from deltaforge_dagster.assets.names import (
     PIPELINE_TAG,
+    asset_key,
     dagster_name,
     job_name,
     op_name,
@@ -27,16 +28,23 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.control.code_versions import code_parts
+from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.specs import FormerPipeline
 from deltaforge_dagster.resources.platform import Platform
 
 
-def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
-    """Return the multi-asset of a pipeline.
+def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.AssetsDefinition:
+    """Return the multi-asset of a pipeline; if its file cannot be loaded, every run of it fails at once, and says why.
 
     Dagster derives Python names from asset keys, in which `a-b` and `a_b` would collide. So the asset is built with
     keys whose names stay different, and gets its real keys afterwards.
     """
-    specs = asset_specs(loaded)
+    if isinstance(pipeline, FormerPipeline):
+        loaded, parts, problem = pipeline.loaded, pipeline.parts, pipeline.problem
+    else:
+        loaded, parts, problem = pipeline, code_parts(pipeline.spec), None
+    specs = asset_specs(loaded, parts)
     plain = {spec.key: _plain(spec.key) for spec in specs}
 
     @dg.multi_asset(
@@ -51,10 +59,12 @@ def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
         can_subset=True,
         op_tags={PIPELINE_TAG: loaded.name},
     )
-    def pipeline(
+    def ranges(
         context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
     ) -> Iterator[dg.Output[None]]:
         try:
+            if problem is not None:
+                raise problem
             with platform.open() as opened:
                 from deltaforge_dagster.assets import execution  # noqa: PLC0415 - takes seconds
 
@@ -63,7 +73,7 @@ def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
             raise dg.Failure(str(error), allow_retries=False) from None
         yield from (dg.Output(None, name) for name in context.assets_def.check_specs_by_output_name)
 
-    return pipeline.with_attributes(
+    return ranges.with_attributes(
         asset_key_replacements={of_names: key for key, of_names in plain.items()}
     )
 
@@ -77,7 +87,10 @@ def build_pipeline_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
     """Return the job of a pipeline's live runs."""
     return dg.define_asset_job(
         job_name(loaded.name),
-        selection=dg.AssetSelection.assets(*(spec.key for spec in asset_specs(loaded))),
+        selection=dg.AssetSelection.assets(
+            asset_key(loaded.name, CHANGES),
+            *(asset_key(loaded.name, sink.config.id) for sink in loaded.spec.spec.sinks),
+        ),
         executor_def=dg.in_process_executor,
         tags={PIPELINE_TAG: loaded.name},
         description=f"Captures and delivers changes of pipeline {loaded.name} until it is idle.",

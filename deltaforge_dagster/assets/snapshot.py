@@ -21,11 +21,14 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.control.specs import FormerPipeline
 from deltaforge_dagster.resources.platform import Platform
 
 
-def build_snapshot_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
-    """Return the asset of a pipeline's snapshots."""
+def build_snapshot_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.AssetsDefinition:
+    """Return the asset of a pipeline's snapshots; its runs fail at once if the file cannot be loaded."""
+    problem = pipeline.problem if isinstance(pipeline, FormerPipeline) else None
+    loaded = pipeline.loaded if isinstance(pipeline, FormerPipeline) else pipeline
     name = dagster_name(loaded.name)
 
     @dg.multi_asset(
@@ -41,6 +44,8 @@ def build_snapshot_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
     ) -> Iterator[dg.MaterializeResult[Any]]:
         try:
+            if problem is not None:
+                raise problem
             with platform.open() as opened:
                 from deltaforge_dagster.assets import chunks  # noqa: PLC0415 - takes seconds
 

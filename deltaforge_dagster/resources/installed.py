@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, SpecError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed, united
+from deltaforge_dagster.pipeline.control.specs import FormerPipeline, former_pipeline
 from deltaforge_dagster.resources.platform import existing_store
 
 UNREADABLE = "pipelines-of-the-state-store"
@@ -26,3 +29,16 @@ def installed_pipelines(settings: Settings) -> list[AnyPipeline]:
     except DeltaforgeError as error:
         files = load_pipelines(settings.pipelines, strict=settings.strict)
         return united(files, [BrokenPipeline(None, UNREADABLE, SpecError(str(error)))])
+
+
+def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> list[FormerPipeline]:
+    """Return those of the broken pipelines that were at work before, none while the store cannot be read."""
+    broken = [one for one in pipelines if isinstance(one, BrokenPipeline)]
+    if not broken:
+        return []
+    try:
+        with existing_store(settings) as store:
+            found = [] if store is None else [former_pipeline(store, one) for one in broken]
+    except DeltaforgeError:
+        return []
+    return [one for one in found if one is not None]

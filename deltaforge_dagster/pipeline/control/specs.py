@@ -2,7 +2,8 @@
 
 Namespace `spec/{pipeline}` of the state store: under the hash of each spec its effective content, secrets
 masked, and the parts of its code versions. A range has the hash of its spec, so that it can be said
-what of it today's file would make otherwise; `deltaforge plan` compares files with the newest.
+what of it today's file would make otherwise; `deltaforge plan` compares files with the newest. While a
+file cannot be loaded, Dagster shows the pipeline's assets as the newest describes them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from deltaforge_dagster.config.file.load import LoadedPipeline
+from pydantic import ValidationError
+
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.control.code_versions import CodeParts, chain_part, code_parts
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.records import RangeRow
@@ -60,6 +64,38 @@ def noted_spec(store: StateStore, pipeline: str, spec_hash: str) -> NotedSpec | 
         return None
     noted = json.loads(text)
     return NotedSpec(noted["content"], CodeParts(**noted["parts"]))
+
+
+@dataclass(frozen=True, slots=True)
+class FormerPipeline:
+    """A pipeline whose file cannot be loaded, as it was when it was at work last.
+
+    Attributes:
+        loaded: The pipeline, without secrets and scripts: it can be shown, but must not run.
+        parts: Of its code versions.
+        problem: Why its file cannot be loaded now.
+    """
+
+    loaded: LoadedPipeline
+    parts: CodeParts
+    problem: SpecError
+
+
+def former_pipeline(store: StateStore, broken: BrokenPipeline) -> FormerPipeline | None:
+    """Return a broken pipeline as it was at work last.
+
+    None if it never was, or if another version kept its spec in a form that this one does not know.
+    """
+    row = store.pipelines.get(broken.name)
+    noted = None if row is None else noted_spec(store, broken.name, row.spec_hash)
+    if row is None or noted is None:
+        return None
+    try:
+        spec = PipelineSpec.model_validate_json(json.dumps(noted.content))
+    except ValidationError:
+        return None
+    loaded = LoadedPipeline(broken.path, spec, (), row.spec_hash)
+    return FormerPipeline(loaded, noted.parts, broken.error)
 
 
 class RangeVersions:
