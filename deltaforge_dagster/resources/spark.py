@@ -5,7 +5,8 @@ with the lease, and the next run of the pipeline continues it. A session ends wi
 after 24 hours without use; then a new one is created and its id stored.
 
 A killed run leaves its tasks behind. Spark continues them, forever if a processor hangs, and they occupy the task
-slots that the next run needs. So a run that continues a session interrupts them first.
+slots that the next run needs. So a run that continues a session interrupts them first, and ticks do so if no run
+comes (`left_tasks`).
 """
 
 from __future__ import annotations
@@ -105,6 +106,30 @@ class SparkSessions:
             if dead:
                 self._session_id = None
         return True
+
+    def interrupt(self, unless: Callable[[], bool]) -> None:
+        """Interrupt everything that runs in the stored session; no server is started for that.
+
+        Args:
+            unless: Asked at the last moment; the session is left alone if it returns True.
+
+        Raises:
+            SparkUnavailable: The server does not respond.
+        """
+        if not (self.elsewhere or SparkServer.is_running(self._settings.home)):
+            return
+        assert self._session_id is not None
+        try:
+            session = self._connect(self._session_id)
+            if not unless():
+                session.interruptAll()
+            session.client.close()
+        except PySparkException as error:
+            if not _is_dead_session(error):
+                raise _unavailable(error) from None
+        finally:
+            if self._server is not None:
+                self._server.release()
 
     def stop(self) -> None:
         """End the session on the server; for sessions that no later run continues."""

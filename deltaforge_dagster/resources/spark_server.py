@@ -116,6 +116,15 @@ class SparkServer:
             raise SparkUnavailable(f"the Spark server ended at once (log: {folder}/server.log)")
         return cls(folder, remote, client)
 
+    @staticmethod
+    def is_running(home: Path) -> bool:
+        """Return whether the server of `home` runs; while a process starts or stops it, wait for that."""
+        folder = home.absolute() / "spark"
+        if not folder.is_dir():
+            return False
+        with _locked(folder / "start.lock"):
+            return _running(folder) is not None
+
     @property
     def pid(self) -> int:
         """Process id of the watcher; the JVM and its Python workers descend from it."""

@@ -1,4 +1,4 @@
-"""One tick: reports dead runs as failed, publishes what is due, and decides whether to start a run.
+"""One tick: reports dead runs as failed and ends their tasks, publishes what is due, decides whether to start a run.
 
 Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it checks the source (`source_watch`)
 and reads the rest from the state store. A problem that prevents capture is shown as the failing check `source` of the
@@ -40,6 +40,7 @@ from deltaforge_dagster.pipeline.health.health import (
 )
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.pipeline.health.source_watch import look_at_source
+from deltaforge_dagster.resources.left_tasks import end_left_tasks
 from deltaforge_dagster.sensors.red import NOT_WELL
 from deltaforge_dagster.sensors.report import (
     report_again,
@@ -100,6 +101,8 @@ def tick(
         found = _report_source(instance, store, loaded, None)
         holder = lease.run_id if lease and held else remaining[0].dagster_run.run_id
         return _skip(found, f"run {str(holder)[:8]} is working on it")
+    if lease is not None:
+        end_left_tasks(lease)
     next_look = _next_look(store, loaded)
     problem = look_at_source(store, loaded, build_source, journal, next_look)
     try:

@@ -7,6 +7,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,13 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.resources.left_tasks import end_left_tasks, interrupt
+from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.spark import SESSION_SETTINGS, SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
 from tests.fix_spark import SparkAddress
 from tests.pipeline.changes import eventually
+from tests.state.make import NAME, expire, held
 
 pytestmark = pytest.mark.spark
 
@@ -79,11 +83,9 @@ def test_the_next_run_continues_it(make: Make, remembered: list[str]) -> None:
     assert len(remembered) == 1
 
 
-def test_tasks_of_a_run_that_is_gone_are_ended(
-    make: Make, remembered: list[str], tmp_path: Path
-) -> None:
-    """Spark would continue such tasks forever, and they would block the next run's tasks."""
-    begun = tmp_path / "begun"
+@contextmanager
+def hanging(make: Make, begun: Path) -> Iterator[list[PySparkException]]:
+    """Let a task hang in a new session during the block, then wait for its end; yield how it ended."""
 
     def hang(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         begun.touch()
@@ -102,12 +104,55 @@ def test_tasks_of_a_run_that_is_gone_are_ended(
     thread = threading.Thread(target=left)
     thread.start()
     eventually(begun.exists)
-
-    second = make(remembered[0]).session()
-
+    yield ended
     thread.join(600)
+
+
+def test_tasks_of_a_run_that_is_gone_are_ended(
+    make: Make, remembered: list[str], tmp_path: Path
+) -> None:
+    """Spark would continue such tasks forever, and they would block the next run's tasks."""
+    with hanging(make, tmp_path / "begun") as ended:
+        second = make(remembered[0]).session()
+
     assert [error.getCondition() for error in ended] == ["OPERATION_CANCELED"]
     assert second.range(64).count() == 64
+
+
+def test_tasks_of_a_killed_run_are_ended_without_another_run(
+    make: Make,
+    remembered: list[str],
+    spark_server: SparkAddress,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a tick does it: once the lease has expired, and not for a run that has begun meanwhile."""
+    spark_server.use(tmp_path / "home", monkeypatch)
+    settings = Settings.from_env()
+    with (
+        Platform(settings).open() as opened,
+        hanging(make, tmp_path / "begun") as ended,
+    ):
+        lease = held(opened.store, "cache")
+        with opened.store.fenced(lease) as writer:
+            writer.lease.set_session(remembered[0])
+        interrupt(settings, NAME)
+        expire(opened.store)
+        make(remembered[0]).interrupt(unless=lambda: True)
+        time.sleep(1.0)
+        assert ended == []
+        row = opened.store.leases.get(NAME)
+        assert row is not None
+        end_left_tasks(row)
+
+    assert [error.getCondition() for error in ended] == ["OPERATION_CANCELED"]
+
+
+def test_nothing_is_started_to_end_tasks(tmp_path: Path) -> None:
+    """Without a server there are none."""
+    settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path)})
+    SparkSessions(settings, "lost", lambda _: None).interrupt(unless=lambda: False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_dead_session_is_replaced(make: Make, remembered: list[str]) -> None:

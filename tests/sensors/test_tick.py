@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import dagster as dg
@@ -11,6 +12,7 @@ from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.resources import left_tasks
 from deltaforge_dagster.sensors import tick as module
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick import tick
@@ -74,6 +76,40 @@ def test_a_run_that_lost_its_lease_is_reported(
         assert status() == dg.DagsterRunStatus.STARTED, "it may only be slow"
         monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
         assert status() == dg.DagsterRunStatus.FAILURE
+
+
+def test_tasks_that_a_killed_run_has_left_in_spark_are_ended_once(
+    sqlite_store: StateStore, loaded: LoadedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once no run is live any more; a run that has released its lease has left none."""
+    begun: list[list[str]] = []
+    monkeypatch.setattr(left_tasks, "_run", begun.append)
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
+    tags = {PIPELINE_TAG: NAME, RUN_TAG: "live"}
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def ticked() -> int:
+            tick(instance, sqlite_store, loaded, no_source, Journal("memory://left"))
+            for thread in threading.enumerate():
+                if thread.name == "left tasks":
+                    thread.join()
+            return len(begun)
+
+        lease = held(sqlite_store, run_id="released")
+        with sqlite_store.fenced(lease) as writer:
+            writer.lease.set_session("session")
+            writer.lease.release()
+        assert ticked() == 0
+        run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED, tags=tags)
+        held(sqlite_store, run_id=run.run_id)
+        assert ticked() == 0, "it works"
+        expire(sqlite_store)
+        assert (ticked(), ticked()) == (1, 1)
+        assert begun[0][1:] == ["-m", "deltaforge_dagster.resources.left_tasks", NAME]
+        held(sqlite_store, run_id="the next one")
+        assert ticked() == 1
+        expire(sqlite_store)
+        assert ticked() == 2
 
 
 def test_a_failing_sink_shows_while_the_run_works(

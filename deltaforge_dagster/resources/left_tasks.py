@@ -1,0 +1,78 @@
+"""Ends what a killed run has left in Spark, once its lease has expired and while no other run holds it.
+
+Spark continues the tasks of a killed run, forever if a processor hangs, and they occupy task slots. The next run that
+uses Spark interrupts them (`spark`), but it may not come soon: the pipeline is stopped, a sink is paused, or so few
+changes come that the run encodes them itself. So a tick has them interrupted as well, by a process of its own,
+because a code server must not load PySpark: `python -m deltaforge_dagster.resources.left_tasks PIPELINE`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.resources.platform import existing_store
+from deltaforge_dagster.state.records import LeaseRow
+
+_SECONDS = 60
+"""Seconds after which the process ends, whatever Spark's server does."""
+
+_ended: dict[str, str] = {}
+"""For each pipeline, the killed run whose tasks this process has had interrupted."""
+
+
+def end_left_tasks(lease: LeaseRow) -> None:
+    """Have the tasks of a lease's last run interrupted, once; nothing to do if the run has released its lease.
+
+    Does not wait, and does not fail: the next run interrupts them in any case.
+
+    Args:
+        lease: A lease that nobody holds now.
+    """
+    run_id = lease.run_id
+    if run_id is None or lease.session_id is None or _ended.get(lease.pipeline) == run_id:
+        return
+    _ended[lease.pipeline] = run_id
+    command = [sys.executable, "-m", __name__, lease.pipeline]
+    threading.Thread(target=_run, args=(command,), name="left tasks", daemon=True).start()
+
+
+def interrupt(settings: Settings, pipeline: str) -> None:
+    """Interrupt the tasks of a pipeline's last run, unless it has released its lease or a run holds it.
+
+    Raises:
+        DeltaforgeError: Store or Spark cannot be reached.
+    """
+    from deltaforge_dagster.resources.spark import SparkSessions  # noqa: PLC0415 - see above
+
+    with existing_store(settings) as store:
+        if store is None:
+            return
+        leases = store.leases
+        lease = leases.get(pipeline)
+        if lease is None or lease.run_id is None or lease.session_id is None:
+            return
+        if lease.held_at(store.now()):
+            return
+        sessions = SparkSessions(settings, lease.session_id, lambda _session_id: None)
+        sessions.interrupt(unless=lambda: leases.get(pipeline) != lease)
+
+
+def _run(command: list[str]) -> None:
+    with contextlib.suppress(OSError):
+        subprocess.run(  # noqa: S603 - this interpreter
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+
+
+if __name__ == "__main__":
+    signal.alarm(_SECONDS)
+    interrupt(Settings.from_env(), sys.argv[1])
