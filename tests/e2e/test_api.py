@@ -16,7 +16,7 @@ from tests.api.conftest import document
 from tests.e2e.deployment import Deployment, eventually
 from tests.fix_spark import SparkAddress
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e]
 
 TOKEN = {"Authorization": "Bearer of-this-test"}
 

@@ -18,7 +18,6 @@ from tests.e2e.test_daemon import ops, started
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 
 
-@pytest.mark.timeout(900)
 def test_whatever_is_killed_the_pipeline_goes_on(
     shop: Shop, deploy: Callable[..., Deployment]
 ) -> None:
@@ -71,7 +70,6 @@ def test_whatever_is_killed_the_pipeline_goes_on(
     store.close()
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.soak("kills")
 def test_the_daemon_is_killed_alone(shop: Shop, deploy: Callable[..., Deployment]) -> None:
     """The run goes on meanwhile, and ends in order; another daemon then starts the next one."""
@@ -94,7 +92,6 @@ def test_the_daemon_is_killed_alone(shop: Shop, deploy: Callable[..., Deployment
     assert ops(shop, "sturdy.customers") == [("c", 1), ("u", 1), ("c", 2)]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.soak("kills")
 @pytest.mark.parametrize("step", ["range-closed", "range-published"])
 def test_a_run_killed_before_it_has_published_is_published_once(

@@ -48,13 +48,11 @@ def serve_and_deliver(
     return process
 
 
-@pytest.mark.timeout(900)
 def test_dagster_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
     """Nothing but Dagster's own command: the UI answers, the sensor starts a run, a row arrives."""
     serve_and_deliver(shop, deploy(), "dagster", "dev", "-w", str(WORKSPACE), port=free_port())
 
 
-@pytest.mark.timeout(900)
 def test_deltaforge_dev(
     shop: Shop, deploy: Callable[..., Deployment], spark_server: SparkAddress
 ) -> None:

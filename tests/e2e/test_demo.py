@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.postgres,
     pytest.mark.redis,
-    pytest.mark.timeout(900),
 ]
 
 ROOT = Path(__file__).parents[2]

@@ -156,7 +156,6 @@ def files_with(deployment: Deployment, text: str) -> list[Path]:
     ]
 
 
-@pytest.mark.timeout(900)
 def test_each_problem_shows_once_and_stops_nobody(
     shop: Shop,
     bad_sources: list[Bad],

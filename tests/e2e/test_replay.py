@@ -85,7 +85,6 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
     return str(described.description)
 
 
-@pytest.mark.timeout(900)
 def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     """A backfill, launched as the UI does, is one run, `deltaforge replay` another: same values, marked.
 

@@ -47,7 +47,6 @@ def table_rows(dsn: str, table: str) -> int:
     return int(count)
 
 
-@pytest.mark.timeout(900)
 def test_a_sink_that_was_down_catches_up(
     shop: Shop,
     start_redis: StartRedis,

@@ -42,8 +42,16 @@ spec:
     deliver: {{backoff_initial_seconds: 0.2, backoff_max_seconds: 1}}
 """
 
+PATIENCE_SECONDS = 1800.0
+"""What ends a hang; on a machine with other work, runs take many times as long."""
+
 BACKLOG_ROWS = 20_000
 """The writers wait while the sink lacks more than this."""
+
+
+def lease_seconds() -> int:
+    """Return how short a lease can be on this machine: a process that is ready waits for its turn, and must still renew it."""
+    return max(2, round(os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class Campaign:
     exactly_once: bool
     spark: SparkAddress | None
     seed: int
-    lease_seconds: int = 2
+    lease_seconds: int = field(default_factory=lease_seconds)
     state_url: str | None = None
     moves: bool = False
     body: int = 300
@@ -189,7 +197,7 @@ class Campaign:
 
     def kill_at(self, step: str) -> None:
         """Let runs begin until one has died at a failpoint."""
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self.wait(self.begin(step), step) != -signal.SIGKILL:
             # It lost its lease on a busy machine before it got there.
             assert time.monotonic() < deadline, f"{step} was not reached\n{self.report()}"
@@ -213,7 +221,7 @@ class Campaign:
     def deliver_more(self, run: Run) -> Run:
         """Wait until a run, or one begun when it ends, delivers something; return it, alive."""
         before = self.destination.lengths()
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self.destination.lengths() == before:
             assert time.monotonic() < deadline, f"no delivery\n{self.report()}"
             if run.process.exitcode is not None:
@@ -230,7 +238,7 @@ class Campaign:
 
     def stop_at(self, step: str) -> Run:
         """Let runs begin until one has stopped itself at a failpoint; return it."""
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             run = self.begin(f"{step}:{self.rng.randint(2, 4)}=stop")
             if run.wait_until_stopped():
@@ -264,7 +272,7 @@ class Campaign:
 
     def catch_up(self) -> None:
         """Let a run deliver everything that is there."""
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             run = self.begin(until_caught_up=True)
             assert self.wait(run, "its work") == 0, self.report()
@@ -272,7 +280,7 @@ class Campaign:
                 return
             assert time.monotonic() < deadline, self.report()
 
-    def wait(self, run: Run, how: str, seconds: float = 600) -> int:
+    def wait(self, run: Run, how: str, seconds: float = PATIENCE_SECONDS) -> int:
         """Wait for the end of a run, by `how`; return its exit code."""
         run.process.join(seconds)
         assert run.process.exitcode is not None, f"{how}: not in {seconds:.0f} s\n{self.report()}"

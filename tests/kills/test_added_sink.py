@@ -36,7 +36,6 @@ def ask(campaign: Campaign) -> SnapshotRow | None:
     return requested_snapshot(campaign.store, loaded, register(campaign.store, loaded))
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("ends", "exactly_once", "kills"),
     [

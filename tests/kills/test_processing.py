@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.postgres,
     pytest.mark.redis,
-    pytest.mark.timeout(900),
     pytest.mark.parametrize("ends", ["postgres-redis"]),
 ]
 

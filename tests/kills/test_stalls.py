@@ -52,7 +52,7 @@ def orphans(campaign: Campaign) -> list[Path]:
 @pytest.mark.parametrize(
     ("steps", "at_random"),
     [
-        pytest.param(SHORT, 1, id="short", marks=pytest.mark.timeout(900)),
+        pytest.param(SHORT, 1, id="short"),
         pytest.param(
             STEPS, 10, id="long", marks=[pytest.mark.soak("stalls"), pytest.mark.timeout(3600)]
         ),

@@ -23,7 +23,7 @@ from tests.fix_spark import SparkAddress
 from tests.kills import child
 from tests.state.make import expire
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark]
 
 PIPELINE = """\
 metadata: {{name: {name}, tenant: acme}}
