@@ -135,7 +135,7 @@ def measure(
             settings = Settings.from_env({"DELTAFORGE_HOME": str(folder)})
             sessions = SparkSessions(settings, None, lambda _session_id: None)
             groups["spark"] = spark.pid
-        bench = _Bench(server, folder, sessions)
+        bench = owned.enter_context(closing(_Bench(server, folder, sessions)))
         warm = max(_WARM_ROWS, min(rows // 2, _WARM_PARALLEL)) if parallel else _WARM_ROWS
         say(f"warming up: {warm:,} changes")
         _fill(server, 1, warm)
@@ -189,6 +189,10 @@ class _Bench:
             self._store.pipelines.set_start(
                 self._loaded.name, start.to_json(), source.definitions(start)
             )
+
+    def close(self) -> None:
+        """Close the state store."""
+        self._store.close()
 
     def capture(self, rows: int) -> tuple[float, int, int]:
         """Capture `rows` changes; return the seconds, the number of segments, and how many of them tasks wrote."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import yaml
 
 from deltaforge_dagster.processes.process import ServerProcess
@@ -70,6 +71,8 @@ class Service:
             environment={
                 **os.environ,
                 "PYTHONWARNINGS": "ignore",
+                # Spark's scripts search it themselves, but not below a path with spaces.
+                "SPARK_HOME": str(Path(pyspark.__file__).parent),
                 **self.here(places),
                 **(more or {}),
             },

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +117,8 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> Journal:
     """A journal on that object store."""
     fsspec.register_implementation("probed", ProbedFileSystem, clobber=True)
     monkeypatch.setattr(module, "_OBJECT_STORES", {"probed"})
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "_PROBE_PATIENCE", 300.0)
     monkeypatch.setattr(ProbedFileSystem, "puts", 0)
     monkeypatch.setattr(ProbedFileSystem, "fault", staticmethod(lambda: None))
     return Journal("probed://bucket/journal")
@@ -136,13 +137,13 @@ def test_a_bucket_is_tried_out_once_a_minute(
         raise PermissionError(13, "Access Denied")
 
     assert (look(), look(), look("bank"), look()) == (1, 1, 2, 2)
-    assert list(ProbedFileSystem().find("")) == []
+    assert list(ProbedFileSystem().find("bucket")) == []
     monkeypatch.setattr(ProbedFileSystem, "fault", refuse)
     assert look() == 2
     monkeypatch.setattr(module, "_PROBE_SECONDS", 0.0)
     with pytest.raises(StoreUnavailable, match=r"bucket/journal/shop/u1/.*: Access Denied"):
         look()
-    monkeypatch.setattr(module, "_PROBE_SECONDS", 60.0)
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 3600.0)
     monkeypatch.setattr(ProbedFileSystem, "fault", lambda: None)
     with pytest.raises(StoreUnavailable, match="Access Denied"):
         look()
@@ -167,16 +168,14 @@ def test_a_bucket_that_does_not_answer(probed: Journal, monkeypatch: pytest.Monk
     answers = threading.Event()
     monkeypatch.setattr(module, "_PROBE_SECONDS", 0.0)
     monkeypatch.setattr(module, "_PROBE_PATIENCE", 0.2)
-    monkeypatch.setattr(ProbedFileSystem, "fault", lambda: answers.wait(60.0))
-    begun = time.monotonic()
+    monkeypatch.setattr(ProbedFileSystem, "fault", answers.wait)
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="does not answer within"):
             probed.check_writable("shop", "u1", 1)
-    assert time.monotonic() - begun < 30.0
     assert ProbedFileSystem.puts == 1
 
     answers.set()
-    monkeypatch.setattr(module, "_PROBE_PATIENCE", 60.0)
+    monkeypatch.setattr(module, "_PROBE_PATIENCE", 300.0)
     probed.check_writable("shop", "u1", 1)
 
 

@@ -115,7 +115,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair(bench: MysqlBench, spark: SparkSession, tmp_path: Path) -> Pair:
+def pair(bench: MysqlBench, spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
     """Both journals, empty, begun at the same place."""
     one, many = (
         Stage(
@@ -126,7 +126,9 @@ def pair(bench: MysqlBench, spark: SparkSession, tmp_path: Path) -> Pair:
         )
         for name in ("one", "many")
     )
-    return Pair(one, many, Sessions(spark))
+    yield Pair(one, many, Sessions(spark))
+    one.store.close()
+    many.store.close()
 
 
 def test_many_readers_capture_what_one_does(bench: MysqlBench, pair: Pair) -> None:
