@@ -390,7 +390,12 @@ class Capture:
             return
         self._holds.keep(held, end)
         failpoint("held-row-written")
+        self._moved_to(end)
+
+    def _moved_to(self, end: Position) -> None:
+        """Note that everything before `end` is durable."""
         self._unwritten = False
+        # Before the position: who finds that something was reached must also find that something moved (`run.end`).
         self.moved_at = time.monotonic()
         self._position = end
 
@@ -472,10 +477,7 @@ class Capture:
             tally=captured(self._source_id, written, time.time(), self._met),
         )
         self._next_segment = number + 1
-        self._unwritten = False
-        # Before the position: who finds that something was reached must also find that something moved (`run.end`).
-        self.moved_at = time.monotonic()
-        self._position = end
+        self._moved_to(end)
         self.segments += 1
         self.rows += written.rows
         self._captured(number)

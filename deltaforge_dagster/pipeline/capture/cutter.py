@@ -127,12 +127,6 @@ class SegmentCutter:
         return self._reached
 
     @property
-    def pending(self) -> bool:
-        """Whether changes or held events were taken that are not durable yet."""
-        taken = self._waiting or self._waiting_held
-        return bool(taken or self._holds) or self._writer is not None
-
-    @property
     def in_transaction(self) -> bool:
         """Whether changes were taken whose commit has not been read."""
         open_ones = self._writer is not None or bool(self._holds)
