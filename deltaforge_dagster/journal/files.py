@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
+from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.frame import CAPTURED, FRAME
 from deltaforge_dagster.journal.checksummed import readable
 from deltaforge_dagster.journal.hashing import ContentHash
 from deltaforge_dagster.journal.held_files import HeldWriter, folders, orphans, read_held
-from deltaforge_dagster.journal.storage import open_storage
+from deltaforge_dagster.journal.storage import no_space, open_storage
 from deltaforge_dagster.journal.writer import ROW_GROUP_BYTES, SegmentWriter
 
 _READ_BYTES = 4 << 20
@@ -364,9 +364,9 @@ class Journal:
         self._storage.check_writable(folder)
         free, needed = self._storage.free_bytes(folder), min(segment_bytes, ROW_GROUP_BYTES)
         if free is not None and free < needed:
-            raise StoreUnavailable(
-                f"no space left for the journal in {self._storage.locate(folder)} (less than "
-                f"{needed / (1 << 20):.3g} MiB are free): free space there, or lower engine.journal.max_bytes"
+            raise no_space(
+                f"in {self._storage.locate(folder)}",
+                f"less than {needed / (1 << 20):.3g} MiB are free",
             )
 
     def encoded_dir(self, pipeline: str) -> str:

@@ -444,11 +444,15 @@ def refused(path: str, error: OSError) -> StoreUnavailable:
     """Return the error to raise when a file system rejects a file; the message says so if it is full."""
     reason = error.strerror or type(error).__name__
     if error.errno in _NO_SPACE:
-        return StoreUnavailable(
-            f"no space left for the journal file {path} ({reason}): free space there, or "
-            "lower engine.journal.max_bytes"
-        )
+        return no_space(f"file {path}", reason)
     return StoreUnavailable(f"journal file {path}: {reason}")
+
+
+def no_space(where: str, reason: str) -> StoreUnavailable:
+    """Return the error to raise when the disk is full, `where` the journal is to be written."""
+    return StoreUnavailable(
+        f"no space left for the journal {where} ({reason}): free space there, or lower engine.journal.max_bytes"
+    )
 
 
 @contextlib.contextmanager
