@@ -42,10 +42,7 @@ def test_every_module_teaches_itself() -> None:
 
 
 def test_a_class_name_means_one_class() -> None:
-    """No two classes of the product and the lab share a name, so a name says enough without its import.
-
-    `_NoRegistry` implements the same protocol in both places.
-    """
+    """No two classes of the product and the lab share a name, so a name says enough without its import."""
     counts = Counter(
         node.name
         for root in (ROOT, LAB)
@@ -54,4 +51,4 @@ def test_a_class_name_means_one_class() -> None:
         if isinstance(node, ast.ClassDef)
     )
 
-    assert {name for name, count in counts.items() if count > 1} <= {"_NoRegistry"}
+    assert {name for name, count in counts.items() if count > 1} == set()

@@ -32,6 +32,15 @@ class SchemaRegistry(Protocol):
         ...
 
 
+class DetachedRegistry:
+    """The registry of a decoder that works without a store: every table version has the same stamp."""
+
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Return that stamp, and register nothing."""
+        del table, position
+        return SchemaStamp("sha256:", 1, 1)
+
+
 class SourceNotes(SchemaRegistry, Protocol):
     """What a source may keep between runs beside its position: notes on tables, by position."""
 

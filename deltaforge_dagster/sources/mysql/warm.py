@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import DetachedRegistry
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
-from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
+from deltaforge_dagster.sources.mysql.decode.held_decoder import LogPlaces
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 SAMPLE = bytes.fromhex("""
 2d000001008532576904010000002c000000000000002000040000000000000062696e6c6f672e303030303031755d26
@@ -46,59 +45,19 @@ def detached_decoder() -> MysqlDecoder:
     """Return a decoder without a server: no registry, no catalog."""
     return MysqlDecoder(
         source_id="sample",
-        progress=_NoProgress(),
-        registry=_NoRegistry(),
+        progress=LogPlaces(),
+        registry=DetachedRegistry(),
         catalog=_NoTables(),
         captures=lambda _database, _table: True,
         prepared=_NoLog(),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _NoPosition:
-    """A position of a stream that means nothing."""
-
-    pos: int
-
-    def to_json(self) -> str:
-        """Return the place as text."""
-        return str(self.pos)
-
-    def __lt__(self, other: _NoPosition) -> bool:
-        return self.pos < other.pos
-
-    def __le__(self, other: _NoPosition) -> bool:
-        return self.pos <= other.pos
-
-
-class _NoProgress:
-    """Knows nothing but the place in the file."""
-
-    def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
-        """Return the place in the file."""
-        del gtids, file
-        return _NoPosition(pos)
-
-    def within(self, file: str, pos: int) -> Position:
-        """Return the place in the file."""
-        del file
-        return _NoPosition(pos)
-
-
-class _NoRegistry:
-    """A registry that keeps nothing, for a stream that means nothing."""
-
-    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return the same stamp for every table."""
-        del table, position
-        return SchemaStamp("sha256:", 1, 1)
-
-
 class _NoLog:
     """A log that holds no prepared transaction."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Find nothing."""
+        """Refuse: the sample has no XA transaction."""
         raise PositionLost(f"no XA transaction {xid} before {until.file}:{until.pos}")
 
 
@@ -114,9 +73,9 @@ class _NoTables:
         *,
         charsets: bool = False,
     ) -> CatalogTable:
-        """Know no table."""
+        """Refuse: the sample describes its tables itself."""
         del types, position, charsets
         raise UnsupportedEvent(f"table {db}.{table} is not described")
 
     def statement(self, db: str, sql: str, position: Position) -> None:
-        """Follow no statement."""
+        """Ignore the statement."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import DetachedRegistry
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 SAMPLE = bytes.fromhex("""
 6400000032770000000000000001000000000000000100000000000000004d0000000000000000017761726d00000000
@@ -37,40 +36,31 @@ def detached_decoder() -> PostgresDecoder:
         source_id="sample",
         db="sample",
         start=LsnPosition(0),
-        registry=_NoRegistry(),
+        registry=DetachedRegistry(),
         catalog=_BuiltInTypes(),
         captures=lambda _schema, _table: True,
     )
-
-
-class _NoRegistry:
-    """A registry that keeps nothing, for a stream that means nothing."""
-
-    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return the same stamp for every table."""
-        del table, position
-        return SchemaStamp("sha256:", 1, 1)
 
 
 class _BuiltInTypes:
     """A catalog that knows only the built-in types."""
 
     def primary_key(self, relation: int) -> tuple[str, ...]:
-        """Know no key."""
+        """Return no columns: no table has a primary key."""
         del relation
         return ()
 
     def type(self, oid: int) -> CatalogType | None:
-        """Know no type."""
+        """Return None: only built-in types are known, without asking."""
         del oid
         return None
 
     def system_type(self, name: str) -> int | None:
-        """Know no name."""
+        """Return None: no type has a name."""
         del name
         return None
 
     def remade_type(self, schema: str, name: str) -> int | None:
-        """Know no name."""
+        """Return None: no type has a name."""
         del schema, name
         return None

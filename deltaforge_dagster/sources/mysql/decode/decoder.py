@@ -58,7 +58,7 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
-from deltaforge_dagster.sources.mysql.stream.prepared import FindsEncoded
+from deltaforge_dagster.sources.mysql.stream.prepared import FindsPrepared
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
 from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -110,7 +110,7 @@ class MysqlDecoder:
         registry: SchemaRegistry,
         catalog: TableCatalog,
         captures: Callable[[str, str], bool],
-        prepared: FindsEncoded,
+        prepared: FindsPrepared,
         forms: ValueForms = LABEL_FORMS,
         held: Mapping[str, str] | None = None,
         until: BinlogPosition | None = None,

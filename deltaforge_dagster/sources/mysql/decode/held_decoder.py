@@ -26,8 +26,8 @@ from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 
 
-class _Places:
-    """Positions of events that stand where they stand: nothing is executed any more."""
+class LogPlaces:
+    """Positions of events by their place in the log alone, without a set of executed GTIDs."""
 
     def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
         """Return the place."""
@@ -39,7 +39,7 @@ class _Places:
         return BinlogPosition(file, pos)
 
 
-class _NothingEncoded:
+class _NothingPrepared:
     """Held rows of a prepared transaction were kept when it was committed."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
@@ -74,11 +74,11 @@ def decode_held(
     """
     decoder = MysqlDecoder(
         source_id=source_id,
-        progress=_Places(),
+        progress=LogPlaces(),
         registry=registry,
         catalog=tables,
         captures=lambda _db, _table: True,
-        prepared=_NothingEncoded(),
+        prepared=_NothingPrepared(),
         forms=forms,
         outboxes=outboxes,
         rules=rules,

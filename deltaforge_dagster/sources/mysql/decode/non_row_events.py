@@ -93,7 +93,7 @@ from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, table_changes
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.log_scan import table_of
 from deltaforge_dagster.sources.mysql.stream.prepared import (
-    FindsEncoded,
+    FindsPrepared,
     PreparedRows,
     parse_xa_prepare,
 )
@@ -130,7 +130,7 @@ class NonRowEvents:
         *,
         catalog: TableCatalog,
         captures: Callable[[str, str], bool],
-        prepared: FindsEncoded,
+        prepared: FindsPrepared,
         until: BinlogPosition | None,
         nested: list[NestedEvents],
     ) -> None:

@@ -1,4 +1,4 @@
-"""Which tables a statement of the log redefines: a look at its words, not a parser.
+"""Which tables a statement of the log redefines: found by its words, without parsing it.
 
 Enough for what is asked of it: a statement that alters, drops, renames or empties a table names it
 right behind the words that say so (manual: "Data Definition Statements"). A statement that creates

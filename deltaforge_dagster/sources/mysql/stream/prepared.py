@@ -39,7 +39,7 @@ _BEGINS = {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIAD
 _INSIDE = _ABOUT_ROWS | {binlog.XA_PREPARE}
 
 
-class FindsEncoded(Protocol):
+class FindsPrepared(Protocol):
     """Finds rows in the log that no memory holds."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
