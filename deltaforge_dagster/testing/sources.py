@@ -493,7 +493,7 @@ class SourceContract:
             with pytest.raises(PositionLost, match="Re-snapshot required"):
                 bench.source().maintain(start)
 
-    def test_a_pipeline_may_begin_anew(self, bench: Bench) -> None:
+    def test_a_pipeline_may_start_over(self, bench: Bench) -> None:
         """`reset` finds nothing in the way where the source can be read."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))

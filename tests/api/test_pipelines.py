@@ -274,7 +274,7 @@ def test_a_file_and_a_document_of_one_name(api: Api) -> None:
     assert refused(api, "DELETE", "/pipelines/filed") == (409, "PIPELINE_HAS_FILE")
 
 
-def test_a_file_is_read_anew_when_it_changes(api: Api) -> None:
+def test_a_file_is_read_again_when_it_changes(api: Api) -> None:
     """Responses show the file as it is now, even if it is broken or removed."""
     path = api.file("filed", FILE)
     assert api.client.get("/pipelines/filed").json()["status"] == "running"

@@ -69,7 +69,7 @@ def test_another_storage_of_dagster(cache: TickCache, instance: dg.DagsterInstan
         assert second.get_ref() == other.get_ref() != first.get_ref()
 
 
-def test_after_an_error_all_is_opened_anew(cache: TickCache, instance: dg.DagsterInstance) -> None:
+def test_after_an_error_all_is_reopened(cache: TickCache, instance: dg.DagsterInstance) -> None:
     """After an error, such as a replaced store file, the next tick opens everything again."""
     with pytest.raises(Terminal), cache.lend(a_tick(instance)) as (_, first):
         raise Terminal("the file is another one")

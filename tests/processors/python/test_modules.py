@@ -32,7 +32,7 @@ def write(folder: Path, **sources: str) -> str:
     return str(folder)
 
 
-def test_a_changed_file_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_changed_file_is_reloaded(tmp_path: Path) -> None:
     """The next processor gets the new source, even of modules beside it, and a different hash."""
     path = write(tmp_path, clean="import helper\ndef f(): return helper.x\n", helper="x = 1\n")
     first, before = loaded("clean:f", path)[0], source_hash("clean:f", path)
