@@ -25,6 +25,7 @@ from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
+from deltaforge_dagster.sources.postgres.config import postgres_dsn
 from deltaforge_dagster.sources.postgres.connection import handshake
 from deltaforge_dagster.sources.postgres.connection.refusals import (
     NOT_PERMITTED,
@@ -32,7 +33,6 @@ from deltaforge_dagster.sources.postgres.connection.refusals import (
     may_not_replicate,
     translate,
 )
-from deltaforge_dagster.sources.postgres.dsn import postgres_dsn
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 SETTINGS = {

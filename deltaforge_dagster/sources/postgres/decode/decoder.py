@@ -130,7 +130,7 @@ class PostgresDecoder:
     do not depend on the choice of tables. `unchanged_toast` is what stands for large values that an update did
     not touch. `outboxes` are the prefixes of messages that are events of outboxes.
     `rules` say what is hidden of columns, `built_in` what form values have. Changes of the tables in `held`, and of those that cannot be
-    decoded now, come out as they are, to be kept back (`held`).
+    decoded now, come out as they are, to be kept back (`held_events`).
     """
 
     def __init__(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.kernels.runtime import read_only
+from deltaforge_dagster.sources.mysql.decode.scan import crc32
 from deltaforge_dagster.sources.mysql.synthetic import events as samples
 from deltaforge_dagster.sources.mysql.synthetic.events import (
     FILE,
@@ -206,3 +210,11 @@ def test_bad_values_are_named() -> None:
 
         assert isinstance(error, CorruptLog)
         assert len(rows_of(batches)) == 1
+
+
+@given(st.binary(max_size=100), st.integers(0, 10))
+def test_crc32_is_zlib_s(content: bytes, start: int) -> None:
+    """The checksum of bytes from any place on is the one that zlib computes."""
+    start = min(start, len(content))
+
+    assert crc32(read_only(content), start, len(content)) == zlib.crc32(content[start:])
