@@ -115,7 +115,9 @@ class PostgresSourceConfig(SourceConfig):
         return mask(dsn.get_secret_value())
 
 
-_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
+DSN_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
+"""What a connection string means that does not name them."""
+
 _PAIR = re.compile(
     r"(?sa)\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s'\\])(?:\\.|[^\s\\])*|)(?=\s|\Z)"
 )
@@ -161,7 +163,7 @@ def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
     from psycopg import conninfo, pq  # noqa: PLC0415 - the client library
 
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    kept = dict(_DEFAULTS)
+    kept = dict(DSN_DEFAULTS)
     ignored: list[str] = []
     at = 0
     end = len(text.rstrip())
@@ -176,6 +178,6 @@ def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
         else:
             ignored.append(pair[1])
         at = pair.end()
-    if kept == _DEFAULTS and end == 0:
+    if kept == DSN_DEFAULTS and end == 0:
         raise SpecError(_WRONG)
     return conninfo.make_conninfo("", **kept), tuple(ignored)

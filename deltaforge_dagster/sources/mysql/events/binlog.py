@@ -92,6 +92,44 @@ EVENT_NAMES = {
 """Events that are not decoded, as `SHOW BINLOG EVENTS` and this package call them."""
 
 
+class FieldReader:
+    """Reads the fields of an event one after the other, and raises `CorruptLog` where there are none.
+
+    Args:
+        content: The fields.
+        name: What they are a part of, for messages: `a TABLE_MAP event`.
+    """
+
+    def __init__(self, content: bytes, name: str) -> None:
+        self._content = content
+        self._name = name
+        self.at = 0
+
+    def __bool__(self) -> bool:
+        """Say whether there is more."""
+        return self.at < len(self._content)
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes."""
+        if size > len(self._content) - self.at:
+            raise CorruptLog(f"{self._name} that is too short")
+        self.at += size
+        return self._content[self.at - size : self.at]
+
+    def number(self, size: int) -> int:
+        """Return the next number of so many bytes."""
+        return int.from_bytes(self.take(size), "little")
+
+    def packed(self) -> int:
+        """Return the next packed number."""
+        first = self.number(1)
+        if first < 251:
+            return first
+        if first not in (252, 253, 254):
+            raise CorruptLog(f"{self._name} with a number that is none")
+        return self.number({252: 2, 253: 3, 254: 8}[first])
+
+
 @dataclass(frozen=True, slots=True)
 class QueryEvent:
     """A statement of the log: its default database ("" for none) and its text."""

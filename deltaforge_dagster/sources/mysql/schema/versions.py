@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from deltaforge_dagster.errors import SourceMisconfigured, UnsupportedEvent
+from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.column_layout import ColumnLayout
@@ -181,7 +181,7 @@ class MysqlTableVersions:
         """Return a table's columns; None when its changes are kept back, perhaps from now on."""
         table = f"{described.db}.{described.table}"
         if table in self.held:
-            self._refuse_to_hold(described, self.held[table])
+            self.hiding.refuse_to_hold(described.db, described.table, self.held[table])
             return None
         known = self._known_columns(described, name, position)
         if isinstance(known, CatalogTable) and len(known.columns) != len(described.types):
@@ -191,18 +191,10 @@ class MysqlTableVersions:
                 " server, so that the log describes its tables"
             )
         if isinstance(known, Unknown):
-            self._refuse_to_hold(described, known.reason)
+            self.hiding.refuse_to_hold(described.db, described.table, known.reason)
             self.held[table] = known.reason
             return None
         return known
-
-    def _refuse_to_hold(self, described: TableMap, reason: str) -> None:
-        """Stop where events that are kept back would hold what rules hide: they are kept as they are."""
-        if self.hiding.touches(described.db, described.table):
-            raise SourceMisconfigured(
-                f"{reason}. Its changes are not held meanwhile: engine.columns hides columns of the"
-                " table, and what is held is the log as it is"
-            )
 
     def _known_columns(
         self, described: TableMap, name: str, position: Position

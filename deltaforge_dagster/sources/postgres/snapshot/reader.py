@@ -34,9 +34,8 @@ from deltaforge_dagster.sources.postgres.connection.server import PostgresSource
 from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType, value_type
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.snapshot import chunks, copied
-from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
+from deltaforge_dagster.sources.postgres.snapshot.read_view import Watermark, XidReadView
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
-from deltaforge_dagster.sources.postgres.snapshot.watermark import Watermark
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead
