@@ -34,7 +34,6 @@ from deltaforge_dagster.kernels.characters import (
     CLOSE_BRACKET,
     COLON,
     COMMA,
-    EQUALS,
     LOWER_N,
     MINUS,
     OPEN_BRACE,
@@ -42,7 +41,7 @@ from deltaforge_dagster.kernels.characters import (
     QUOTE,
     SPACE,
 )
-from deltaforge_dagster.kernels.json_bytes import BASE64, write_utf_8
+from deltaforge_dagster.kernels.json_bytes import write_base64_digits, write_utf_8
 from deltaforge_dagster.kernels.json_text import (
     INVALID,
     STRING_GROWTH,
@@ -109,23 +108,12 @@ def _sized(source: Bytes, at: int, end: int) -> tuple[int, int]:
 @kernel
 def _write_lines(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
     """Write Base64 (RFC 4648) with an escaped line break between lines of 76 characters."""
-    at = start
-    while at < end:
-        if at > start and (at - start) % _LINE == 0:
+    for at in range(start, end, _LINE):
+        if at > start:
             out[place] = BACKSLASH
             out[place + 1] = LOWER_N
             place += 2
-        count = min(3, end - at)
-        group = 0
-        for i in range(3):
-            group = group << 8 | (read_8(source, at + i) if i < count else 0)
-        for digit in range(4):
-            if digit <= count:
-                out[place + digit] = BASE64[(group >> (18 - 6 * digit)) & 63]
-            else:
-                out[place + digit] = EQUALS
-        at += 3
-        place += 4
+        place = write_base64_digits(source, at, min(at + _LINE, end), out, place)
     return place
 
 
