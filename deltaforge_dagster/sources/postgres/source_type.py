@@ -86,10 +86,10 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
 
     def warm(self) -> None:
         """Compile the kernels of the stream and of snapshots, or load them from the cache."""
-        from deltaforge_dagster.sources.postgres.snapshot import copied, selected  # noqa: PLC0415
+        from deltaforge_dagster.sources.postgres.snapshot import copy_out, selected  # noqa: PLC0415
         from deltaforge_dagster.sources.postgres.synthetic import decoder  # noqa: PLC0415
 
-        for module in (decoder, copied, selected):
+        for module in (decoder, copy_out, selected):
             module.warm()
 
 

@@ -19,8 +19,11 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     ROTATE,
     TRANSACTION_PAYLOAD,
 )
-from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
-from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.events.nested_events import (
+    events,
+    payload_pieces,
+    without_checksum,
+)
 from deltaforge_dagster.sources.mysql.synthetic import events as samples
 from deltaforge_dagster.sources.mysql.synthetic.events import SyntheticLog
 from tests.sources.mysql import recorded

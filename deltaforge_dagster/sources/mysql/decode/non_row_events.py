@@ -82,8 +82,7 @@ from deltaforge_dagster.sources.mysql.events.gtid_events import (
     tag_hash,
 )
 from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
-from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
-from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents, payload_pieces
 from deltaforge_dagster.sources.mysql.events.statements import StatementKind, Xid, statement, xid_of
 from deltaforge_dagster.sources.mysql.events.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.position import BinlogPosition

@@ -28,7 +28,7 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
                           bit: Int56 commit time on the first server follows | ...
      38 XA_PREPARE        Int8 1 for one phase | Int32 format | Int32 size of gtrid | Int32 of bqual
                           | gtrid | bqual                                       see `prepared`
-     40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `payload`, `gtid_events`
+     40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `nested_events`, `gtid_events`
      160-171              MariaDB's own               see `mariadb_events`
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, passed over, like any event whose flags

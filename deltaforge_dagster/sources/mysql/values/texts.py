@@ -18,7 +18,7 @@ from deltaforge_dagster.kernels.characters import COMMA, QUOTE
 from deltaforge_dagster.kernels.json_bytes import write_base64, write_code_point, write_utf_8
 from deltaforge_dagster.kernels.json_text import ESCAPES, INVALID, write_escape
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
-from deltaforge_dagster.sources.mysql.values.charset_tables import GB18030_BMP, PLANE, SINGLES
+from deltaforge_dagster.sources.mysql.values.charsets import GB18030_BMP, PLANE, SINGLES
 from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_big
 from deltaforge_dagster.sources.mysql.values.types import (
     BLOB,

@@ -19,7 +19,7 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
-from deltaforge_dagster.sources.snapshot.read_views import Mask, by_transaction
+from deltaforge_dagster.sources.snapshot.base import Mask, by_transaction
 
 if TYPE_CHECKING:  # who only compares read views needs no client library
     import psycopg

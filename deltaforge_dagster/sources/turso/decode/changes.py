@@ -105,7 +105,7 @@ class Batches:
             columns["schema_version"][at] = stamp.fingerprint
             columns["schema_sequence"][at] = stamp.sequence
         if one.by_table:
-            columns["file"][at] = one.table.table  # by which `read_views` knows the number's table
+            columns["file"][at] = one.table.table  # by which `read_view` knows the number's table
             place, ts_us = f"{one.table.table}\0{one.number}", 0
         else:
             place, ts_us = f"{one.ts_us}\0{one.number}", one.ts_us

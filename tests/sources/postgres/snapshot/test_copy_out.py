@@ -10,7 +10,7 @@ from psycopg import sql
 
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.kernels.runtime import Bytes
-from deltaforge_dagster.sources.postgres.snapshot import copied
+from deltaforge_dagster.sources.postgres.snapshot import copy_out
 from deltaforge_dagster.sources.postgres.snapshot.libpq_lines import FUNCTIONS, Functions
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.contracts.test_snapshot import snapshot_source
@@ -19,7 +19,7 @@ from tests.sources.postgres.bench import PostgresBench
 pytestmark = pytest.mark.postgres
 
 WAYS = pytest.mark.parametrize("functions", [FUNCTIONS, None], ids=["kernel", "psycopg"])
-LONG = 3 * copied.PIECE_BYTES
+LONG = 3 * copy_out.PIECE_BYTES
 ROWS = f"""
     SELECT n, CASE n % 5000 WHEN 7 THEN repeat('long ', {LONG // 5}) WHEN 8 THEN '' WHEN 9 THEN NULL
                             ELSE repeat(chr(8364) || E'\\t\\n\\\\', n % 40) END
@@ -38,7 +38,7 @@ def copy(
     connection: psycopg.Connection, query: str, functions: Functions | None = FUNCTIONS
 ) -> Iterator[Bytes | bytes]:
     """Send a COPY of what a query yields."""
-    return copied.pieces(
+    return copy_out.pieces(
         connection, sql.SQL("COPY ({}) TO STDOUT").format(sql.SQL(query)), functions
     )
 
@@ -63,7 +63,7 @@ def test_pieces_are_what_the_server_sent(
     for piece in pieces[:-1]:
         last = piece.rindex(b"\n", 0, -1) + 1
         assert piece.endswith(b"\n")
-        assert last < copied.PIECE_BYTES <= len(piece)
+        assert last < copy_out.PIECE_BYTES <= len(piece)
     assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
