@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import BACKSLASH, CLOSE_BRACE, QUOTE
-from deltaforge_dagster.kernels.json_text import BASE64_OPEN, INVALID, write_group, write_string
+from deltaforge_dagster.kernels.characters import BACKSLASH, CLOSE_BRACE, EQUALS, QUOTE
+from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, INVALID, write_string
 from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
 
 
@@ -65,21 +65,24 @@ def write_utf_8(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int
 def write_base64(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Write `{"_base64":"..."}` (RFC 4648, with padding); at most 2 n + 18 bytes."""
     at = copy(BASE64_OPEN, 0, BASE64_OPEN.size, out, at)
-    at = write_base64_digits(source, start, end, out, at)
+    place = start
+    while place < end:
+        count = min(3, end - place)
+        group = np.int64(0)
+        for i in range(3):
+            group <<= 8
+            if i < count:
+                group |= np.int64(source[place + i])
+        for digit in range(4):
+            if digit <= count:
+                out[at + digit] = BASE64[(group >> (18 - 6 * digit)) & 63]
+            else:
+                out[at + digit] = EQUALS
+        place += 3
+        at += 4
     out[at] = QUOTE
     out[at + 1] = CLOSE_BRACE
     return at + 2
-
-
-@kernel
-def write_base64_digits(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write the digits alone, with padding."""
-    for place in range(start, end, 3):
-        group, count = np.int64(0), min(3, end - place)
-        for i in range(count):
-            group |= np.int64(source[place + i]) << (16 - 8 * i)
-        at = write_group(group, count, out, at)
-    return at
 
 
 @kernel

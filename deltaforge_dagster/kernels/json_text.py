@@ -138,32 +138,26 @@ def string_size(source: Bytes, start: int, end: int) -> int:
 
 
 @kernel
-def write_escape(byte: int, out: Bytes, at: int) -> int:
-    """Write a byte that `ESCAPES` has a letter for; at most 6 bytes."""
-    letter = ESCAPES[byte]
-    out[at] = BACKSLASH
-    out[at + 1] = letter
-    if letter != LOWER_U:
-        return at + 2
-    out[at + 2] = ZERO
-    out[at + 3] = ZERO
-    out[at + 4] = HEX_DIGITS[byte >> 4]
-    out[at + 5] = HEX_DIGITS[byte & 15]
-    return at + 6
-
-
-@kernel
 def write_string(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Write a string: quoted, escaped, non-ASCII bytes as they stand; at most 6 n + 2 bytes."""
     out[at] = QUOTE
     at += 1
     for i in range(start, end):
         byte = source[i]
-        if ESCAPES[byte] == 0:
+        letter = ESCAPES[byte]
+        if letter == 0:
             out[at] = byte
             at += 1
         else:
-            at = write_escape(byte, out, at)
+            out[at] = BACKSLASH
+            out[at + 1] = letter
+            at += 2
+            if letter == LOWER_U:
+                out[at] = ZERO
+                out[at + 1] = ZERO
+                out[at + 2] = HEX_DIGITS[byte >> 4]
+                out[at + 3] = HEX_DIGITS[byte & 15]
+                at += 4
     out[at] = QUOTE
     return at + 1
 

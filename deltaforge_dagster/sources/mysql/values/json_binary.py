@@ -41,11 +41,12 @@ from deltaforge_dagster.kernels.characters import (
     QUOTE,
     SPACE,
 )
-from deltaforge_dagster.kernels.json_bytes import write_base64_digits, write_utf_8
+from deltaforge_dagster.kernels.json_bytes import write_utf_8
 from deltaforge_dagster.kernels.json_text import (
     INVALID,
     STRING_GROWTH,
     write_false,
+    write_group,
     write_null,
     write_true,
 )
@@ -108,12 +109,15 @@ def _sized(source: Bytes, at: int, end: int) -> tuple[int, int]:
 @kernel
 def _write_lines(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
     """Write Base64 (RFC 4648) with an escaped line break between lines of 76 characters."""
-    for at in range(start, end, _LINE):
-        if at > start:
+    for at in range(start, end, 3):
+        if at > start and (at - start) % _LINE == 0:
             out[place] = BACKSLASH
             out[place + 1] = LOWER_N
             place += 2
-        place = write_base64_digits(source, at, min(at + _LINE, end), out, place)
+        group, count = np.int64(0), min(3, end - at)
+        for i in range(count):
+            group |= np.int64(source[at + i]) << (16 - 8 * i)
+        place = write_group(group, count, out, place)
     return place
 
 
