@@ -40,10 +40,10 @@ KERNEL_TESTS := $(addprefix tests/,\
 	$(addprefix sensing/test_,scan.py schema.py table.py) \
 	$(addprefix sinks/,nats/test_answers.py nats/test_pack.py redis/test_resp.py) \
 	sources/rows/test_hiding.py \
-	$(addprefix sources/mysql/,test_events.py test_hiding.py decode/test_decoder.py decode/test_stops.py \
+	$(addprefix sources/mysql/,test_events.py test_hiding.py decode/test_decoder.py decode/test_scan.py \
 		snapshot/test_result_rows.py $(addprefix values/test_,fixed_binary.py floats.py json_binary.py types.py)) \
 	$(addprefix sources/postgres/,test_hiding.py snapshot/test_copy_text.py \
-		$(addprefix decode/test_,array_text.py decoder.py event_ids.py held_events.py types.py)))
+		$(addprefix decode/test_,array_text.py decoder.py held_events.py rows.py types.py)))
 TOTALS := import json; t = json.load(open("build/coverage/report.json"))["totals"]; \
 	print(*(f"{n}: {t[c]} of {t[m]}, {100 * t[c] / t[m]:.1f} %" for n, c, m in ( \
 	("lines", "covered_lines", "num_statements"), ("branches", "covered_branches", "num_branches"))), sep="\n")

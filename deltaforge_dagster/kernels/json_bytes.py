@@ -9,13 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from deltaforge_dagster.kernels.characters import BACKSLASH, CLOSE_BRACE, EQUALS, QUOTE
-from deltaforge_dagster.kernels.json_text import INVALID, write_string
+from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, INVALID, write_string
 from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
-
-BASE64 = np.frombuffer(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
-).copy()
-_BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
 
 
 @kernel
@@ -69,7 +64,7 @@ def write_utf_8(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int
 @kernel
 def write_base64(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Write `{"_base64":"..."}` (RFC 4648, with padding); at most 2 n + 18 bytes."""
-    at = copy(_BASE64_OPEN, 0, _BASE64_OPEN.size, out, at)
+    at = copy(BASE64_OPEN, 0, BASE64_OPEN.size, out, at)
     place = start
     while place < end:
         count = min(3, end - place)
@@ -88,3 +83,25 @@ def write_base64(source: Bytes, start: int, end: int, out: Bytes, at: int) -> in
     out[at] = QUOTE
     out[at + 1] = CLOSE_BRACE
     return at + 2
+
+
+@kernel
+def write_code_point(code_point: int, out: Bytes, at: int) -> int:
+    """Write a character in UTF-8, without escapes; at most 4 bytes."""
+    if code_point < 0x80:
+        out[at] = code_point
+        return at + 1
+    if code_point < 0x800:
+        out[at] = 0xC0 | code_point >> 6
+        out[at + 1] = 0x80 | code_point & 63
+        return at + 2
+    if code_point < 0x10000:
+        out[at] = 0xE0 | code_point >> 12
+        out[at + 1] = 0x80 | code_point >> 6 & 63
+        out[at + 2] = 0x80 | code_point & 63
+        return at + 3
+    out[at] = 0xF0 | code_point >> 18
+    out[at + 1] = 0x80 | code_point >> 12 & 63
+    out[at + 2] = 0x80 | code_point >> 6 & 63
+    out[at + 3] = 0x80 | code_point & 63
+    return at + 4

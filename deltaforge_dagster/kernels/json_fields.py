@@ -1,16 +1,18 @@
 """Find the values of fields in row images, without parsing the rest of the JSON text.
 
+The kernels `blank`, `string_end` and `value_end` split JSON text wherever a kernel reads it.
+
 The text was written by a source or a processor, so it is assumed to be valid JSON. Of several fields with
 the same name, the first counts. Names are compared byte for byte. Python's `json` handles objects in which
 the wanted name, or one before it, has an escape, and string values with escapes.
 """
 
-# ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -28,12 +30,14 @@ from deltaforge_dagster.kernels.characters import (
     OPEN_BRACKET,
     QUOTE,
 )
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.kernels.message_text import layout, slices
+from deltaforge_dagster.kernels.runtime import Bytes, kernel, read_only
 
 _Ints: TypeAlias = npt.NDArray[np.int32]
 
 _MISSING, _FOUND, _ESCAPED = range(3)
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
+"""Only finds where values end: numbers may have more digits than Python makes integers of."""
 
 
 def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArray:
@@ -45,21 +49,15 @@ def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArra
         documents: JSON objects as text; null has no fields.
         path: The names from the outermost to the innermost object, at least one.
     """
-    rows = len(documents)
     if documents.null_count:
         documents = cast("pa.StringArray", documents.fill_null("null"))
-    _, ends, data = documents.buffers()
-    if not rows or data is None or ends is None:
-        return pa.nulls(rows, pa.string())
-    source = _readonly(np.frombuffer(memoryview(data), np.uint8))
-    bounds = np.frombuffer(memoryview(ends), np.int32)[documents.offset :][: rows + 1]
-    starts, stops = bounds[:-1].copy(), bounds[1:].copy()
-    kinds = np.full(rows, _FOUND, np.uint8)
+    ends, source = layout(documents)
+    starts, stops = ends[:-1].copy(), ends[1:].copy()
+    kinds = np.full(len(documents), _FOUND, np.uint8)
     for name in path:
-        _find(source, _readonly(np.frombuffer(name.encode() or b"\0", np.uint8)),
-              len(name.encode()), starts, stops, kinds)  # fmt: skip
+        _find(source, read_only(name.encode()), starts, stops, kinds)
     _unwrap(source, starts, stops, kinds)
-    texts = _slices(source, starts, stops, kinds == _FOUND)
+    texts = slices(source, starts, stops, kinds == _FOUND)
     escaped = np.flatnonzero(kinds == _ESCAPED)
     if not len(escaped):
         return texts
@@ -69,48 +67,31 @@ def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArra
     return pa.array(made, pa.string())
 
 
-def _slices(
-    source: Bytes, starts: _Ints, stops: _Ints, found: npt.NDArray[np.bool_]
-) -> pa.StringArray:
-    sizes = np.where(found, stops - starts, 0)
-    ends = np.zeros(len(starts) + 1, np.int32)
-    np.cumsum(sizes, out=ends[1:])
-    out = np.empty(int(ends[-1]), np.uint8)
-    _gather(source, starts, ends, out)
-    bitmap = pa.py_buffer(np.packbits(found, bitorder="little").data)
-    return pa.StringArray.from_buffers(
-        len(starts), pa.py_buffer(ends.data), pa.py_buffer(out.data), bitmap
-    )
-
-
 def _walked(document: str, path: Sequence[str]) -> str | None:
     """Return a field's text with Python's scanner, which understands escapes."""
     start, stop = 0, len(document)
     for name in path:
-        place = _member(document, start, name)
+        found = members(document, start) if document[start] == "{" else iter(())
+        place = next((one for one in found if one[0] == name), None)
         if place is None:
             return None
-        start, stop = place
+        _, _, start, stop = place
     if document[start] == '"':
         return cast("str", json.loads(document[start:stop]))
     return None if document.startswith("null", start) else document[start:stop]
 
 
-def _member(document: str, start: int, name: str) -> tuple[int, int] | None:
-    """Return the bounds of a member's value in the object at `start`; None without object or member."""
+def members(document: str, start: int = 0) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the name of each member of the object at `start`, its start, and its value's start and end."""
     at = _token(document, start + 1)
-    if document[start] != "{" or document[at] == "}":
-        return None
-    while True:
-        key, at = _DECODER.raw_decode(document, at)
-        value = _token(document, _token(document, at) + 1)
+    while document[at] != "}":
+        name, end = _DECODER.raw_decode(document, at)
+        value = _token(document, _token(document, end) + 1)
         _, end = _DECODER.raw_decode(document, value)
-        if key == name:
-            return value, end
+        yield name, at, value, end
         at = _token(document, end)
-        if document[at] == "}":
-            return None
-        at = _token(document, at + 1)
+        if document[at] == ",":
+            at = _token(document, at + 1)
 
 
 def _token(document: str, at: int) -> int:
@@ -120,11 +101,6 @@ def _token(document: str, at: int) -> int:
     return at
 
 
-def _readonly(array: Bytes) -> Bytes:
-    array.flags.writeable = False  # one type for all inputs is one compiled kernel
-    return array
-
-
 @kernel
 def blank(byte: int) -> bool:
     """Return whether a byte is JSON white space."""
@@ -132,22 +108,28 @@ def blank(byte: int) -> bool:
 
 
 @kernel
-def string_end(source: Bytes, at: int) -> int:
-    """Return the position after the string whose opening quote is at `at`."""
+def string_end(source: Bytes, at: int, end: int) -> int:
+    """Return the position after the string whose opening quote is at `at`; `end` if it has no other."""
     at += 1
-    while source[at] != QUOTE:
-        at += 2 if source[at] == BACKSLASH else 1
-    return at + 1
+    # To advance by `2 if byte == BACKSLASH else 1` takes three times as long.
+    while at < end:
+        byte = source[at]
+        if byte == BACKSLASH:
+            at += 1
+        elif byte == QUOTE:
+            return at + 1
+        at += 1
+    return end
 
 
 @kernel
-def value_end(source: Bytes, at: int, stop: int) -> int:
-    """Return the position after the value at `at`."""
+def value_end(source: Bytes, at: int, end: int) -> int:
+    """Return the position after the value at `at`, including all values inside it."""
     depth = 0
-    while at < stop:
+    while at < end:
         byte = source[at]
         if byte == QUOTE:
-            at = string_end(source, at)
+            at = string_end(source, at, end)
             if depth == 0:
                 return at
             continue
@@ -162,11 +144,11 @@ def value_end(source: Bytes, at: int, stop: int) -> int:
         elif depth == 0 and (byte == COMMA or blank(byte)):
             return at
         at += 1
-    return at
+    return end
 
 
 @kernel
-def _find(source: Bytes, name: Bytes, size: int, starts: _Ints, stops: _Ints, kinds: Bytes) -> None:
+def _find(source: Bytes, name: Bytes, starts: _Ints, stops: _Ints, kinds: Bytes) -> None:
     """Narrow the bounds of each found object to the value of its field `name`."""
     for row in range(len(starts)):
         if kinds[row] != _FOUND:
@@ -181,8 +163,8 @@ def _find(source: Bytes, name: Bytes, size: int, starts: _Ints, stops: _Ints, ki
                 at += 1
             if at == stop or source[at] != QUOTE:
                 break
-            end = string_end(source, at)
-            same = end - at - 2 == size
+            end = string_end(source, at, stop)
+            same = end - at - 2 == name.size
             for place in range(at + 1, end - 1):
                 if source[place] == BACKSLASH:
                     kinds[row] = _ESCAPED
@@ -216,12 +198,3 @@ def _unwrap(source: Bytes, starts: _Ints, stops: _Ints, kinds: Bytes) -> None:
                 if source[place] == BACKSLASH:
                     kinds[row] = _ESCAPED
                     break
-
-
-@kernel
-def _gather(source: Bytes, starts: _Ints, ends: _Ints, out: Bytes) -> None:
-    for row in range(len(starts)):
-        target = out[ends[row] : ends[row + 1]]
-        text = source[starts[row] : starts[row] + len(target)]
-        for place in range(len(text)):
-            target[place] = text[place]

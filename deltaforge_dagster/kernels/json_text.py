@@ -70,16 +70,17 @@ for _plain, _letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True):
     ESCAPES[_plain] = _letter
 
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
-_HEX_VALUES = np.full(256, 255, np.uint8)
+HEX_VALUES = np.full(256, 255, np.uint8)
+"""The number that a hexadecimal digit stands for, 255 for other bytes."""
 for _value, _digit in enumerate(b"0123456789abcdef"):
-    _HEX_VALUES[_digit] = _value
+    HEX_VALUES[_digit] = _value
 for _value, _digit in enumerate(b"ABCDEF"):
-    _HEX_VALUES[_digit] = _value + 10
-_BASE64 = np.frombuffer(
+    HEX_VALUES[_digit] = _value + 10
+BASE64 = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
 ).copy()
 
-_NULL = np.frombuffer(b"null", np.uint8).copy()
+NULL = np.frombuffer(b"null", np.uint8).copy()
 _TRUE = np.frombuffer(b"true", np.uint8).copy()
 _FALSE = np.frombuffer(b"false", np.uint8).copy()
 _NAN = np.frombuffer(b"NaN", np.uint8).copy()
@@ -88,7 +89,7 @@ _FOREVER = np.frombuffer(b"infinity", np.uint8).copy()
 _BEFORE_CHRIST = np.frombuffer(b" BC", np.uint8).copy()
 _DAY_AND_CLOCK = np.frombuffer(b"-00-00 00:00:00", np.uint8).copy()
 _NO_MINUTES = np.frombuffer(b":00", np.uint8).copy()
-_BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
+BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
 
 STRING_GROWTH = 6
 """A string grows at most this much (every byte a control character), plus two quotes."""
@@ -110,7 +111,7 @@ def equals(source: Bytes, start: int, end: int, text: Bytes) -> bool:
 @kernel
 def write_null(out: Bytes, at: int) -> int:
     """Write `null`."""
-    return copy(_NULL, 0, 4, out, at)
+    return copy(NULL, 0, 4, out, at)
 
 
 @kernel
@@ -233,12 +234,12 @@ def write_boolean(source: Bytes, start: int, end: int, out: Bytes, at: int) -> i
 
 
 @kernel
-def _write_group(group: np.int64, count: int, out: Bytes, at: int) -> int:
+def write_group(group: np.int64, count: int, out: Bytes, at: int) -> int:
     """Write `count` bytes, the highest of the 24 bits of `group`, as four digits of base 64."""
-    out[at] = _BASE64[(group >> 18) & 63]
-    out[at + 1] = _BASE64[(group >> 12) & 63]
-    out[at + 2] = _BASE64[(group >> 6) & 63] if count > 1 else EQUALS
-    out[at + 3] = _BASE64[group & 63] if count > 2 else EQUALS
+    out[at] = BASE64[(group >> 18) & 63]
+    out[at + 1] = BASE64[(group >> 12) & 63]
+    out[at + 2] = BASE64[(group >> 6) & 63] if count > 1 else EQUALS
+    out[at + 3] = BASE64[group & 63] if count > 2 else EQUALS
     return at + 4
 
 
@@ -251,12 +252,12 @@ def _write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
         group, wrong = np.int64(0), np.uint8(0)
         digits = min(6, end - place)
         for i in range(digits):
-            value = _HEX_VALUES[source[place + i]]
+            value = HEX_VALUES[source[place + i]]
             wrong |= value
             group |= np.int64(value) << (20 - 4 * i)
         if wrong > 15:
             return INVALID
-        at = _write_group(group, digits >> 1, out, at)
+        at = write_group(group, digits >> 1, out, at)
     return at
 
 
@@ -288,9 +289,9 @@ def _write_escaped(source: Bytes, start: int, end: int, out: Bytes, at: int) -> 
         group |= byte << (16 - 8 * count)
         count += 1
         if count == 3:
-            at = _write_group(group, count, out, at)
+            at = write_group(group, count, out, at)
             group, count = np.int64(0), 0
-    return at if count == 0 else _write_group(group, count, out, at)
+    return at if count == 0 else write_group(group, count, out, at)
 
 
 @kernel
@@ -301,7 +302,7 @@ def write_bytea(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int
     printable ASCII as it stands, a backslash as two, any other byte as `\` and three octal digits;
     so `\x` begins no text of it.
     """
-    at = copy(_BASE64_OPEN, 0, _BASE64_OPEN.size, out, at)
+    at = copy(BASE64_OPEN, 0, BASE64_OPEN.size, out, at)
     if end - start >= 2 and source[start] == BACKSLASH and source[start + 1] == LOWER_X:
         at = _write_hex(source, start + 2, end, out, at)
     else:
@@ -386,7 +387,7 @@ def _string_end(source: Bytes, start: int, end: int) -> int:
                 if end - at < 5:
                     return INVALID
                 for i in range(1, 5):
-                    if _HEX_VALUES[source[at + i]] > 15:
+                    if HEX_VALUES[source[at + i]] > 15:
                         return INVALID
                 at += 4
             elif not (
@@ -415,7 +416,7 @@ def _scalar_end(source: Bytes, start: int, end: int) -> int:
     if byte == LOWER_F:
         return start + 5 if equals(source, start, min(end, start + 5), _FALSE) else INVALID
     if byte == LOWER_N:
-        return start + 4 if equals(source, start, min(end, start + 4), _NULL) else INVALID
+        return start + 4 if equals(source, start, min(end, start + 4), NULL) else INVALID
     return _number_end(source, start, end)
 
 

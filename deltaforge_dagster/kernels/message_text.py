@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel, read_only
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _Ints: TypeAlias = npt.NDArray[np.int32]
@@ -113,9 +113,23 @@ def layout(texts: pa.StringArray) -> tuple[_Ints, Bytes]:
     """Return the offsets and bytes of a column (Arrow Columnar Format, "Variable-size Binary Layout")."""
     _, ends, data = texts.buffers()
     bounds = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
-    return (
-        bounds[texts.offset : texts.offset + len(texts) + 1],
-        np.frombuffer(memoryview(data), np.uint8) if data is not None and data.size else _NO_BYTES,
+    bounds = bounds[texts.offset : texts.offset + len(texts) + 1]
+    bounds.flags.writeable = False  # as `read_only`
+    return bounds, read_only(memoryview(data)) if data is not None and data.size else _NO_BYTES
+
+
+def slices(
+    data: Bytes, starts: _Ints | Longs, stops: _Ints | Longs, valid: Mask | None = None
+) -> pa.StringArray:
+    """Return slices of a text as a column, null where `valid` is false."""
+    sizes = stops - starts if valid is None else np.where(valid, stops - starts, 0)
+    ends = np.zeros(len(starts) + 1, np.int32)
+    np.cumsum(sizes, out=ends[1:])
+    out = np.empty(int(ends[-1]), np.uint8)
+    _gather(data, starts, ends, out)
+    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little").data)
+    return pa.StringArray.from_buffers(
+        len(starts), pa.py_buffer(ends.data), pa.py_buffer(out.data), bitmap
     )
 
 
@@ -221,6 +235,14 @@ def _bytes(text: bytes) -> Bytes:
 
 for _empty in (_NO_BYTES, _NO_INTS, _NO_MASK):
     _empty.flags.writeable = False
+
+
+@kernel
+def _gather(source: Bytes, starts: _Ints | Longs, ends: _Ints, out: Bytes) -> None:
+    """Write the texts that begin at `starts` one after the other, up to their `ends` in `out`."""
+    for row in range(len(starts)):
+        at, place = int(starts[row]), int(ends[row])
+        copy(source, at, at + int(ends[row + 1]) - place, out, place)
 
 
 @kernel

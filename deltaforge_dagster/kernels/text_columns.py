@@ -8,13 +8,14 @@ empty `valid` means that no row is null.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from deltaforge_dagster.errors import SinkRejected
+from deltaforge_dagster.kernels.message_text import layout
 from deltaforge_dagster.kernels.runtime import Bytes, kernel, read_only
 
 _Offsets: TypeAlias = npt.NDArray[np.int32]
@@ -63,16 +64,9 @@ def text_columns(columns: Mapping[str, pa.Array[Any]]) -> TextColumns:
 def _text_column(name: str, column: pa.Array[Any], *, nullable: bool) -> _TextColumn:
     if column.null_count and not nullable:
         raise SinkRejected(f"{column.null_count} of {len(column)} messages have no {name}")
-    bitmap, ends, text = column.buffers()
-    first = column.offset
-    ints = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
-    ints = ints[first : first + len(column) + 1]
-    ints.flags.writeable = False
-    return _TextColumn(ints, _view(text), _view(bitmap if column.null_count else None), first)
-
-
-def _view(buffer: pa.Buffer | None) -> Bytes:
-    return _EMPTY if buffer is None or buffer.size == 0 else read_only(memoryview(buffer))
+    bitmap = column.buffers()[0] if column.null_count else None
+    valid = _EMPTY if bitmap is None else read_only(memoryview(bitmap))
+    return _TextColumn(*layout(cast("pa.StringArray", column)), valid, column.offset)
 
 
 @kernel

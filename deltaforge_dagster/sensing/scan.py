@@ -6,8 +6,7 @@ to sort and count arrays.
 A path is a number (`paths`). Below a map, an object whose names are values, documents with different names
 have the same paths.
 
-The text is assumed to be valid JSON. The kernels call no kernels of other modules except `kernels.runtime`, so
-that Numba detects changes by itself.
+The text is assumed to be valid JSON.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`
@@ -40,7 +39,9 @@ from deltaforge_dagster.kernels.characters import (
     QUOTE,
     UPPER_E,
 )
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
+from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
+from deltaforge_dagster.kernels.message_text import layout, slices
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.sensing.paths import (
     ANY,
     ANY_SYMBOL,
@@ -185,7 +186,8 @@ def _scanned(
     documents: pa.StringArray, depth: int, maps: Collection[int], stable: Collection[int]
 ) -> tuple[Cells, _Flags]:
     count = len(documents)
-    data, bounds = _text(documents)
+    ends, data = layout(documents)
+    bounds = ends.astype(np.int64)
     inner = data[bounds[0] : bounds[-1]]
     openings = np.count_nonzero(inner == OPEN_BRACE) + np.count_nonzero(inner == OPEN_BRACKET)
     room = count + int(openings) + int(np.count_nonzero(inner == COMMA))
@@ -206,24 +208,6 @@ def _scanned(
     return cells, odd
 
 
-def slices(data: Bytes, starts: Longs, stops: Longs) -> pa.StringArray:
-    """Return slices of a text as an array."""
-    ends = np.zeros(len(starts) + 1, np.int32)
-    np.cumsum(stops - starts, out=ends[1:])
-    out = np.empty(int(ends[-1]), np.uint8)
-    _gather(data, starts, ends, out)
-    return pa.StringArray.from_buffers(len(starts), pa.py_buffer(ends.data), pa.py_buffer(out.data))
-
-
-def _text(documents: pa.StringArray) -> tuple[Bytes, Longs]:
-    """Return the bytes of documents, and the start of each document followed by the end of the last."""
-    _, ends, data = documents.buffers()
-    if not len(documents) or data is None or ends is None:
-        return read_only(b"\0"), np.zeros(len(documents) + 1, np.int64)
-    bounds = np.frombuffer(memoryview(ends), np.int32)[documents.offset :][: len(documents) + 1]
-    return read_only(memoryview(data)), bounds.astype(np.int64)
-
-
 def _longs(numbers: Collection[int] | Sequence[int]) -> Longs:
     return np.array(sorted(numbers), np.int64)
 
@@ -231,41 +215,7 @@ def _longs(numbers: Collection[int] | Sequence[int]) -> Longs:
 @kernel
 def _blanks(source: Bytes, at: int, end: int) -> int:
     """Return the start of the next token."""
-    while at < end and (
-        source[at] == 32 or source[at] == 10 or source[at] == 13 or source[at] == 9
-    ):
-        at += 1
-    return at
-
-
-@kernel
-def _string_stop(source: Bytes, at: int, end: int) -> int:
-    """Return the position after the string whose opening quote is at `at`."""
-    at += 1
-    while at < end and source[at] != QUOTE:
-        at += 2 if source[at] == BACKSLASH else 1
-    return min(at + 1, end)
-
-
-@kernel
-def _value_stop(source: Bytes, at: int, end: int) -> int:
-    """Return the position after the value at `at`, including all values inside it."""
-    depth = 0
-    while at < end:
-        byte = source[at]
-        if byte == QUOTE:
-            at = _string_stop(source, at, end)
-            if depth == 0:
-                return at
-            continue
-        if byte == OPEN_BRACE or byte == OPEN_BRACKET:
-            depth += 1
-        elif byte == CLOSE_BRACE or byte == CLOSE_BRACKET:
-            if depth <= 1:
-                return at + depth
-            depth -= 1
-        elif depth == 0 and (byte == COMMA or byte == 32 or byte == 10 or byte == 13 or byte == 9):
-            return at
+    while at < end and blank(source[at]):
         at += 1
     return at
 
@@ -360,7 +310,7 @@ def _scan(
                 at += 1
                 stop[cell] = end
             else:
-                after = _value_stop(source, at, end)
+                after = value_end(source, at, end)
                 if kind == INTEGER and _fraction(source, at, after):
                     kind = NUMBER
                 stop[cell] = after
@@ -385,7 +335,7 @@ def _scan(
                 here = _hashed(around, ELEMENT_SYMBOL)
                 name_start, name_stop = NO_KEY, NO_KEY
                 continue
-            after = _string_stop(source, at, end)
+            after = string_end(source, at, end)
             name_start, name_stop = at + 1, after - 1
             here = _hashed(around, KEY_SYMBOL)
             for place in range(name_start, name_stop):
@@ -398,12 +348,3 @@ def _scan(
             if at < end and source[at] == COLON:
                 at += 1
     return count
-
-
-@kernel
-def _gather(source: Bytes, starts: Longs, ends: npt.NDArray[np.int32], out: Bytes) -> None:
-    for row in range(len(starts)):
-        place = starts[row]
-        for at in range(ends[row], ends[row + 1]):
-            out[at] = source[place]
-            place += 1

@@ -7,9 +7,10 @@ forget. `read` is one long-lived stream per run.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -93,6 +94,22 @@ class HeldEvent:
     table: str
     reason: str
     data: bytes
+
+
+def pack_held(head: Mapping[str, Any], rest: bytes) -> bytes:
+    """Return the data of a held event: an 8-byte length of a JSON head, the head, and the rest."""
+    encoded = json.dumps(head, ensure_ascii=False).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + rest
+
+
+def unpack_held(data: bytes) -> tuple[Any, bytes]:
+    """Return what `pack_held` was given.
+
+    Raises:
+        ValueError: It is no such data.
+    """
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,12 @@ class Finding:
         return f"{self.subject}: {and_run(self.text, self.remedy)}"
 
 
+def one_line(text: str) -> str:
+    """Return the first line of a server's message that says something, shortened."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no reason given"
+
+
 def and_run(text: str, command: str | None) -> str:
     """Return a sentence with the command or statement that changes what it says, if there is one."""
     return text if command is None else f"{text}; run: {command}"

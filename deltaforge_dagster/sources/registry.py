@@ -215,6 +215,21 @@ def no_chaser() -> str:
     )
 
 
+def parse_read_view(text: str) -> ReadView:
+    """Return what `to_json` wrote.
+
+    Raises:
+        CorruptLog: The text is not a read view.
+    """
+    try:
+        fields = json.loads(text)
+        found = (kind.read_view(fields) for kind in reversed(tuple(source_types().values())))
+        view: ReadView = next(one for one in found if one is not None)
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        raise CorruptLog("not what a snapshot's read saw") from error
+    return view
+
+
 def parse_position(text: str) -> Position:
     """Return the position that `to_json` wrote.
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import json
-import zlib
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from deltaforge_dagster.kernels.json_bytes import is_utf_8, write_base64, write_utf_8
 from deltaforge_dagster.kernels.json_text import INVALID
 from deltaforge_dagster.kernels.runtime import read_only
-from deltaforge_dagster.sources.mysql.decode.checksum import crc32
 from tests.chance import examples
 
 NEAR_UTF_8 = st.lists(
@@ -56,11 +54,3 @@ def test_base64_is_the_standard_s(content: bytes) -> None:
     end = write_base64(read_only(content), 0, len(content), out, 0)
 
     assert json.loads(out[:end].tobytes()) == {"_base64": base64.b64encode(content).decode()}
-
-
-@given(st.binary(max_size=100), st.integers(0, 10))
-def test_crc32_is_zlib_s(content: bytes, start: int) -> None:
-    """The checksum of bytes from any place on is the one that zlib computes."""
-    start = min(start, len(content))
-
-    assert crc32(read_only(content), start, len(content)) == zlib.crc32(content[start:])

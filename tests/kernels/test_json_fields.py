@@ -74,3 +74,11 @@ def test_equals_the_parser(
 def test_text_of_a_field(document: str, text: str | None) -> None:
     """The value is unchanged, the first of duplicate names counts, and strings lose quotes and escapes."""
     assert field_texts(pa.array([document]), ["a"]).to_pylist() == [text]
+
+
+def test_numbers_may_have_any_number_of_digits() -> None:
+    """Also where Python's scanner is needed, which makes integers of no more than 4,300 digits."""
+    digits = "1" * 5000
+    document = f'{{"q\\"":{digits},"a":{digits}}}'
+
+    assert field_texts(pa.array([document]), ["a"]).to_pylist() == [digits]

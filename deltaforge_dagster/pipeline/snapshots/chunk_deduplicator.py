@@ -30,8 +30,7 @@ from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.pipeline.snapshots.deduplicated_rows import COLUMNS, deduplicated
 from deltaforge_dagster.pipeline.snapshots.relocated_rows import RelocatedRows
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
+from deltaforge_dagster.sources.registry import parse_position, parse_read_view
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HeldPart, SegmentRow
 from deltaforge_dagster.state.snapshot_records import ChunkRow

@@ -42,9 +42,8 @@ from deltaforge_dagster.pipeline.snapshots.read_job import (
 from deltaforge_dagster.pipeline.snapshots.relocated_rows import plan_relocated_rows
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.registry import parse_position
+from deltaforge_dagster.sources.registry import parse_position, parse_read_view
 from deltaforge_dagster.sources.snapshot.base import SnapshotSource
-from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.snapshot_records import (
     ChunkRow,

@@ -46,7 +46,7 @@ def _unusual(source: Bytes, ends: npt.NDArray[np.int32]) -> bool:
         while at < stop:
             byte = source[at]
             if byte == QUOTE:
-                at = string_end(source, at)
+                at = string_end(source, at, stop)
                 continue
             if byte != MINUS and (byte < 48 or byte > 57):
                 at += 1

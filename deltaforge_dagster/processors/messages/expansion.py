@@ -304,7 +304,7 @@ def _old_key(
         if at == stop or key[at] != QUOTE:
             break
         name = at
-        name_end = string_end(key, at)
+        name_end = string_end(key, at, stop)
         at = name_end
         while blank(key[at]) or key[at] == COLON:
             at += 1
@@ -342,7 +342,7 @@ def _member(old: Bytes, at: int, stop: int, key: Bytes, name: int, name_end: int
         if at == stop or old[at] != QUOTE:
             return -1
         begin = at
-        at = string_end(old, at)
+        at = string_end(old, at, stop)
         found = at - begin == name_end - name
         for byte in range(at - begin if found else 0):
             if old[begin + byte] != key[name + byte]:

@@ -9,8 +9,6 @@ rare objects in which a name has an escape or is duplicated: all fields with the
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -19,7 +17,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.kernels.characters import BACKSLASH, COLON, COMMA, OPEN_BRACE, QUOTE
-from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
+from deltaforge_dagster.kernels.json_fields import blank, members, string_end, value_end
 from deltaforge_dagster.kernels.message_text import MAX_BYTES, layout
 from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
 from deltaforge_dagster.processors.exact_json import dumps
@@ -29,7 +27,6 @@ _Ints: TypeAlias = npt.NDArray[np.int32]
 _Item = TypeVar("_Item", bound=np.generic)
 
 _NO_OBJECT, _EMPTY, _ABSENT, _FOUND, _UNUSUAL = range(5)
-_DECODER = json.JSONDecoder()
 
 
 def with_field(images: pa.StringArray, name: str, values: pa.StringArray) -> pa.StringArray:
@@ -108,7 +105,7 @@ def _one_by_one(images: pa.StringArray, name: str, values: pa.StringArray | None
 
 def _image(image: str, name: str, value: str | None) -> str:
     """Return an object with a field set to a JSON text, or removed if `value` is None."""
-    found = list(_members(image))
+    found = list(members(image))
     places = [number for number, one in enumerate(found) if one[0] == name]
     if value is None:
         if not places:
@@ -122,26 +119,6 @@ def _image(image: str, name: str, value: str | None) -> str:
         end = image.rindex("}")
         image = f"{image[:end]}{',' if found else ''}{dumps(name)}:{value}{image[end:]}"
     return image
-
-
-def _members(image: str) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the name of each member, its start, and the start and end of its value."""
-    at = _token(image, 1)
-    while image[at] != "}":
-        key, end = _DECODER.raw_decode(image, at)
-        value = _token(image, _token(image, end) + 1)
-        _, end = _DECODER.raw_decode(image, value)
-        yield key, at, value, end
-        at = _token(image, end)
-        if image[at] == ",":
-            at = _token(image, at + 1)
-
-
-def _token(text: str, at: int) -> int:
-    """Return where the next token begins."""
-    while text[at].isspace():
-        at += 1
-    return at
 
 
 @kernel
@@ -177,7 +154,7 @@ def _find(
             if kind == _EMPTY:
                 kind = _ABSENT
             begin = at
-            at = string_end(source, at)
+            at = string_end(source, at, stop)
             same = at - begin == len(name)
             for place in range(begin, at):
                 if source[place] == BACKSLASH:

@@ -1,7 +1,7 @@
 """MySQL and MariaDB: the binary log, read as a replica reads it.
 
-`source` is what the run sees, `source_type` what everything else asks: options (`config`, `dsn`), positions (`position`, `gtid`,
-`mariadb_gtid`) and names. `preflight` and `coverage` inspect the server. The folders, in the order in which a change
+`source` is what the run sees, `source_type` what everything else asks: options (`config`), positions (`position`, `gtid`) and
+names. `preflight` inspects the server. The folders, in the order in which a change
 meets them:
 
 - `connection`: logins, the server's identity and what it says about its log;

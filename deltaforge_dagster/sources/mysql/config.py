@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, cast, get_args
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -18,8 +20,8 @@ from deltaforge_dagster.config.globs import overlap, table_parts
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.config.sources.base import OnSchemaDrift, SourceConfig, TablePattern
 from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.urls import NOT_ENCODED, check_encoded
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sources.mysql.dsn import mysql_dsn
 
 
 def _share_a_table(one: str, other: str) -> bool:
@@ -93,3 +95,94 @@ class MysqlSourceConfig(SourceConfig):
     @field_serializer("dsn")
     def _mask_dsn(self, dsn: SecretStr) -> str:
         return mask(dsn.get_secret_value())
+
+
+SslMode = Literal["DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"]
+_SSL_MODES: tuple[str, ...] = get_args(SslMode)
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlDsn:
+    """The address and login of a MySQL server.
+
+    Attributes:
+        database: The session's default database, or "".
+        ssl_mode: As in MySQL's programs: `PREFERRED` uses TLS if the server supports it; only the
+            `VERIFY_` modes check the server's certificate.
+        ssl_ca, ssl_cert, ssl_key: Paths of PEM files.
+    """
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    database: str
+    ssl_mode: SslMode = "PREFERRED"
+    ssl_ca: str | None = None
+    ssl_cert: str | None = None
+    ssl_key: str | None = None
+
+
+def mysql_dsn(text: str) -> MysqlDsn:
+    """Parse a MySQL URL, `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`.
+
+    The options are those of MySQL's own programs (manual: "Command Options for Encrypted
+    Connections"); others are rejected, because an ignored option might have been meant to protect
+    the connection.
+
+    Raises:
+        SpecError: The text is not a MySQL URL, or its options are unknown or inconsistent. Of the text,
+            the message quotes at most the name of an option and the `ssl-mode`.
+    """
+    if text.startswith("mysql://"):
+        check_encoded(text)
+    parts = _mysql_url(text)
+    if parts is None:
+        raise SpecError(_WRONG)
+    known = _ssl_options(parse_qsl(parts.query, keep_blank_values=True))
+    return MysqlDsn(
+        host=unquote(parts.hostname or "localhost"),
+        port=parts.port or 3306,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=unquote(parts.path.removeprefix("/")),
+        ssl_mode=cast("SslMode", known["ssl-mode"] or "PREFERRED"),
+        ssl_ca=known["ssl-ca"],
+        ssl_cert=known["ssl-cert"],
+        ssl_key=known["ssl-key"],
+    )
+
+
+_WRONG = (
+    "is not a MySQL connection string (write mysql://user:password@host:port/database, with "
+    "special characters of the password percent-encoded)"
+)
+
+
+def _mysql_url(text: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme == "mysql" and parts.username and parts.port != 0
+    except ValueError:
+        return None  # the error's message quotes a part of the text
+    return parts if valid and not parts.fragment else None
+
+
+def _ssl_options(options: list[tuple[str, str]]) -> dict[str, str | None]:
+    known: dict[str, str | None] = dict.fromkeys(("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"))
+    for name, value in options:
+        if "@" in value and name not in known:
+            raise SpecError(NOT_ENCODED)  # the option's name may be a part of the password
+        if name not in known:
+            raise SpecError(
+                f"has the option {name[:40]!r}, which is not known (known are {', '.join(known)})"
+            )
+        known[name] = value or None
+    mode = known["ssl-mode"] = known["ssl-mode"] and known["ssl-mode"].upper()
+    if mode is not None and mode not in _SSL_MODES:
+        raise SpecError(f"has an ssl-mode that is not known (known are {', '.join(_SSL_MODES)})")
+    if (mode or "").startswith("VERIFY_") and known["ssl-ca"] is None:
+        raise SpecError(f"has ssl-mode {mode} without ssl-ca (name the file of the authority)")
+    if known["ssl-key"] is not None and known["ssl-cert"] is None:
+        raise SpecError("has ssl-key without ssl-cert")
+    return known

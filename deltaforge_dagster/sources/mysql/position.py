@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
-from deltaforge_dagster.sources.mysql.mariadb_gtid import DomainGtids, is_of_mariadb
+from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet, is_of_mariadb
 
 _BINLOG_FILE = re.compile(r"(?s).*\.[0-9]{1,18}\Z")
 

@@ -21,15 +21,13 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, LogSection, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
-from deltaforge_dagster.sources.mysql.connection import identity, mariadb_log, server_log
+from deltaforge_dagster.sources.mysql.connection import identity, server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
-from deltaforge_dagster.sources.mysql.coverage import coverage
-from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
-from deltaforge_dagster.sources.mysql.decode.held_decoder import decode_held
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder, decode_held
 from deltaforge_dagster.sources.mysql.decode.held_events import tables_of_fix
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.preflight import preflight
+from deltaforge_dagster.sources.mysql.preflight import coverage, preflight
 from deltaforge_dagster.sources.mysql.schema.catalog import (
     SYSTEM_DATABASES,
     MysqlCatalog,
@@ -52,12 +50,12 @@ from deltaforge_dagster.sources.mysql.stream.log_sections import (
     MAX_OFFSET,
     BinlogSection,
     Remembering,
+    SectionPlanner,
     SectionTables,
     plan_sections,
 )
 from deltaforge_dagster.sources.mysql.stream.prepared import PreparedLog
 from deltaforge_dagster.sources.mysql.stream.progress import StreamProgress
-from deltaforge_dagster.sources.mysql.stream.section_planner import SectionPlanner
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -446,7 +444,7 @@ class MysqlSource:
             if not found.gtids or start.gtid_set is not None:
                 return start
             if session.is_mariadb:
-                domains = mariadb_log.gtids_at(session, where, start)
+                domains = server_log.domains_at(session, where, start)
                 return BinlogPosition(start.file, start.pos, str(domains))
         seen = executed_before(
             self._server, start, server_id(self._config.id, "look ahead"), _OPEN_SECONDS

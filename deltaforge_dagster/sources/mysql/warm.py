@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import DetachedRegistry
-from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
-from deltaforge_dagster.sources.mysql.decode.held_decoder import LogPlaces
+from deltaforge_dagster.sources.mysql.decode.decoder import LogPlaces, MysqlDecoder
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
 from deltaforge_dagster.sources.mysql.position import BinlogPosition

@@ -1,7 +1,7 @@
 """PostgreSQL: the replication stream of one slot, decoded from pgoutput.
 
-`source` is what the run sees, `source_type` what everything else asks: options (`config`, `dsn`), positions (`position`) and
-names. `preflight` and `rights` inspect the server. The folders, in the order in which a change
+`source` is what the run sees, `source_type` what everything else asks: options (`config`), positions (`position`) and
+names. `preflight` inspects the server. The folders, in the order in which a change
 meets them:
 
 - `connection`: logins, the server's identity and its catalogs;

@@ -27,7 +27,6 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.postgres import rights
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
@@ -39,7 +38,7 @@ from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
-from deltaforge_dagster.sources.postgres.preflight import preflight
+from deltaforge_dagster.sources.postgres.preflight import heartbeat_right, preflight
 from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshots
 from deltaforge_dagster.sources.postgres.stream import (
     publications,
@@ -261,7 +260,7 @@ class PostgresSource:
             elif self._outboxes:
                 found.append(Finding("outbox", "ok", _ANYBODYS_MESSAGES))
             if self._options.heartbeat_seconds is not None:
-                found.append(rights.heartbeat(connection, self._server))
+                found.append(heartbeat_right(connection, self._server))
             if not self._rules:
                 return found
             captured = catalog.captured(catalog.tables(connection), self._patterns)

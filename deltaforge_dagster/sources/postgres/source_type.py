@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
-from deltaforge_dagster.sources.postgres.dsn import postgres_dsn
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig, postgres_dsn
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
 
@@ -88,9 +87,9 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
     def warm(self) -> None:
         """Compile the kernels of the stream and of snapshots, or load them from the cache."""
         from deltaforge_dagster.sources.postgres import warm  # noqa: PLC0415
-        from deltaforge_dagster.sources.postgres.snapshot import copied, selected  # noqa: PLC0415
+        from deltaforge_dagster.sources.postgres.snapshot import copy_out, selected  # noqa: PLC0415
 
-        for module in (warm, copied, selected):
+        for module in (warm, copy_out, selected):
             module.warm()
 
 

@@ -15,7 +15,7 @@ the action of the column (`columns`)::
 A character is a code point, however it is written: `\u` twice for one beyond the 16th bit counts once.
 """
 
-# ruff: noqa: C901, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0917, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ import numpy as np
 from deltaforge_dagster.kernels.characters import (
     BACKSLASH,
     CLOSE_BRACE,
-    CLOSE_BRACKET,
     COMMA,
     EQUALS,
     LOWER_U,
     OPEN_BRACE,
-    OPEN_BRACKET,
     QUOTE,
 )
-from deltaforge_dagster.kernels.json_bytes import BASE64
-from deltaforge_dagster.kernels.json_text import equals
+from deltaforge_dagster.kernels.json_bytes import write_code_point
+from deltaforge_dagster.kernels.json_fields import string_end, value_end
+from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, HEX_VALUES, NULL, equals
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
 from deltaforge_dagster.kernels.sha256 import write_sha256
 from deltaforge_dagster.sources.rows.columns import EXCLUDE, HASH, KEEP, MASK
@@ -56,13 +55,6 @@ CODE, COLUMN = range(2)
 """Of `report`: why it stopped; line of the column, -1 if none."""
 
 _UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
-_NULL = np.frombuffer(b"null", np.uint8).copy()
-_BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
-_HEX_VALUES = np.zeros(256, np.uint8)
-for _value, _digit in enumerate(b"0123456789abcdef"):
-    _HEX_VALUES[_digit] = _value
-for _value, _digit in enumerate(b"ABCDEF"):
-    _HEX_VALUES[_digit] = _value + 10
 _BASE64_VALUES = np.zeros(256, np.uint8)
 for _value, _digit in enumerate(bytes(BASE64)):
     _BASE64_VALUES[_digit] = _value
@@ -84,52 +76,13 @@ def _begins(source: Bytes, at: int, end: int, texts: Bytes, start: int, stop: in
 
 
 @kernel
-def _string_end(source: Bytes, at: int, end: int) -> int:
-    """Return the place after the string at `at`, which may lack its end: `end`."""
-    at += 1
-    while at < end:
-        byte = source[at]
-        if byte == BACKSLASH:
-            at += 1
-        elif byte == QUOTE:
-            return at + 1
-        at += 1
-    return end
-
-
-@kernel
-def _value_end(source: Bytes, at: int, end: int) -> int:
-    """Return the place after the value at `at`."""
-    if source[at] == QUOTE:
-        return _string_end(source, at, end)
-    depth = 0
-    while at < end:
-        byte = source[at]
-        if byte == QUOTE:
-            at = _string_end(source, at, end)
-            continue
-        if byte == OPEN_BRACE or byte == OPEN_BRACKET:
-            depth += 1
-        elif byte == CLOSE_BRACE or byte == CLOSE_BRACKET:
-            if depth == 0:
-                return at
-            depth -= 1
-            if depth == 0:
-                return at + 1
-        elif byte == COMMA and depth == 0:
-            return at
-        at += 1
-    return end
-
-
-@kernel
 def _code_unit(source: Bytes, at: int, end: int) -> int:
     r"""Return the number of the `\uXXXX` at `at`, -1 where something else stands."""
     if end - at < 6 or source[at] != BACKSLASH or source[at + 1] != LOWER_U:
         return -1
     unit = np.int64(0)
     for i in range(2, 6):
-        unit = unit << 4 | np.int64(_HEX_VALUES[source[at + i]])
+        unit = unit << 4 | np.int64(HEX_VALUES[source[at + i]] & 15)
     return int(unit)
 
 
@@ -164,26 +117,11 @@ def _write_plain(source: Bytes, at: int, end: int, out: Bytes, place: int) -> in
         if unit < 0:
             out[place] = _ESCAPED[source[min(at + 1, end - 1)]]
             place += 1
-        elif unit < 0x80:
-            out[place] = unit
-            place += 1
-        elif unit < 0x800:
-            out[place] = 0xC0 | unit >> 6
-            out[place + 1] = 0x80 | unit & 0x3F
-            place += 2
-        elif after - at == 6:
-            out[place] = 0xE0 | unit >> 12
-            out[place + 1] = 0x80 | unit >> 6 & 0x3F
-            out[place + 2] = 0x80 | unit & 0x3F
-            place += 3
         else:
-            low = _code_unit(source, at + 6, end)
-            point = 0x10000 + ((unit - 0xD800) << 10 | (low - 0xDC00))
-            out[place] = 0xF0 | point >> 18
-            out[place + 1] = 0x80 | point >> 12 & 0x3F
-            out[place + 2] = 0x80 | point >> 6 & 0x3F
-            out[place + 3] = 0x80 | point & 0x3F
-            place += 4
+            if after - at > 6:
+                low = _code_unit(source, at + 6, end)
+                unit = 0x10000 + ((unit - 0xD800) << 10 | (low - 0xDC00))
+            place = write_code_point(unit, out, place)
         at = after
     return place
 
@@ -245,10 +183,10 @@ def _write_truncated(source: Bytes, at: int, end: int, count: int, out: Bytes, p
         place = copy(source, at, stop, out, place)
         out[place] = QUOTE
         return place + 1
-    opened = at + _BASE64_OPEN.size
-    if not _begins(source, at, end, _BASE64_OPEN, 0, _BASE64_OPEN.size):
+    opened = at + BASE64_OPEN.size
+    if not _begins(source, at, end, BASE64_OPEN, 0, BASE64_OPEN.size):
         return NOT_TEXT
-    closed = _string_end(source, opened - 1, end)
+    closed = string_end(source, opened - 1, end)
     if closed != end - 1:
         return NOT_TEXT
     place = copy(source, at, opened, out, place)
@@ -294,7 +232,7 @@ def _write_image(
         value = at + columns[column, COLUMN_NAME_END] - columns[column, COLUMN_NAME]
         if value >= end:
             return NOT_ITS_TABLE
-        after = _value_end(source, value, end)
+        after = value_end(source, value, end)
         action = columns[column, COLUMN_ACTION]
         if action != EXCLUDE:
             if place > opened:
@@ -303,7 +241,7 @@ def _write_image(
             place = copy(source, at, value, out, place)
             if (
                 action == KEEP
-                or equals(source, value, after, _NULL)
+                or equals(source, value, after, NULL)
                 or equals(source, value, after, _UNCHANGED)
             ):
                 place = copy(source, value, after, out, place)

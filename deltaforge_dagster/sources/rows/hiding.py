@@ -71,9 +71,22 @@ class Hiding:
         self._texts = np.empty(0, np.uint8)
         self._names: list[str] = []
 
-    def touches(self, schema: str, table: str) -> bool:
-        """Say whether rules name the table, whatever its columns are (`schema`: MySQL's database)."""
-        return self._rules.touches(schema, table)
+    def refuse_to_hold(self, schema: str, table: str, reason: str) -> None:
+        """Stop where changes that are kept back would hold what rules hide: they are kept as they are.
+
+        Args:
+            schema: MySQL's database.
+            table: The table.
+            reason: Why its changes are to be held.
+
+        Raises:
+            SourceMisconfigured: Rules name the table, whatever its columns are.
+        """
+        if self._rules.touches(schema, table):
+            raise SourceMisconfigured(
+                f"{reason}. Its changes are not held meanwhile: engine.columns hides columns of the"
+                " table, and what is held is the log as it is"
+            )
 
     def add(self, version: int, table: TableSchema) -> TableSchema:
         """Take in a table version; return it as rows show it, which is what is registered.

@@ -1,1 +1,1 @@
-"""Snapshots as every source offers them: `base` is the interface, `rows` makes change batches, `read_views` say what a read saw."""
+"""Snapshots as every source offers them: `base` is the interface, `rows` makes change batches."""

@@ -17,11 +17,13 @@ commit that no SELECT sees yet. The caller does this:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from deltaforge_dagster.positions import Position
@@ -74,7 +76,12 @@ class Chunk:
 
 
 class ReadView(Protocol):
-    """What a read could see, as transactions of the log; `read_views.parse_read_view` reads its text."""
+    """What a read could see, as transactions of the log; `registry.parse_read_view` reads its text.
+
+    Each database says it in its own words, so each kind of source has its own class. All of them err on
+    one side: a transaction that may not have been visible counts as not visible, because the stream
+    delivers its changes.
+    """
 
     def to_json(self) -> str:
         """Return the text."""
@@ -192,3 +199,32 @@ class SnapshotSource(Source, Protocol):
     def snapshots(self) -> Snapshots:
         """Return what reads them; connects to nothing yet."""
         ...
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+def by_transaction(
+    rows: pa.RecordBatch | pa.Table, not_visible: Callable[[Sequence[str]], Mask]
+) -> pa.BooleanArray:
+    """Ask of each transaction among the rows once; rows of none are no changes."""
+    ids = column_of(rows, "tx_id")
+    assert isinstance(ids, pa.DictionaryArray)
+    texts = [str(text) for text in ids.dictionary.to_pylist()]
+    found = not_visible(texts) if texts else np.zeros(0, np.bool_)
+    mask: pa.BooleanArray = pa.array(np.append(found, False)[codes(ids)])
+    return mask
+
+
+def column_of(rows: pa.RecordBatch | pa.Table, name: str) -> pa.Array[Any]:
+    """Return a column as one array."""
+    column = rows.column(name)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.unify_dictionaries().combine_chunks()
+    return column
+
+
+def codes(column: pa.DictionaryArray[Any, Any]) -> npt.NDArray[np.int64]:
+    """Return each row's place in the dictionary, that behind its end for null."""
+    found = column.indices.fill_null(len(column.dictionary))
+    return found.to_numpy(zero_copy_only=False).astype(np.int64)

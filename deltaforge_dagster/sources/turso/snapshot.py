@@ -1,7 +1,7 @@
 """Snapshots of tables: chunks of them by primary key, each read in one session.
 
 A session sees rows and changes as they are at the same moment, so a read saw exactly the changes up to the
-newest one that is visible in it (`read_views.TursoReadView`).
+newest one that is visible in it (`read_view.TursoReadView`).
 
 Chunks end at keys, as values in JSON (a BLOB is `{"_base64":"..."}`). SQLite lets keys other than an INTEGER
 PRIMARY KEY have NULL in them: such rows belong to the first chunk. A table without a key is one chunk.

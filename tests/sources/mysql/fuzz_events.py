@@ -19,8 +19,11 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     ROTATE,
     TRANSACTION_PAYLOAD,
 )
-from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
-from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
+from deltaforge_dagster.sources.mysql.events.nested_events import (
+    events,
+    payload_blocks,
+    without_checksum,
+)
 from deltaforge_lab.synthetic import mysql_events as samples
 from deltaforge_lab.synthetic.mysql_events import SyntheticLog
 from tests.sources.mysql import recorded

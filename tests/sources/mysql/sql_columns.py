@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.mysql.values.charset_tables import gb18030_code
-from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset, Form
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset, Form, gb18030_code
 
 Literals = st.SearchStrategy[str]
 

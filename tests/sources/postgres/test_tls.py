@@ -18,7 +18,7 @@ from deltaforge_dagster.errors import AuthFailed, SourceMisconfigured
 from deltaforge_dagster.processes.process import Account, temporary_directory
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
-from deltaforge_dagster.sources.postgres.snapshot import copied
+from deltaforge_dagster.sources.postgres.snapshot import copy_out
 from deltaforge_dagster.testing.sources import (
     Versions,
     insert,
@@ -220,8 +220,8 @@ def test_tables_are_read_over_tls(server: PostgresServer) -> None:
     dsn = conninfo.make_conninfo(server.create_database(), sslmode="require")
     query = sql.SQL("SELECT n, repeat(md5(n::text), n % 50) FROM generate_series(1, 20000) AS n")
     with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
-        buffers = copied.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
-        lines = b"".join(map(bytes, buffers))
+        pieces = copy_out.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
+        lines = b"".join(map(bytes, pieces))
 
         assert connection.pgconn.ssl_in_use
         with cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as sent:

@@ -10,8 +10,7 @@ from deltaforge_dagster.errors import PositionLost, SourceMisconfigured, Unsuppo
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.column_types import labels, labels_text
-from deltaforge_dagster.sources.mysql.schema.described_types import described_type
+from deltaforge_dagster.sources.mysql.schema.column_types import described_type, labels, labels_text
 from deltaforge_dagster.tables import Column, TableSchema
 
 

@@ -17,6 +17,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
+from deltaforge_dagster.sources.findings import one_line
 
 SYNTAX = 1064
 _PRIVILEGE_MISSING = 1227
@@ -96,12 +97,6 @@ def may_not_replicate(where: str, user: str) -> PermissionMissing:
 def lost(where: str, why: str) -> PositionLost:
     """Return the error for a position that the binary log does not hold."""
     return PositionLost(f"{where}: {why}. Re-snapshot required")
-
-
-def one_line(text: str) -> str:
-    """Return the first line that says something, shortened."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no reason given"
 
 
 def _dump_ended(text: str, where: str) -> DeltaforgeError:

@@ -20,8 +20,8 @@ import pymysql
 from pymysql.cursors import Cursor, DictCursor
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, SourceUnavailable
+from deltaforge_dagster.sources.mysql.config import MysqlDsn, mysql_dsn
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
-from deltaforge_dagster.sources.mysql.dsn import MysqlDsn, mysql_dsn
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _CONNECT_SECONDS = 2.0

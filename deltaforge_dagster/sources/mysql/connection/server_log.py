@@ -1,7 +1,7 @@
 """What the server says about its binary log: settings, where it ends, what is still there.
 
 Manual: "Binary Logging Options and Variables", "SHOW BINARY LOG STATUS" (before MySQL 8.2: "SHOW
-MASTER STATUS"), "SHOW BINARY LOGS".
+MASTER STATUS"), "SHOW BINARY LOGS". MariaDB's manual: "Global Transaction ID", "BINLOG_GTID_POS".
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.sources.mysql.connection import mariadb_log
 from deltaforge_dagster.sources.mysql.connection.refusals import SYNTAX, lost
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 
 _OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
@@ -109,15 +108,33 @@ def check_grants(session: MysqlSession) -> None:
 def executed(session: MysqlSession) -> str:
     """Return every GTID that the server has executed, or of MariaDB the last one of each domain."""
     if session.is_mariadb:
-        return str(mariadb_log.executed(session))
+        return str(DomainGtids.parse(_global(session, "gtid_binlog_pos")))
     return str(GtidSet.parse(_global(session, "gtid_executed")))
 
 
 def _purged(session: MysqlSession) -> str:
     """Return those that the log no longer has."""
     if session.is_mariadb:
-        return str(mariadb_log.purged(session))
+        oldest = next(iter(log_files(session)))
+        return str(_domains_before(session, oldest, FILE_START) or DomainGtids())
     return str(GtidSet.parse(_global(session, "gtid_purged")))
+
+
+def domains_at(session: MysqlSession, where: str, position: BinlogPosition) -> DomainGtids:
+    """Return the last GTID of each domain of MariaDB before an offset of a file.
+
+    Raises:
+        PositionLost: The log does not have the file.
+    """
+    found = _domains_before(session, position.file, position.pos)
+    if found is None:
+        raise lost(where, f"the binary log file {position.file} was purged")
+    return found
+
+
+def _domains_before(session: MysqlSession, file: str, pos: int) -> DomainGtids | None:
+    value = session.rows("SELECT BINLOG_GTID_POS(%s, %s) AS value", file, pos)[0]["value"]
+    return None if value is None else DomainGtids.parse(str(value))
 
 
 def check_held(
@@ -195,4 +212,5 @@ def _check_file(session: MysqlSession, where: str, position: BinlogPosition) -> 
 
 
 def _global(session: MysqlSession, name: str) -> str:
-    return str(session.rows(f"SELECT @@GLOBAL.{name} AS value")[0]["value"])
+    value = session.rows(f"SELECT @@GLOBAL.{name} AS value")[0]["value"]
+    return "" if value is None else str(value)

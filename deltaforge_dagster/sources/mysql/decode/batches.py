@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, Longs
-from deltaforge_dagster.sources.mysql.decode.event_ids import write_event_ids
 from deltaforge_dagster.sources.mysql.decode.layout import (
     GTID_OF_MARIADB,
     OP_LETTERS,
@@ -43,6 +42,7 @@ from deltaforge_dagster.sources.mysql.decode.rows import (
     NO_ROOM,
     REPORT_WIDTH,
     write_changes,
+    write_event_ids,
 )
 from deltaforge_dagster.sources.mysql.events.binlog import QueryEvent
 from deltaforge_dagster.sources.mysql.events.table_map import MAX_COLUMNS

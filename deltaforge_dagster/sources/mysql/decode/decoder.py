@@ -13,7 +13,7 @@ one. Those go through the same rounds, as streams within the stream (`nested`), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,45 +22,53 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.batches import MysqlBatchWriter
-from deltaforge_dagster.sources.mysql.decode.held_events import HeldRows
+from deltaforge_dagster.sources.mysql.decode.held_events import (
+    HeldBatch,
+    HeldRows,
+    HeldStatement,
+    KnownTables,
+    follow,
+)
 from deltaforge_dagster.sources.mysql.decode.layout import (
+    BAD_EVENT,
     BARE,
     BEGUN,
     CHECKSUM,
     EVENT_POS,
+    FOREIGN,
+    FULL,
     INDEX,
     JOINED,
+    NEED_MORE,
     NESTED,
     OFFSET,
     OPEN,
     PACKET_END,
     POS,
+    REACHED,
+    SPLIT,
     TX_TAG,
     TXS,
 )
 from deltaforge_dagster.sources.mysql.decode.non_row_events import DAMAGE, NonRowEvents
 from deltaforge_dagster.sources.mysql.decode.scan import SPLIT_SIZE, pass_event, scan
-from deltaforge_dagster.sources.mysql.decode.stops import (
-    BAD_EVENT,
-    FOREIGN,
-    FULL,
-    NEED_MORE,
-    REACHED,
-    SPLIT,
-)
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
     MAX_ROWS,
+    GtidRun,
     PositionTracker,
     TransactionAssembler,
 )
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
+from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.prepared import FindsPrepared
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
 from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
+from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
 from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
@@ -301,3 +309,77 @@ class MysqlDecoder:
 
     def _where(self) -> str:
         return self._found.where(inside=bool(self._nested))
+
+
+class LogPlaces:
+    """Positions of events by their place in the log alone, without a set of executed GTIDs."""
+
+    def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
+        """Return the place."""
+        del gtids
+        return self.within(file, pos)
+
+    def within(self, file: str, pos: int) -> Position:
+        """Return the place."""
+        return BinlogPosition(file, pos)
+
+
+class _NothingPrepared:
+    """Held rows of a prepared transaction were kept when it was committed."""
+
+    def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
+        """Refuse."""
+        raise UnsupportedEvent(f"XA transaction {xid} among held events at {until.file}")
+
+
+def decode_held(
+    events: Iterator[bytes],
+    tables: KnownTables,
+    *,
+    source_id: str,
+    registry: SchemaRegistry,
+    forms: ValueForms,
+    outboxes: MysqlOutboxTables = NO_OUTBOX,
+    rules: ColumnRules = NO_RULES,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the changes of held events of one table, as if they had never been held.
+
+    Args:
+        events: `Held...data()` of `held_events`, in log order.
+        tables: What is known of tables; follows the statements among the events.
+        source_id: As of the source, since ids of events depend on it.
+        registry: Where versions are registered.
+        forms: How values look.
+        outboxes: Tables whose changes are marked as those of outboxes.
+        rules: What is hidden of columns.
+
+    Raises:
+        UnsupportedEvent: The columns of the table are still not known.
+        CorruptLog: What was kept is not whole.
+    """
+    decoder = MysqlDecoder(
+        source_id=source_id,
+        progress=LogPlaces(),
+        registry=registry,
+        catalog=tables,
+        captures=lambda _db, _table: True,
+        prepared=_NothingPrepared(),
+        forms=forms,
+        outboxes=outboxes,
+        rules=rules,
+    )
+    for kept, successor in follow(events):
+        if isinstance(kept, HeldStatement):
+            tables.statement(kept.database, kept.sql, BinlogPosition("held.0", 0))
+            decoder.forget_tables()
+            continue
+        last = successor is None or _transaction(successor) != _transaction(kept)
+        if isinstance(kept, HeldBatch):
+            yield with_tx_end(kept.rows) if last else kept.rows
+        else:
+            yield from decoder.decode_held(kept, last=last)
+
+
+def _transaction(kept: object) -> tuple[int, ...]:
+    assert isinstance(kept, HeldRows | HeldBatch)
+    return kept.tx

@@ -9,13 +9,11 @@ Of a table whose columns nobody knows every event is kept that its changes depen
 - while a table is held, every statement that defines tables: it may change how rows behind it are
   read.
 
-Each is one byte string: an 8-byte length of a JSON head, the head, and the rest.
+Each is one byte string (`base.pack_held`).
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +22,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import pack_held, unpack_held
 from deltaforge_dagster.sources.mysql.events.binlog import HEADER
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
@@ -35,8 +34,6 @@ from deltaforge_dagster.sources.mysql.schema.definitions import (
     lacks_charsets,
     table_of_statement,
 )
-
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class HeldRows:
         }
         size = len(self.event).to_bytes(4, "little")
         event = self.event[:9] + size + self.event[13:]
-        return _join(head, self.table_map + event)
+        return pack_held(head, self.table_map + event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ class HeldStatement:
 
     def data(self) -> bytes:
         """Return the bytes to keep."""
-        return _join({"statement": [self.database, self.sql]}, b"")
+        return pack_held({"statement": [self.database, self.sql]}, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ class HeldBatch:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.rows.schema) as stream:
             stream.write_batch(self.rows)
-        return _join({"batch": list(self.tx)}, sink.getvalue().to_pybytes())
+        return pack_held({"batch": list(self.tx)}, sink.getvalue().to_pybytes())
 
 
 HeldItem = HeldRows | HeldStatement | HeldBatch
@@ -107,9 +104,7 @@ def parse_held(data: bytes) -> HeldItem:
         CorruptLog: The bytes are none of them.
     """
     try:
-        (size,) = _LENGTH.unpack_from(data)
-        head = json.loads(data[_LENGTH.size : _LENGTH.size + size])
-        rest = data[_LENGTH.size + size :]
+        head, rest = unpack_held(data)
         if "statement" in head:
             return HeldStatement(*head["statement"])
         if "batch" in head:
@@ -120,13 +115,8 @@ def parse_held(data: bytes) -> HeldItem:
         if len(event) < HEADER:
             raise CorruptLog("a held event that is too short")
         return HeldRows(file, pos, tuple(tx), tag, index, rest[:described], event)
-    except (ValueError, KeyError, TypeError, struct.error, pa.ArrowException) as error:
+    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise CorruptLog(f"a held event that cannot be read: {error}") from error
-
-
-def _join(head: Mapping[str, Any], rest: bytes) -> bytes:
-    encoded = json.dumps(head, ensure_ascii=False).encode()
-    return _LENGTH.pack(len(encoded)) + encoded + rest
 
 
 class KnownTables:

@@ -1,6 +1,7 @@
 """Shapes of the integer arrays through which the decoder and its kernels talk.
 
-Every array holds 64-bit integers, one record per line; the constants name the columns.
+Every array holds 64-bit integers, one record per line; the constants name the columns. The last ones
+are the numbers that `scan` returns: why it stops, and what Python does then.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ read; 1 when events end in a CRC32; where the next row of a half-read event stan
 and end of the event that `scan` stopped at, its packet's end, and where it ends in the file; hashes
 of the file's name; `JOINED` or `NESTED` when the buffer has events without packet headers; changes of
 the transaction before the rows event that is read; 1 when changes are not noted but
-measured (`section_planner`), the bytes of events with captured ones in transactions that have ended, and in
+measured (`SectionPlanner`), the bytes of events with captured ones in transactions that have ended, and in
 those and the open one; where in the file to stop between two transactions, 0 for nowhere."""
 STATE_WIDTH = 20
 GROUP, BEGUN, PREPARING = 1, 2, 3
@@ -105,3 +106,28 @@ COLUMN_WIDTH = 8
 MAP_ID, MAP_VERSION, MAP_START, MAP_END = range(4)
 """Table id, -1 on a free line; its table version; where the event's content stands in the maps."""
 MAP_WIDTH = 4
+
+NEED_MORE, FULL, FOREIGN, SPLIT = range(4)
+"""The rest is not whole; no line is left in rows or txs; a packet that is no event; an event in
+several packets."""
+
+NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, TAGGED = range(4, 9)
+"""An event that Python reads: a TABLE_MAP not seen before; a QUERY that is no transaction control; a
+ROTATE; a FORMAT_DESCRIPTION; a GTID_TAGGED."""
+
+PAYLOAD, OF_XA, PREPARED, COMPRESSED, PARTIAL = range(9, 14)
+"""An event that holds or is made to others: a TRANSACTION_PAYLOAD; one about rows of an XA
+transaction; an XA_PREPARE; one of MariaDB's that is compressed; a PARTIAL_UPDATE_ROWS."""
+
+HELD_ROWS = 14
+"""A rows event of a table whose changes are kept back; they are counted."""
+
+UNSUPPORTED, NO_COLUMNS = 15, 16
+"""An event that is not decoded; a change without any column in its image."""
+
+REACHED = 17
+"""The place between two transactions where the reader was told to stop."""
+
+BAD_EVENT, BAD_SUM, BAD_ORDER, BAD_ROWS, UNKNOWN_TABLE = range(20, 25)
+"""Damage: an event that is shorter or longer than its kind; a wrong CRC32; an event where a
+transaction may not have it; a row that does not follow its table; a table never described."""

@@ -22,21 +22,37 @@ from deltaforge_dagster.sources.mysql.decode.held_events import (
     HeldStatement,
 )
 from deltaforge_dagster.sources.mysql.decode.layout import (
+    BAD_EVENT,
+    BAD_ORDER,
+    BAD_ROWS,
+    BAD_SUM,
     BEGUN,
     CHECKSUM,
+    COMPRESSED,
     EVENT,
     EVENT_END,
     EVENT_POS,
     FILE_A,
     FILE_B,
+    FORMAT,
     GROUP,
     GTID_OF_MYSQL,
     HELD_INDEX,
+    HELD_ROWS,
     INDEX,
+    NEW_FILE,
+    NEW_TABLE,
+    NO_COLUMNS,
+    OF_XA,
     OPEN,
     PACKET_END,
+    PARTIAL,
+    PAYLOAD,
     POS,
+    PREPARED,
     PREPARING,
+    STATEMENT,
+    TAGGED,
     TX_A,
     TX_B,
     TX_END,
@@ -45,29 +61,11 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TX_TAG,
     TX_TS_US,
     TXS,
+    UNKNOWN_TABLE,
+    UNSUPPORTED,
     UNTIL,
 )
 from deltaforge_dagster.sources.mysql.decode.partial_json import whole_event
-from deltaforge_dagster.sources.mysql.decode.stops import (
-    BAD_EVENT,
-    BAD_ORDER,
-    BAD_ROWS,
-    BAD_SUM,
-    COMPRESSED,
-    FORMAT,
-    HELD_ROWS,
-    NEW_FILE,
-    NEW_TABLE,
-    NO_COLUMNS,
-    OF_XA,
-    PARTIAL,
-    PAYLOAD,
-    PREPARED,
-    STATEMENT,
-    TAGGED,
-    UNKNOWN_TABLE,
-    UNSUPPORTED,
-)
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import TransactionAssembler
 from deltaforge_dagster.sources.mysql.events.binlog import (
     EVENT_NAMES,
@@ -84,8 +82,7 @@ from deltaforge_dagster.sources.mysql.events.gtid_events import (
     tag_hash,
 )
 from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
-from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
-from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
+from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents, payload_blocks
 from deltaforge_dagster.sources.mysql.events.statements import StatementKind, Xid, statement, xid_of
 from deltaforge_dagster.sources.mysql.events.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.position import BinlogPosition

@@ -34,10 +34,11 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TABLE_FIRST,
 )
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
-from deltaforge_dagster.sources.mysql.events.binlog import HEADER, UPDATE_ROWS_2
+from deltaforge_dagster.sources.mysql.events.binlog import HEADER, UPDATE_ROWS_2, FieldReader
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions
 from deltaforge_dagster.sources.mysql.values.types import JSON
 
+_NAME = "a PARTIAL_UPDATE_ROWS event"
 _PARTIAL_JSON = 1
 _REPLACE, _INSERT, _REMOVE = range(3)
 _OBJECT, _ARRAY, _LARGE = 0, 2, 1
@@ -55,30 +56,6 @@ class Scalar:
 
     kind: int
     data: bytes
-
-
-class _DiffReader:
-    """Reads fields one after the other."""
-
-    def __init__(self, content: bytes, at: int = 0) -> None:
-        self._content = content
-        self.at = at
-
-    def __bool__(self) -> bool:
-        return self.at < len(self._content)
-
-    def read(self, size: int) -> bytes:
-        if size > len(self._content) - self.at:
-            raise CorruptLog("a PARTIAL_UPDATE_ROWS event that is too short")
-        self.at += size
-        return self._content[self.at - size : self.at]
-
-    def number(self, size: int) -> int:
-        return int.from_bytes(self.read(size), "little")
-
-    def packed(self) -> int:
-        first = self.number(1)
-        return first if first < 251 else self.number({252: 2, 253: 3}.get(first, 8))
 
 
 def whole_event(event: bytes, versions: MysqlTableVersions) -> bytes:
@@ -116,7 +93,7 @@ def whole_update(body: bytes, columns: Longs, *, captured: bool = True) -> bytes
         CorruptLog: The bytes do not follow the format.
         UnsupportedEvent: The old image does not have a document that was changed.
     """
-    reader = _DiffReader(body)
+    reader = FieldReader(body, _NAME)
     reader.read(8)
     reader.read(reader.number(2) - 2)
     if reader.packed() != len(columns):
@@ -149,7 +126,7 @@ def _present(bits: bytes, count: int) -> list[int]:
     return [i for i in range(count) if bits[i >> 3] >> (i & 7) & 1]
 
 
-def _image(reader: _DiffReader, columns: Longs, present: list[int]) -> dict[int, bytes | None]:
+def _image(reader: FieldReader, columns: Longs, present: list[int]) -> dict[int, bytes | None]:
     """Read an image: the value of each column in it, without its size, None for null."""
     nulls = reader.read((len(present) + 7) // 8)
     values: dict[int, bytes | None] = {}
@@ -178,7 +155,7 @@ def _changed(document: bytes | None, difference: bytes) -> bytes:
         )
     try:
         root = _parse(document[0], document[1:], 0) if document else Scalar(_LITERAL, b"\0")
-        reader = _DiffReader(difference)
+        reader = FieldReader(difference, _NAME)
         while reader:
             operation = reader.number(1)
             path = reader.read(reader.packed()).decode()

@@ -1,4 +1,4 @@
-"""Second kernel: write the row images of scanned changes as JSON text.
+"""Second kernel: write the row images of scanned changes as JSON text, and their event ids.
 
 An image (drawn in `scan_rows`) becomes `{"column":value,...}`, columns in the table's order, without
 white space; columns that are not in the image are not written. `write_changes` fills three texts
@@ -18,6 +18,7 @@ most, so that here nothing but the room of whole rows is looked at.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COMMA, OPEN_BRACE, QUOTE
 from deltaforge_dagster.kernels.json_bytes import write_base64, write_utf_8
@@ -34,6 +35,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_SIZE,
     OP_DELETE,
     OP_INSERT,
+    ROW_INDEX,
     ROW_NEW,
     ROW_NEW_BITS,
     ROW_NEW_COUNT,
@@ -43,9 +45,15 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     ROW_OP,
     ROW_SIZE,
     ROW_TABLE,
+    ROW_TX,
     TABLE_COLUMNS,
     TABLE_FIRST,
     TABLE_KEYS,
+    TX_A,
+    TX_B,
+    TX_NUMBER,
+    TX_TAG,
+    TX_TS_US,
 )
 from deltaforge_dagster.sources.mysql.values.fixed_binary import (
     write_inet4,
@@ -98,6 +106,7 @@ from deltaforge_dagster.sources.mysql.values.types import (
     VECTOR,
     YEAR,
 )
+from deltaforge_dagster.sources.rows.event_ids import mix_a, mix_b, write_event_id
 
 BEFORE, AFTER, KEY = range(3)
 """Lines of `ends` and `valid`."""
@@ -362,3 +371,31 @@ def write_changes(
         valid[AFTER, line] = op != OP_DELETE
         valid[KEY, line] = has_key
     return last
+
+
+@kernel
+def write_event_ids(
+    rows: Longs, first: int, last: int, txs: Longs, seed: npt.NDArray[np.uint64], out: Bytes
+) -> None:
+    """Write the event ids of `rows[first:last]`, 36 bytes each, one after the other, from the start.
+
+    A change is named by its GTID and its index in the transaction, without a GTID by where the
+    transaction begins: the file's name and the position in it. So ids are the same on every server
+    of a replication group, unless it works without GTIDs.
+    """
+    at = 0
+    tx = -1
+    tx_a, tx_b = seed[0], seed[1]
+    for row in range(first, last):
+        if rows[row, ROW_TX] != tx:
+            tx = rows[row, ROW_TX]
+            tx_a, tx_b = seed[0], seed[1]
+            for column in (TX_A, TX_B, TX_NUMBER):
+                number = np.uint64(txs[tx, column])
+                tx_a, tx_b = mix_a(tx_a ^ number), mix_b(tx_b ^ number)
+            if txs[tx, TX_TAG] != 0:
+                number = np.uint64(txs[tx, TX_TAG])
+                tx_a, tx_b = mix_a(tx_a ^ number), mix_b(tx_b ^ number)
+        index = np.uint64(rows[row, ROW_INDEX])
+        a, b = mix_a(tx_a ^ index), mix_b(tx_b ^ index)
+        at = write_event_id(txs[tx, TX_TS_US], a, b, out, at)

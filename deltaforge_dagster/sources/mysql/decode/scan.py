@@ -2,7 +2,7 @@
 
 The byte layouts of packets and events are drawn in `binlog`. `scan` reads what steers the stream into
 its state, writes one line per change (`scan_rows`) and per transaction (`layout`), and stops where
-Python has to act (`stops`).
+Python has to act.
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -12,16 +12,22 @@ from __future__ import annotations
 import numpy as np
 
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
-from deltaforge_dagster.sources.mysql.decode.checksum import crc32
 from deltaforge_dagster.sources.mysql.decode.layout import (
+    BAD_EVENT,
+    BAD_ORDER,
+    BAD_SUM,
     BARE,
     BEGUN,
     CHECKSUM,
+    COMPRESSED,
     EVENT,
     EVENT_END,
     EVENT_POS,
     FILE_A,
     FILE_B,
+    FOREIGN,
+    FORMAT,
+    FULL,
     GROUP,
     GTID_OF_MARIADB,
     GTID_OF_MYSQL,
@@ -32,16 +38,27 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     MEASURED,
     MEASURED_OPEN,
     MEASURING,
+    NEED_MORE,
     NESTED,
+    NEW_FILE,
+    NEW_TABLE,
     NEXT_ROW,
+    OF_XA,
     OFFSET,
     OPEN,
     PACKET_END,
+    PARTIAL,
+    PAYLOAD,
     POS,
+    PREPARED,
     PREPARING,
+    REACHED,
     ROW_LAST,
     ROW_TX,
     ROWS,
+    SPLIT,
+    STATEMENT,
+    TAGGED,
     TX_A,
     TX_B,
     TX_END,
@@ -50,30 +67,10 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TX_TAG,
     TX_TS_US,
     TXS,
+    UNSUPPORTED,
     UNTIL,
 )
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table, measure_rows, scan_rows
-from deltaforge_dagster.sources.mysql.decode.stops import (
-    BAD_EVENT,
-    BAD_ORDER,
-    BAD_SUM,
-    COMPRESSED,
-    FOREIGN,
-    FORMAT,
-    FULL,
-    NEED_MORE,
-    NEW_FILE,
-    NEW_TABLE,
-    OF_XA,
-    PARTIAL,
-    PAYLOAD,
-    PREPARED,
-    REACHED,
-    SPLIT,
-    STATEMENT,
-    TAGGED,
-    UNSUPPORTED,
-)
 from deltaforge_dagster.sources.mysql.events.binlog import (
     ANNOTATE_ROWS,
     ANONYMOUS_GTID,
@@ -121,6 +118,52 @@ from deltaforge_dagster.sources.mysql.values.numbers import (
     read_64,
     read_big,
 )
+
+
+def _crc_tables() -> Longs:
+    """Return the tables of CRC-32 (IEEE 802.3), for eight bytes at a time ("slicing by eight").
+
+    Table `n` says what a byte becomes by the time that `n` more have passed.
+    """
+    tables = np.zeros((8, 256), np.int64)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (0xEDB88320 if value & 1 else 0)
+        tables[0, byte] = value
+    for step in range(1, 8):
+        for byte in range(256):
+            value = int(tables[step - 1, byte])
+            tables[step, byte] = value >> 8 ^ int(tables[0, value & 255])
+    return tables
+
+
+_CRC = _crc_tables()
+
+
+@kernel
+def crc32(source: Bytes, start: int, end: int) -> int:
+    """Return the CRC32 of `source[start:end]`, as zlib does."""
+    value = 0xFFFFFFFF
+    at = start
+    while end - at >= 8:
+        low = value ^ read_32(source, at)
+        value = (
+            _CRC[7, low & 255]
+            ^ _CRC[6, (low >> 8) & 255]
+            ^ _CRC[5, (low >> 16) & 255]
+            ^ _CRC[4, low >> 24]
+            ^ _CRC[3, source[at + 4]]
+            ^ _CRC[2, source[at + 5]]
+            ^ _CRC[1, source[at + 6]]
+            ^ _CRC[0, source[at + 7]]
+        )
+        at += 8
+    while at < end:
+        value = (value >> 8) ^ _CRC[0, (value ^ read_8(source, at)) & 255]
+        at += 1
+    return int(value ^ 0xFFFFFFFF)
+
 
 SPLIT_SIZE = 0xFFFFFF
 """Size of a packet that the next one goes on with."""

@@ -21,17 +21,22 @@ from __future__ import annotations
 from deltaforge_dagster.kernels.json_text import STRING_GROWTH, string_size
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.sources.mysql.decode.layout import (
+    BAD_EVENT,
+    BAD_ROWS,
     COLUMN_KIND,
     COLUMN_PREFIX,
     COLUMN_SIZE,
     EVENT_POS,
+    FULL,
     HELD,
     HELD_INDEX,
+    HELD_ROWS,
     INDEX,
     MAP_ID,
     MAP_VERSION,
     MEASURED_OPEN,
     NEXT_ROW,
+    NO_COLUMNS,
     OP_DELETE,
     OP_INSERT,
     OP_UPDATE,
@@ -55,13 +60,6 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TABLE_FIRST,
     TABLE_SIZE,
     TXS,
-)
-from deltaforge_dagster.sources.mysql.decode.stops import (
-    BAD_EVENT,
-    BAD_ROWS,
-    FULL,
-    HELD_ROWS,
-    NO_COLUMNS,
     UNKNOWN_TABLE,
 )
 from deltaforge_dagster.sources.mysql.events.binlog import (

@@ -28,7 +28,7 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
                           bit: Int56 commit time on the first server follows | ...
      38 XA_PREPARE        Int8 1 for one phase | Int32 format | Int32 size of gtrid | Int32 of bqual
                           | gtrid | bqual                                       see `prepared`
-     40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `payload`, `gtid_events`
+     40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `nested_events`, `gtid_events`
      160-171              MariaDB's own               see `mariadb_events`
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, passed over, like any event whose flags
@@ -90,6 +90,44 @@ EVENT_NAMES = {
     MARIADB_GTID: "GTID of an ALTER TABLE in two phases (binlog_alter_two_phase=ON)",
 }
 """Events that are not decoded, as `SHOW BINLOG EVENTS` and this package call them."""
+
+
+class FieldReader:
+    """Reads the fields of an event one after the other, and raises `CorruptLog` where there are none.
+
+    Args:
+        content: The fields.
+        name: What they are a part of, for messages: `a TABLE_MAP event`.
+    """
+
+    def __init__(self, content: bytes, name: str) -> None:
+        self._content = content
+        self._name = name
+        self.at = 0
+
+    def __bool__(self) -> bool:
+        """Say whether there is more."""
+        return self.at < len(self._content)
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        if size > len(self._content) - self.at:
+            raise CorruptLog(f"{self._name} that is too short")
+        self.at += size
+        return self._content[self.at - size : self.at]
+
+    def number(self, size: int) -> int:
+        """Return the next number of so many bytes."""
+        return int.from_bytes(self.read(size), "little")
+
+    def packed(self) -> int:
+        """Return the next packed number."""
+        first = self.number(1)
+        if first < 251:
+            return first
+        if first not in (252, 253, 254):
+            raise CorruptLog(f"{self._name} with a number that is none")
+        return self.number({252: 2, 253: 3, 254: 8}[first])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import uuid
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
-from deltaforge_dagster.sources.mysql.events.binlog import GTID, GTID_TAGGED
+from deltaforge_dagster.sources.mysql.events.binlog import GTID, GTID_TAGGED, FieldReader
 
 _VERSION = 1
 _UUID, _NUMBER, _TAG, _COMMITTED, _FIRST_COMMITTED = 1, 2, 3, 6, 7
@@ -74,40 +74,31 @@ def tag_hash(tag: str) -> int:
     return int.from_bytes(digest, "little") >> 1 or 1
 
 
-class _MessageReader:
+class _MessageReader(FieldReader):
     """Reads numbers of variable size one after the other."""
 
     def __init__(self, body: bytes) -> None:
-        self._body = body
-        self.at = 0
+        super().__init__(body, "a GTID_TAGGED event")
 
-    def number(self) -> int:
-        if self.at >= len(self._body):
-            raise CorruptLog("a GTID_TAGGED event that is too short")
-        first = self._body[self.at]
+    def unsigned(self) -> int:
+        first = self.number(1)
         more = 0
         while first >> more & 1:
             more += 1
-        text = self.read(more + 1)
+        rest = self.number(more)
         if more == 8:  # the first byte is all ones, and the value stands behind it
-            return int.from_bytes(text[1:], "little")
-        return int.from_bytes(text, "little") >> (more + 1)
+            return rest
+        return (rest << 8 | first) >> (more + 1)
 
     def signed(self) -> int:
-        number = self.number()
+        number = self.unsigned()
         return ~(number >> 1) if number & 1 else number >> 1
 
     def octets(self, size: int) -> bytes:
-        numbers = [self.number() for _ in range(size)]
+        numbers = [self.unsigned() for _ in range(size)]
         if max(numbers) > 0xFF:
             raise CorruptLog("a GTID_TAGGED event with a number where a byte should be")
         return bytes(numbers)
-
-    def read(self, size: int) -> bytes:
-        self.at += size
-        if self.at > len(self._body):
-            raise CorruptLog("a GTID_TAGGED event that is too short")
-        return self._body[self.at - size : self.at]
 
 
 def parse_tagged_gtid(body: bytes) -> GtidEvent:
@@ -118,7 +109,7 @@ def parse_tagged_gtid(body: bytes) -> GtidEvent:
         UnsupportedEvent: It has a field that is not known, and must be.
     """
     message = _MessageReader(body)
-    version, size, needed = message.number(), message.number(), message.number()
+    version, size, needed = message.unsigned(), message.unsigned(), message.unsigned()
     if version != _VERSION or needed > _FIELDS:
         raise UnsupportedEvent(
             f"a GTID_TAGGED event of version {version}, with a field {needed - 1} that must be known"
@@ -129,16 +120,16 @@ def parse_tagged_gtid(body: bytes) -> GtidEvent:
     numbers: dict[int, int] = {}
     last = -1
     while message.at < size:
-        field = message.number()
+        field = message.unsigned()
         if field <= last:
             raise CorruptLog("a GTID_TAGGED event with fields out of order")
         last = field
         if field == _UUID:
             sid = message.octets(_UUID_SIZE)
         elif field == _TAG:
-            tag = message.read(min(message.number(), _MAX_TAG + 1))
+            tag = message.read(min(message.unsigned(), _MAX_TAG + 1))
         elif field < _FIELDS:
-            numbers[field] = message.signed() if field in _SIGNED else message.number()
+            numbers[field] = message.signed() if field in _SIGNED else message.unsigned()
         else:
             break  # of a later version, which says that it need not be known
     if numbers.get(_NUMBER, 0) < 1 or len(tag) > _MAX_TAG or not tag.isascii():

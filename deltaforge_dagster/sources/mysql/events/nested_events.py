@@ -1,13 +1,27 @@
-"""Events that stand in another event, or were kept from earlier: a stream within the stream."""
+"""Events that stand in another event, or were kept from earlier: a stream within the stream.
+
+A TRANSACTION_PAYLOAD event holds the events of a compressed transaction (MySQL 8.0.20 and later,
+`binlog_transaction_compression=ON`; `Transaction_payload_event` in the server's `control_events.h`).
+Numbers are packed (`binlog`)::
+
+    for each field: type | size of the value | value; then type 0, and the payload until the end
+      1 size of the payload   2 compression: 0 zstd, 255 none   3 size without compression
+
+    payload: events one directly behind the other, as in the file, but without checksums, and with
+    positions that mean nothing: they stand where the event around them stands
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
 
-from deltaforge_dagster.errors import CorruptLog
+import pyarrow as pa
+
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
-from deltaforge_dagster.sources.mysql.events.binlog import HEADER
+from deltaforge_dagster.sources.mysql.events.binlog import HEADER, FieldReader
+from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
 
 
 class NestedEvents:
@@ -83,3 +97,45 @@ def events(blocks: Iterator[bytes]) -> Iterator[bytes]:
             yield block[at : at + size].tobytes()
             at += size
         nested.keep(block[at:])
+
+
+_NAME = "a TRANSACTION_PAYLOAD event"
+_END, _SIZE, _COMPRESSION, _WHOLE_SIZE = range(4)
+_ZSTD, _NONE = 0, 255
+
+
+def payload_blocks(body: bytes) -> Iterator[bytes]:
+    """Return the events in a TRANSACTION_PAYLOAD event's body, in blocks cut anywhere.
+
+    A block has 4 MiB at most, however large the transaction is.
+
+    Raises:
+        CorruptLog: The body does not follow the format.
+        UnsupportedEvent: It is compressed in another way.
+    """
+    fields: dict[int, int] = {}
+    reader = FieldReader(body, _NAME)
+    while (kind := reader.packed()) != _END:
+        fields[kind] = FieldReader(reader.read(reader.packed()), _NAME).packed()
+    payload = memoryview(body)[reader.at :]
+    if fields.get(_SIZE, len(payload)) != len(payload):
+        raise CorruptLog(f"{_NAME} that differs from its size")
+    compression = fields.get(_COMPRESSION, _NONE)
+    if compression not in (_ZSTD, _NONE):
+        raise UnsupportedEvent(f"a transaction compressed in an unknown way, {compression}")
+    stream: pa.NativeFile = pa.BufferReader(payload)
+    if compression == _ZSTD:
+        stream = pa.CompressedInputStream(stream, "zstd")
+    return _blocks(stream, fields.get(_WHOLE_SIZE))
+
+
+def _blocks(stream: pa.NativeFile, whole: int | None) -> Iterator[bytes]:
+    size = 0
+    try:
+        while block := stream.read(BUFFER_BYTES):
+            size += len(block)
+            yield block
+    except (OSError, pa.ArrowException) as error:
+        raise CorruptLog("a compressed transaction that cannot be decompressed") from error
+    if whole is not None and size != whole:
+        raise CorruptLog("a compressed transaction that differs from its size")

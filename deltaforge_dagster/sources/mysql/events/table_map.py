@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
+from deltaforge_dagster.sources.mysql.events.binlog import FieldReader
 from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS
 from deltaforge_dagster.sources.mysql.values.types import LogType, log_type, metadata_size
 
@@ -96,32 +97,11 @@ class TableMap:
         return [collation for type_, collation in pairs if type_.is_text]
 
 
-class _TableMapReader:
-    """Reads the fields of an event one after the other."""
+class _TableMapReader(FieldReader):
+    """Reads the fields of a TABLE_MAP event one after the other."""
 
     def __init__(self, content: bytes) -> None:
-        self._content = content
-        self._at = 0
-
-    def __bool__(self) -> bool:
-        return self._at < len(self._content)
-
-    def read(self, size: int) -> bytes:
-        if size > len(self._content) - self._at:
-            raise CorruptLog("a TABLE_MAP event that is too short")
-        self._at += size
-        return self._content[self._at - size : self._at]
-
-    def number(self, size: int) -> int:
-        return int.from_bytes(self.read(size), "little")
-
-    def packed(self) -> int:
-        first = self.number(1)
-        if first < 251:
-            return first
-        if first not in (252, 253, 254):
-            raise CorruptLog("a TABLE_MAP event with a number that is none")
-        return self.number({252: 2, 253: 3, 254: 8}[first])
+        super().__init__(content, "a TABLE_MAP event")
 
     def text(self) -> bytes:
         return self.read(self.packed())

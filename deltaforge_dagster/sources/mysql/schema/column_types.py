@@ -3,6 +3,9 @@
 A statement may use synonyms and leave out sizes (manual: "Data Types", "Using Data Types from Other
 Database Engines"); here they become what `information_schema.columns.column_type` shows. The log
 knows no display widths, and lengths of text in bytes, so not everything is compared.
+
+From a type as the catalog writes it (`COLUMN_TYPE`), and its character set (`CHARACTER_SET_NAME`), comes
+the same `MysqlValueType` as from a TABLE_MAP event (`described_type`).
 """
 
 from __future__ import annotations
@@ -10,12 +13,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
     NotUnderstoodError,
     Token,
     TokenKind,
     TokenReader,
     items,
+)
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS
+from deltaforge_dagster.sources.mysql.values.types import (
+    GEOMETRIES,
+    LABEL_FORMS,
+    LogType,
+    MysqlValueType,
+    ValueForms,
+    mariadb_type,
+    value_type,
 )
 
 ANY_TEXT = "any text"
@@ -29,10 +43,6 @@ TEXTS = {
 ANY_SIGN = " signed or unsigned"
 """What stands behind an integer type of a log that does not say which."""
 
-_GEOMETRIES = {
-    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
-    "multipolygon", "geometrycollection", "geomcollection",
-}  # fmt: skip
 _SYNONYMS = {
     "bool": "tinyint", "boolean": "tinyint", "int1": "tinyint", "int2": "smallint",
     "int3": "mediumint", "middleint": "mediumint", "integer": "int", "int4": "int",
@@ -44,7 +54,7 @@ _KNOWN = {
     "tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "real", "bit",
     "date", "time", "datetime", "timestamp", "year", "char", "binary", "enum", "set", "json",
     "vector", "uuid", "inet4", "inet6",
-} | TEXTS | _GEOMETRIES  # fmt: skip
+} | TEXTS | GEOMETRIES  # fmt: skip
 _SIZED = {"decimal": "10,0", "bit": "1", "datetime": "0", "timestamp": "0", "time": "0"}
 """Types whose size is in the log, and the size that they have without one."""
 _INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
@@ -174,7 +184,7 @@ def _comparable(column_type: str) -> str:
         return f"{name} unsigned" if unsigned else name
     if name in _SIZED:
         return f"{name}({size.replace(' ', '') or 0})"
-    if name in _GEOMETRIES:
+    if name in GEOMETRIES:
         return "geometry"
     # By the character set, which the log knows, one is the other.
     return _IN_THE_LOG.get(name, name.replace("blob", "text"))
@@ -183,3 +193,75 @@ def _comparable(column_type: str) -> str:
 _IN_THE_LOG = {
     "binary": "char", "varbinary": "varchar", "uuid": "char", "inet4": "char", "inet6": "char",
 }  # fmt: skip
+
+
+_TYPE = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?(.*)", re.DOTALL)
+_CODES = {
+    "tinyint": 1, "smallint": 2, "mediumint": 9, "int": 3, "bigint": 8, "float": 4, "double": 5,
+    "year": 13, "date": 10, "timestamp": 17, "datetime": 18, "time": 19,
+}  # fmt: skip
+_BLOB_SIZES = {"tiny": 1, "": 2, "medium": 3, "long": 4}
+_COLLATIONS = {charset.name: number for number, charset in CHARSETS.items()}
+_COLLATIONS["utf8"] = _COLLATIONS["utf8mb3"]
+
+
+def described_type(
+    column_type: str,
+    charset: str | None,
+    labels: Sequence[str] = (),
+    forms: ValueForms = LABEL_FORMS,
+) -> MysqlValueType:
+    """Return how values of a column are read.
+
+    Args:
+        column_type: `COLUMN_TYPE`, such as `decimal(10,2) unsigned`.
+        charset: `CHARACTER_SET_NAME`, None for types without one.
+        labels: Those of an ENUM or SET.
+        forms: How values look where there is a choice.
+
+    Raises:
+        UnsupportedEvent: The type, or its character set, is not known.
+    """
+    found = _TYPE.fullmatch(column_type.lower())
+    assert found
+    name, first, second, rest = found[1], int(found[2] or 0), int(found[3] or 0), found[4]
+    mariadb = mariadb_type(name)
+    if mariadb is not None:
+        return mariadb
+    collation = 63 if charset is None else _COLLATIONS.get(charset)
+    if collation is None:
+        raise UnsupportedEvent(f"text in the unknown character set {charset}")
+    log_type = _log_type(name, first, second, CHARSETS[collation].width, len(labels))
+    if log_type is None:
+        raise UnsupportedEvent(f"type {name}")
+    return value_type(log_type, collation, unsigned="unsigned" in rest.split(), forms=forms)
+
+
+def _log_type(name: str, first: int, second: int, width: int, labels: int) -> LogType | None:  # noqa: C901, PLR0911, PLR0912 - one case per type
+    if name in {"timestamp", "datetime", "time"}:
+        return LogType(_CODES[name], first)
+    if name in _CODES:
+        return LogType(_CODES[name])
+    if name == "decimal":
+        return LogType(246, first, second)
+    if name == "bit":
+        return LogType(16, first % 8, first // 8)
+    if name == "enum":
+        return LogType(247, 1 if labels < 256 else 2)
+    if name == "set":
+        size = (labels + 7) // 8
+        return LogType(248, size if size <= 4 else 8)
+    if name in {"char", "binary"}:
+        return LogType(254, first * width)
+    if name in {"varchar", "varbinary"}:
+        return LogType(15, first * width)
+    if name == "json":
+        return LogType(245, 4)
+    if name == "vector":
+        return LogType(242, 4)
+    if name in GEOMETRIES:
+        return LogType(255, 4)
+    for ending in ("blob", "text"):
+        if name.endswith(ending) and name.removesuffix(ending) in _BLOB_SIZES:
+            return LogType(252, _BLOB_SIZES[name.removesuffix(ending)])
+    return None

@@ -29,7 +29,7 @@ from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.kernels.json_text import MAX_DEPTH as TEXT_DEPTH
 from deltaforge_dagster.kernels.json_text import STRING_GROWTH
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
-from deltaforge_dagster.sources.mysql.decode.column_layout import ColumnLayout
+from deltaforge_dagster.sources.mysql.schema.versions import ColumnLayout
 from deltaforge_dagster.sources.mysql.snapshot.result_rows import Rows, split_rows
 from deltaforge_dagster.sources.mysql.snapshot.result_text import gather, write_selected
 from deltaforge_dagster.sources.mysql.values.floats import VECTOR_GROWTH

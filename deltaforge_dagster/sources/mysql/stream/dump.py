@@ -16,12 +16,10 @@ from __future__ import annotations
 import struct
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable, UnsupportedEvent
-from deltaforge_dagster.sources.mysql.connection import mariadb_log
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
-from deltaforge_dagster.sources.mysql.mariadb_gtid import is_of_mariadb
+from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet, is_of_mariadb
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.stream.socket import StreamSocket
 
@@ -71,7 +69,9 @@ def open_dump(
     flags = 0 if follow else _NON_BLOCK
     settings: tuple[str, ...] = SETTINGS
     if start.gtid_set is not None and _is_mariadb(server, start.gtid_set, seconds):
-        settings += mariadb_log.connect_state(start.gtid_set)
+        last = DomainGtids.parse(start.gtid_set)
+        # Strict: the very transactions must be in the log, not only later ones.
+        settings += (f"SET @slave_connect_state = '{last}', @slave_gtid_strict_mode = 1",)
         command, body = _COM_BINLOG_DUMP, struct.pack("<IHI", FILE_START, flags, reader_id)
     elif start.gtid_set is None:
         if start.pos >> 32:

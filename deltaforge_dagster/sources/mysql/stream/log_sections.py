@@ -1,6 +1,6 @@
 """Log sections of the log: consecutive parts that readers beside each other decode.
 
-`plan_sections` looks through the log ahead (`planner`) and says where one may be cut: between two
+`plan_sections` looks through the log ahead (`SectionPlanner`) and says where one may be cut: between two
 transactions, with the position and the GTIDs there. Each log section carries what its reader has to know of
 the tables in it, so that it needs neither catalog nor registry, and asks nobody: a reader that meets
 a table it was not told of fails, and its log section is read by the one reader who may ask.
@@ -11,11 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deltaforge_dagster.errors import LeaseLost, SourceUnavailable, UnsupportedEvent
+from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SourceNotes
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
+from deltaforge_dagster.sources.mysql.decode.layout import (
+    EVENT,
+    EVENT_END,
+    FORMAT,
+    MEASURED,
+    MEASURED_OPEN,
+    MEASURING,
+    NEW_FILE,
+    NEW_TABLE,
+    PARTIAL,
+    PAYLOAD,
+    TAGGED,
+)
+from deltaforge_dagster.sources.mysql.decode.non_row_events import NonRowEvents
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
@@ -23,7 +39,6 @@ from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.definitions import fit, lacks_charsets
 from deltaforge_dagster.sources.mysql.schema.versions import TableCatalog
 from deltaforge_dagster.sources.mysql.stream.dump import SILENCE_SECONDS
-from deltaforge_dagster.sources.mysql.stream.section_planner import SectionPlanner
 from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
 from deltaforge_dagster.sources.stream.socket import StreamSocket
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
@@ -220,3 +235,53 @@ def plan_sections(
             raise decoded.error
         if whole is not None:
             yield section(whole)
+
+
+_AS_A_DECODER = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
+
+
+class _Passed(NonRowEvents):
+    """Acts on what says where transactions and tables are; passes over rows, and ends at the rest."""
+
+    def act(self, stop: int, source: Bytes) -> None:
+        """Do what `scan` stopped for; it goes on after the event when this returns.
+
+        Raises:
+            UnsupportedEvent: What follows cannot be decoded by itself.
+        """
+        state = self._state
+        if stop in _AS_A_DECODER:
+            super().act(stop, source)
+        elif stop == PAYLOAD:  # the rest of a transaction, its end too; perhaps nothing is captured
+            state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
+            self._found.commit()
+        elif stop == PARTIAL:
+            state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
+        else:
+            raise UnsupportedEvent(f"what follows cannot be decoded by itself, {self._where()}")
+
+
+class SectionPlanner(MysqlDecoder):
+    """Yields positions between transactions, in batches without rows; takes what `MysqlDecoder` takes.
+
+    It keeps the same account of transactions and positions as a decoder, but passes over the rows: it
+    only counts the bytes of events that have captured ones. So it costs little beside decoding. It
+    registers table versions as they come: those who decode the parts of the log between two of its
+    positions find them all registered.
+
+    It goes on only as long as every such part can be decoded from nothing but its own bytes and the
+    tables known so far. A statement that defines something, a prepared transaction, a table that is
+    held, and whatever else asks for more, end it, as its `DecodedBinlog.error`; a decoder that reads
+    on from there deals with it.
+    """
+
+    _non_row_events = _Passed
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._state[MEASURING] = 1
+
+    @property
+    def measured(self) -> int:
+        """Bytes of events with captured changes, in all transactions that have ended so far."""
+        return int(self._state[MEASURED])

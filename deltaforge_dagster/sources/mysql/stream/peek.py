@@ -8,8 +8,7 @@ from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.events import binlog
-from deltaforge_dagster.sources.mysql.events.nested_events import events
-from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
+from deltaforge_dagster.sources.mysql.events.nested_events import events, payload_blocks
 from deltaforge_dagster.sources.mysql.events.statements import WORTH_A_RUN, statement
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, table_of

@@ -17,8 +17,11 @@ from deltaforge_dagster.errors import CorruptLog, PositionLost
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START, log_files
 from deltaforge_dagster.sources.mysql.events import binlog
-from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
-from deltaforge_dagster.sources.mysql.events.payload import payload_blocks
+from deltaforge_dagster.sources.mysql.events.nested_events import (
+    events,
+    payload_blocks,
+    without_checksum,
+)
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, Seen

@@ -11,8 +11,7 @@ import uuid
 from collections.abc import Sequence
 
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
-from deltaforge_dagster.sources.mysql.mariadb_gtid import DomainGtids, is_of_mariadb
+from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet, is_of_mariadb
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 
 

@@ -34,7 +34,6 @@ from deltaforge_dagster.kernels.characters import (
     CLOSE_BRACKET,
     COLON,
     COMMA,
-    EQUALS,
     LOWER_N,
     MINUS,
     OPEN_BRACE,
@@ -42,11 +41,12 @@ from deltaforge_dagster.kernels.characters import (
     QUOTE,
     SPACE,
 )
-from deltaforge_dagster.kernels.json_bytes import BASE64, write_utf_8
+from deltaforge_dagster.kernels.json_bytes import write_utf_8
 from deltaforge_dagster.kernels.json_text import (
     INVALID,
     STRING_GROWTH,
     write_false,
+    write_group,
     write_null,
     write_true,
 )
@@ -109,23 +109,15 @@ def _sized(source: Bytes, at: int, end: int) -> tuple[int, int]:
 @kernel
 def _write_lines(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
     """Write Base64 (RFC 4648) with an escaped line break between lines of 76 characters."""
-    at = start
-    while at < end:
+    for at in range(start, end, 3):
         if at > start and (at - start) % _LINE == 0:
             out[place] = BACKSLASH
             out[place + 1] = LOWER_N
             place += 2
-        count = min(3, end - at)
-        group = 0
-        for i in range(3):
-            group = group << 8 | (read_8(source, at + i) if i < count else 0)
-        for digit in range(4):
-            if digit <= count:
-                out[place + digit] = BASE64[(group >> (18 - 6 * digit)) & 63]
-            else:
-                out[place + digit] = EQUALS
-        at += 3
-        place += 4
+        group, count = np.int64(0), min(3, end - at)
+        for i in range(count):
+            group |= np.int64(source[at + i]) << (16 - 8 * i)
+        place = write_group(group, count, out, place)
     return place
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaforge_dagster.kernels.characters import BACKSLASH, COMMA, LOWER_U, QUOTE, ZERO
-from deltaforge_dagster.kernels.json_bytes import write_base64, write_utf_8
+from deltaforge_dagster.kernels.json_bytes import write_base64, write_code_point, write_utf_8
 from deltaforge_dagster.kernels.json_text import ESCAPES, HEX_DIGITS, INVALID
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
-from deltaforge_dagster.sources.mysql.values.charset_tables import GB18030_BMP, PLANE, SINGLES
+from deltaforge_dagster.sources.mysql.values.charsets import GB18030_BMP, PLANE, SINGLES
 from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_big
 from deltaforge_dagster.sources.mysql.values.types import (
     BLOB,
@@ -38,34 +38,18 @@ _ESCAPED_ZERO = np.frombuffer(b"\\u0000", np.uint8).copy()
 @kernel
 def _write_character(code_point: int, out: Bytes, place: int) -> int:
     """Write one character of a string, escaped where JSON asks for it; at most 6 bytes."""
-    if code_point < 0x80:
-        letter = ESCAPES[code_point]
-        if letter == 0:
-            out[place] = code_point
-            return place + 1
-        out[place] = BACKSLASH
-        out[place + 1] = letter
-        if letter != LOWER_U:
-            return place + 2
-        out[place + 2] = ZERO
-        out[place + 3] = ZERO
-        out[place + 4] = HEX_DIGITS[code_point >> 4]
-        out[place + 5] = HEX_DIGITS[code_point & 15]
-        return place + 6
-    if code_point < 0x800:
-        out[place] = 0xC0 | code_point >> 6
-        out[place + 1] = 0x80 | code_point & 63
+    if code_point >= 0x80 or ESCAPES[code_point] == 0:
+        return write_code_point(code_point, out, place)
+    letter = ESCAPES[code_point]
+    out[place] = BACKSLASH
+    out[place + 1] = letter
+    if letter != LOWER_U:
         return place + 2
-    if code_point < 0x10000:
-        out[place] = 0xE0 | code_point >> 12
-        out[place + 1] = 0x80 | code_point >> 6 & 63
-        out[place + 2] = 0x80 | code_point & 63
-        return place + 3
-    out[place] = 0xF0 | code_point >> 18
-    out[place + 1] = 0x80 | code_point >> 12 & 63
-    out[place + 2] = 0x80 | code_point >> 6 & 63
-    out[place + 3] = 0x80 | code_point & 63
-    return place + 4
+    out[place + 2] = ZERO
+    out[place + 3] = ZERO
+    out[place + 4] = HEX_DIGITS[code_point >> 4]
+    out[place + 5] = HEX_DIGITS[code_point & 15]
+    return place + 6
 
 
 @kernel

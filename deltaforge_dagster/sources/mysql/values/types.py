@@ -58,8 +58,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
-from deltaforge_dagster.sources.mysql.values.charset_tables import single_line
-from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset, Form
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset, Form, single_line
 from deltaforge_dagster.sources.mysql.values.fixed_binary import INET4_ROOM, INET6_ROOM, UUID_ROOM
 from deltaforge_dagster.sources.mysql.values.floats import FLOAT_ROOM
 from deltaforge_dagster.sources.mysql.values.json_binary import DOCUMENT_ROOM
@@ -239,7 +238,7 @@ class MysqlValueType:
         prefix: Bytes of the length before each value.
         room: Most bytes of a value's JSON, so far as they do not depend on the length before it.
         first, second: What the kernel needs to know more: digits and scale of a DECIMAL, digits of
-            a fraction, bytes of a BINARY and whether it may be a string; of texts the line of `charset_tables.SINGLES`, or the
+            a fraction, bytes of a BINARY and whether it may be a string; of texts the line of `charsets.SINGLES`, or the
             bytes of the longest character, or for UTF-16 whether it is little-endian and whether
             it has surrogates.
         charset: Of a text with several bytes per character: whose table the kernel needs.

@@ -14,6 +14,7 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
     UnsupportedEvent,
 )
+from deltaforge_dagster.sources.findings import one_line
 
 _EXACT: dict[str, tuple[type[DeltaforgeError], str]] = {
     "28P01": (
@@ -76,9 +77,3 @@ def connection_error(text: str, where: str) -> DeltaforgeError:
     if "TLS" in reason or "SSL" in reason or "certificate" in reason:
         return SourceMisconfigured(f"{where}: {reason}; see sslmode and sslrootcert of the DSN")
     return SourceUnavailable(f"{where}: {reason}")
-
-
-def one_line(text: str) -> str:
-    """Return the first line that says something, shortened."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no reason given"

@@ -13,8 +13,8 @@ import psycopg
 from psycopg import sql
 
 from deltaforge_dagster.errors import PermissionMissing
+from deltaforge_dagster.sources.findings import one_line
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.refusals import one_line
 from deltaforge_dagster.sources.postgres.connection.server import (
     KeptConnection,
     PostgresSourceServer,

@@ -25,6 +25,7 @@ from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
+from deltaforge_dagster.sources.postgres.config import DSN_DEFAULTS, postgres_dsn
 from deltaforge_dagster.sources.postgres.connection import handshake
 from deltaforge_dagster.sources.postgres.connection.refusals import (
     NOT_PERMITTED,
@@ -32,7 +33,6 @@ from deltaforge_dagster.sources.postgres.connection.refusals import (
     may_not_replicate,
     translate,
 )
-from deltaforge_dagster.sources.postgres.dsn import postgres_dsn
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 SETTINGS = {
@@ -62,7 +62,6 @@ NAME_BYTES = 63
 _DIGEST = 12
 _CONNECT_SECONDS = 2  # the least that libpq accepts
 _IDLE_SECONDS = 30.0
-_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class PostgresSourceServer:
         """
         given = conninfo.conninfo_to_dict(postgres_dsn(dsn)[0])
         name = _fitting(application_name)
-        return cls(name, {**_DEFAULTS, **given, "application_name": name})
+        return cls(name, {**DSN_DEFAULTS, **given, "application_name": name})
 
     @property
     def where(self) -> str:

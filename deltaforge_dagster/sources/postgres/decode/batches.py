@@ -12,7 +12,6 @@ from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEv
 from deltaforge_dagster.kernels.json_text import MAX_DEPTH
 from deltaforge_dagster.kernels.runtime import Bytes, Longs
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.sources.postgres.decode.event_ids import write_event_ids
 from deltaforge_dagster.sources.postgres.decode.layout import (
     OP_INSERT,
     OP_LETTERS,
@@ -44,6 +43,7 @@ from deltaforge_dagster.sources.postgres.decode.rows import (
     RESELECT,
     TOO_DEEP_VALUE,
     write_changes,
+    write_event_ids,
 )
 from deltaforge_dagster.sources.postgres.decode.toast_reselect import (
     NOTHING,

@@ -6,22 +6,20 @@ line of `layout.TX_*`) and how many changes of it come before. So it gets the id
 time that it would have had. The rest are messages, as the decoder reads them: the types and
 the table as the log described them, and the change; of a TRUNCATE only the part of this table.
 
-Each is one byte string: an 8-byte length of a JSON head, the head, and the messages.
+Each is one byte string (`base.pack_held`) that ends in the messages.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.sources.base import pack_held, unpack_held
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 
-_LENGTH = struct.Struct("<Q")
 _TRUNCATE = ord("T")
 
 
@@ -43,9 +41,8 @@ class HeldChange:
 
     def data(self) -> bytes:
         """Return the bytes to keep."""
-        fields = {"tx": self.tx, "index": self.index, "described": len(self.description)}
-        head = json.dumps(fields).encode()
-        return _LENGTH.pack(len(head)) + head + self.description + self.change
+        head = {"tx": self.tx, "index": self.index, "described": len(self.description)}
+        return pack_held(head, self.description + self.change)
 
 
 def parse_held(data: bytes) -> HeldChange:
@@ -55,12 +52,11 @@ def parse_held(data: bytes) -> HeldChange:
         CorruptLog: The bytes are no such.
     """
     try:
-        (size,) = _LENGTH.unpack_from(data)
-        head = json.loads(data[_LENGTH.size : _LENGTH.size + size])
-        messages, described = data[_LENGTH.size + size :], int(head["described"])
+        head, messages = unpack_held(data)
+        described = int(head["described"])
         tx, index = tuple(map(int, head["tx"])), int(head["index"])
         return HeldChange(tx, index, messages[:described], messages[described:])
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CorruptLog(f"a held change that cannot be read: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Second kernel: write the row images of scanned changes as JSON text.
+"""Second kernel: write the row images of scanned changes as JSON text, and their event ids.
 
 A tuple (drawn in `pgoutput`) becomes `{"column":value,...}`, columns in the table's order, without
 white space. `write_changes` fills three texts at once, each in the form of an Arrow string array
@@ -27,6 +27,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COMMA, OPEN_BRACE
 from deltaforge_dagster.kernels.json_text import (
@@ -57,14 +58,20 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
     OP_MESSAGE,
     OP_TRUNCATE,
     ROW_END,
+    ROW_INDEX,
     ROW_OP,
     ROW_START,
     ROW_TABLE,
+    ROW_TX,
     TABLE_COLUMNS,
     TABLE_FIRST,
     TABLE_KEYS,
+    TX_FINAL_LSN,
+    TX_ID_US,
+    TX_XID,
 )
 from deltaforge_dagster.sources.postgres.decode.scan import read_16, read_32
+from deltaforge_dagster.sources.rows.event_ids import mix_a, mix_b, write_event_id
 
 BEFORE, AFTER, KEY = range(3)
 """Lines of `ends` and `valid`."""
@@ -384,3 +391,22 @@ def write_changes(
         valid[AFTER, line] = op != OP_DELETE
         valid[KEY, line] = tables[table, TABLE_KEYS] > 0
     return last
+
+
+@kernel
+def write_event_ids(
+    rows: Longs, first: int, last: int, txs: Longs, seed: npt.NDArray[np.uint64], out: Bytes
+) -> None:
+    """Write the event ids of `rows[first:last]`, 36 bytes each, one after the other, from the start.
+
+    A change is named by its transaction's commit LSN and xid, and its index in the transaction.
+    """
+    at = 0
+    for row in range(first, last):
+        tx = rows[row, ROW_TX]
+        a, b = seed[0], seed[1]
+        lsn, xid = np.uint64(txs[tx, TX_FINAL_LSN]), np.uint64(txs[tx, TX_XID])
+        index = np.uint64(rows[row, ROW_INDEX])
+        a = mix_a(mix_a(mix_a(a ^ lsn) ^ xid) ^ index)
+        b = mix_b(mix_b(mix_b(b ^ lsn) ^ xid) ^ index)
+        at = write_event_id(txs[tx, TX_ID_US], a, b, out, at)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from deltaforge_dagster.config.globs import Globs
-from deltaforge_dagster.errors import SourceMisconfigured, UnsupportedEvent
+from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, Longs
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.base import SchemaRegistry
@@ -149,7 +149,8 @@ class PostgresTableVersions:
     def _version(self, relation: Relation, message: bytes, position: LsnPosition) -> int:
         """Return the version that a captured table is decoded with, or `HELD`."""
         if relation.full_name in self.held:
-            self._refuse_to_hold(relation, self.held[relation.full_name])
+            reason = self.held[relation.full_name]
+            self.hiding.refuse_to_hold(relation.schema, relation.table, reason)
             return HELD
         try:
             key = self._key(relation, position)
@@ -159,18 +160,10 @@ class PostgresTableVersions:
             elif self._by_relation.get(relation.oid) != version:
                 self._registry.register(self._shown[version], position)  # it is in force again
         except UnsupportedEvent as error:
-            self._refuse_to_hold(relation, str(error))
+            self.hiding.refuse_to_hold(relation.schema, relation.table, str(error))
             self.held[relation.full_name] = str(error)
             return HELD
         return version
-
-    def _refuse_to_hold(self, relation: Relation, reason: str) -> None:
-        """Stop where changes that are kept back would hold what rules hide: they are kept as they are."""
-        if self.hiding.touches(relation.schema, relation.table):
-            raise SourceMisconfigured(
-                f"{reason}. Its changes are not held meanwhile: engine.columns hides columns of the"
-                " table, and what is held is the log as it is"
-            )
 
     def _key(self, relation: Relation, position: LsnPosition) -> tuple[str, ...]:
         """Return the key columns, in the table's order."""

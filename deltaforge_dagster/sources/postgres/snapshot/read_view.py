@@ -1,4 +1,4 @@
-"""What a read of a table could see in PostgreSQL: the snapshot of the read.
+"""What a read of a table could see in PostgreSQL, and what it has to see.
 
 `xmin:xmax:xip` (manual: "Transaction ID and Snapshot Information Functions"). A transaction was seen if its
 number is below `xmax` and not in `xip`, wherever its commit stands in the log: the log has a commit before
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,10 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
-from deltaforge_dagster.sources.snapshot.read_views import Mask, by_transaction
+from deltaforge_dagster.sources.snapshot.base import Mask, by_transaction
+
+if TYPE_CHECKING:  # who only compares read views needs no client library
+    import psycopg
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,41 @@ class XidReadView:
         distance = (numbers - np.uint32(self.xmax & 0xFFFFFFFF)).astype(np.uint32).view(np.int32)
         whole = self.xmax + distance.astype(np.int64)
         return (whole >= self.xmax) | np.isin(whole, np.array(self.running, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """What each read of a snapshot has to see: where the log stood, and what was running a little later.
+
+    A read that sees all of these sees everything that was committed up to `lsn`: also what stood in the
+    log by then, and could not be seen. A snapshot does not say which are running: it names none that began
+    after the last one that has ended. Their locks do.
+
+    Attributes:
+        lsn: Where the log ended.
+        running: Numbers of transactions, and of subtransactions, as the log has them.
+    """
+
+    lsn: int
+    running: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """Return the text that `parse` reads back."""
+        return json.dumps({"lsn": format_lsn(self.lsn), "running": self.running})
+
+    @classmethod
+    def parse(cls, text: str) -> Watermark:
+        """Return what `to_json` wrote."""
+        fields = json.loads(text)
+        return cls(parse_lsn(fields["lsn"]), tuple(fields["running"]))
+
+    @classmethod
+    def now(cls, connection: psycopg.Connection) -> Watermark:
+        """Return that of now."""
+        lsn = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        running = connection.execute(
+            "SELECT transactionid::text FROM pg_locks"
+            " WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+        ).fetchall()
+        assert lsn is not None
+        return cls(parse_lsn(lsn[0]), tuple(row[0] for row in running))

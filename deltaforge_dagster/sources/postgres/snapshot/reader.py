@@ -33,10 +33,9 @@ from deltaforge_dagster.sources.postgres.connection.refusals import translate
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType, value_type
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
-from deltaforge_dagster.sources.postgres.snapshot import chunks, copied
-from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
+from deltaforge_dagster.sources.postgres.snapshot import chunks, copy_out
+from deltaforge_dagster.sources.postgres.snapshot.read_view import Watermark, XidReadView
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
-from deltaforge_dagster.sources.postgres.snapshot.watermark import Watermark
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead
@@ -252,7 +251,7 @@ class PostgresReader:
             conditions = [*_bounds(found, chunk), *_conditions(chunk.where)]
             conditions += _conditions(_row_filter(connection, table, ours.publication))
             query = _select(found, list(types), conditions)
-            lines = copied.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
+            lines = copy_out.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
         rows = SnapshotRows(
             ours.source_id, chunk, read_view, table=logged, rules=ours.rules, ts_us=ts_us
         )

@@ -24,9 +24,8 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.sources.findings import Finding, each, listed
+from deltaforge_dagster.sources.findings import Finding, each, listed, one_line
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.refusals import one_line
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.tables import TablePatterns
 

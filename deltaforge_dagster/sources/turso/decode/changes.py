@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,6 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.rows.hiding import HiddenTable
-from deltaforge_dagster.sources.turso.decode.event_ids import event_id
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
@@ -104,7 +105,7 @@ class Batches:
             columns["schema_version"][at] = stamp.fingerprint
             columns["schema_sequence"][at] = stamp.sequence
         if one.by_table:
-            columns["file"][at] = one.table.table  # by which `read_views` knows the number's table
+            columns["file"][at] = one.table.table  # by which `read_view` knows the number's table
             place, ts_us = f"{one.table.table}\0{one.number}", 0
         else:
             place, ts_us = f"{one.ts_us}\0{one.number}", one.ts_us
@@ -135,3 +136,24 @@ class Batches:
             self._stamped[table] = found
             self._newest[table.table] = table
         return found
+
+
+_VERSION, _VARIANT = 7 << 76, 2 << 62
+
+
+def event_id(source_id: str, place: str, ts_us: int) -> str:
+    """Return the id of a change: a UUID of version 7 as elsewhere (`sources.rows.event_ids`).
+
+    74 bits of it are a hash of the source and of the change's place in the database.
+
+    Args:
+        source_id: `id` of the source.
+        place: What names the change among all of the source's.
+        ts_us: When it was made, in microseconds since 1970; 0 where the database does not say.
+    """
+    digest = hashlib.blake2b(f"{source_id}\0{place}".encode(), digest_size=16, person=b"event_id")
+    free = int.from_bytes(digest.digest(), "big")
+    high = free >> 64 & 0xFFF
+    low = free & (1 << 62) - 1
+    millis = (ts_us // 1000) & (1 << 48) - 1
+    return str(uuid.UUID(int=millis << 80 | _VERSION | high << 64 | _VARIANT | low))

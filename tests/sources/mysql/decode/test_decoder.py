@@ -16,8 +16,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
-from deltaforge_dagster.sources.mysql.decode.event_ids import write_event_ids
-from deltaforge_dagster.sources.mysql.decode.rows import write_changes
+from deltaforge_dagster.sources.mysql.decode.rows import write_changes, write_event_ids
 from deltaforge_dagster.sources.mysql.decode.scan import commit, pass_event, scan
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun

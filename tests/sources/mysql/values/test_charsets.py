@@ -8,8 +8,13 @@ from typing import Any
 import pymysql
 import pytest
 
-from deltaforge_dagster.sources.mysql.values.charset_tables import GB18030_BMP, gb18030_code
-from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset, Form
+from deltaforge_dagster.sources.mysql.values.charsets import (
+    CHARSETS,
+    GB18030_BMP,
+    Charset,
+    Form,
+    gb18030_code,
+)
 from deltaforge_lab.servers.mysql import MysqlServer, connect
 
 _BY_NAME = {charset.name: charset for charset in CHARSETS.values()}

@@ -9,8 +9,7 @@ import pytest
 
 from deltaforge_dagster.errors import NotAllowed, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
+from deltaforge_dagster.sources.registry import parse_position, parse_read_view
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.tables import ColumnDetails
 from deltaforge_dagster.testing.sources import (

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.kernels.runtime import Bytes
-from deltaforge_dagster.sources.postgres.snapshot import copied
+from deltaforge_dagster.sources.postgres.snapshot import copy_out
 from deltaforge_dagster.sources.postgres.snapshot.libpq_lines import FUNCTIONS, Functions
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.contracts.test_snapshot import snapshot_source
@@ -19,7 +19,7 @@ from tests.sources.postgres.bench import PostgresBench
 pytestmark = pytest.mark.postgres
 
 WAYS = pytest.mark.parametrize("functions", [FUNCTIONS, None], ids=["kernel", "psycopg"])
-LONG = 3 * copied.BUFFER_BYTES
+LONG = 3 * copy_out.BUFFER_BYTES
 ROWS = f"""
     SELECT n, CASE n % 5000 WHEN 7 THEN repeat('long ', {LONG // 5}) WHEN 8 THEN '' WHEN 9 THEN NULL
                             ELSE repeat(chr(8364) || E'\\t\\n\\\\', n % 40) END
@@ -38,7 +38,7 @@ def copy(
     connection: psycopg.Connection, query: str, functions: Functions | None = FUNCTIONS
 ) -> Iterator[Bytes | bytes]:
     """Send a COPY of what a query yields."""
-    return copied.buffers(
+    return copy_out.buffers(
         connection, sql.SQL("COPY ({}) TO STDOUT").format(sql.SQL(query)), functions
     )
 
@@ -50,7 +50,7 @@ def by_psycopg(connection: psycopg.Connection, query: str) -> bytes:
 
 
 @WAYS
-def test_pieces_are_what_the_server_sent(
+def test_buffers_are_what_the_server_sent(
     connection: psycopg.Connection, functions: Functions | None
 ) -> None:
     """Each buffer holds whole lines and ends with the one that reaches the size, also where a line is
@@ -60,10 +60,10 @@ def test_pieces_are_what_the_server_sent(
 
     assert b"".join(buffers) == by_psycopg(connection, ROWS)
     assert len(buffers) > 3
-    for buffer in buffers[:-1]:
-        last = buffer.rindex(b"\n", 0, -1) + 1
-        assert buffer.endswith(b"\n")
-        assert last < copied.BUFFER_BYTES <= len(buffer)
+    for piece in buffers[:-1]:
+        last = piece.rindex(b"\n", 0, -1) + 1
+        assert piece.endswith(b"\n")
+        assert last < copy_out.BUFFER_BYTES <= len(piece)
     assert connection.execute("SELECT 1").fetchone() == (1,)
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.kernels.runtime import read_only
+from deltaforge_dagster.sources.mysql.decode.scan import crc32
 from deltaforge_lab.synthetic import mysql_events as samples
-from deltaforge_lab.synthetic.mysql_events import FILE, SyntheticColumn, SyntheticLog, packed
+from deltaforge_lab.synthetic.mysql_events import (
+    FILE,
+    SyntheticColumn,
+    SyntheticLog,
+    packed,
+)
 from tests.chance import examples
 from tests.sources.mysql.decode.test_decoder import (
     DESCRIPTION,
@@ -201,3 +210,11 @@ def test_bad_values_are_named() -> None:
 
         assert isinstance(error, CorruptLog)
         assert len(rows_of(batches)) == 1
+
+
+@given(st.binary(max_size=100), st.integers(0, 10))
+def test_crc32_is_zlib_s(content: bytes, start: int) -> None:
+    """The checksum of bytes from any place on is the one that zlib computes."""
+    start = min(start, len(content))
+
+    assert crc32(read_only(content), start, len(content)) == zlib.crc32(content[start:])

@@ -4,7 +4,6 @@ import uuid
 
 import numpy as np
 
-from deltaforge_dagster.sources.postgres.decode.event_ids import write_event_ids
 from deltaforge_dagster.sources.postgres.decode.layout import (
     ROW_INDEX,
     ROW_TX,
@@ -14,6 +13,7 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
     TX_WIDTH,
     TX_XID,
 )
+from deltaforge_dagster.sources.postgres.decode.rows import write_event_ids
 from deltaforge_dagster.sources.rows.event_ids import ID_SIZE, id_seed
 
 

@@ -15,7 +15,7 @@ from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.snapshot.read_view import GtidReadView, PositionReadView
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
-from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
+from deltaforge_dagster.sources.registry import parse_read_view
 
 SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 START = LsnPosition(100)
