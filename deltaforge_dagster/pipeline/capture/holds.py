@@ -102,7 +102,7 @@ class Holds:
         return OpenPart(event, since, writer)
 
     def keep(self, parts: Sequence[HeldPart], end: Position) -> None:
-        """Record files of held events that end at a position where no segment ends."""
+        """Record files of held events that come without a segment; the captured position moves to `end`."""
         reached = end.to_json()
         self._lease.write(lambda writer: writer.holds.keep(parts, reached))
 
