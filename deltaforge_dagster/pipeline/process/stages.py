@@ -2,7 +2,7 @@
 
 A chain without SQL has one stage: one call of `run_stage` goes from a segment's rows to its report.
 Each `sql` processor begins another stage: rows leave the Python worker for Spark's SQL engine and
-arrive with the results at another worker of the same task (`processors.transit`). So a chain of any
+arrive with the results at another worker of the same task (`processors.sql.transit`). So a chain of any
 length is one Spark job, in which all rows of a segment stay in one task, in order.
 
 An error in a stage is passed on to the last stage, which reports it.
