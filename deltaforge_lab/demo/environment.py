@@ -1,7 +1,7 @@
 """The servers that the demo runs on: a database, Redis, Spark and Dagster's processes.
 
 This module starts all of them. They keep their files in one directory, listen on free ports of 127.0.0.1, and
-end with the environment: in order when the demo ends, through the guards of `servers.process` when it is killed.
+end with the environment: in order when the demo ends, through the guards of `processes.process` when it is killed.
 """
 
 from __future__ import annotations
