@@ -118,7 +118,7 @@ class ChunkRow(PlannedChunk):
     Attributes:
         snapshot: Number of its snapshot.
         state: See the module's docstring.
-        attempts: How often the rows that were read could not be used.
+        attempts: How often its rows were read and could not be used.
         read_at: When it was read.
         segment: The segment that contains its rows; None if no rows remained.
         spliced_rows: Number of its rows that were merged: those that had not changed since they were read.

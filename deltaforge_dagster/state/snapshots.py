@@ -211,7 +211,7 @@ class SnapshotRepository:
             connection.execute(insert(chunks), [row])
 
     def reopen(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
-        """Let `spliced` chunks of a snapshot, given by table and number, be read again."""
+        """Make `spliced` chunks of a snapshot, given by table and number, due to be read again."""
         with self._database.write() as connection:
             reopened = 0
             for table_name, number in names:

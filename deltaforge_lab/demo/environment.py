@@ -50,7 +50,7 @@ _KERNELS: Mapping[DemoSource, Mapping[str, Sequence[str]]] = {
     },
     "turso": {"messages": _MESSAGES},
 }
-"""The modules whose kernels the first change needs, in parts that are compiled side by side. All other kernels
+"""The modules whose kernels the first change needs, in parts that are compiled at the same time. All other kernels
 would take three times as long, and the demo calls none of them."""
 
 _COMPILE = """

@@ -221,7 +221,7 @@ class Engine(Block):
     """The fields that DeltaForge does not have."""
 
     run: RunLimits = RunLimits()
-    """One Dagster run of the pipeline."""
+    """How long one Dagster run of the pipeline may take, and how it holds its lease."""
     range: RangeLimits = RangeLimits()
     """A range, which is a Dagster partition, closes at the first of these limits."""
     segment: SegmentLimits = SegmentLimits()

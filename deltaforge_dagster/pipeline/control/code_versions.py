@@ -26,7 +26,7 @@ _LENGTH = 12
 
 _OF_SOURCE = frozenset({"snapshot", "on_schema_drift"})
 _OF_SINK = frozenset({"required", "start"})
-"""Fields that decide nothing about the data; a kind of source or sink adds its own (`timing`)."""
+"""Fields that do not affect the data; a kind of source or sink adds its own (`timing`)."""
 
 
 @dataclass(frozen=True, slots=True)

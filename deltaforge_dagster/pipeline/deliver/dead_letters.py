@@ -41,7 +41,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks of a queue that has entries."""
 
 _AT_ONCE = 1_000
-"""Most entries that one file and one transaction contain."""
+"""The maximum number of entries in one file and one transaction."""
 
 WAITING = "waiting"
 """The error kind of an entry that only waits behind another dead letter of its key."""

@@ -38,7 +38,7 @@ from deltaforge_dagster.state.store import FencedWriter
 
 _CHUNK_ROWS = 500
 _CHUNK_BYTES = 8 << 20
-"""Most entries that are delivered at once, and most bytes of their stored changes."""
+"""The maximum number of entries that are delivered at once, and of bytes of their stored changes."""
 
 
 class Redriver:

@@ -48,7 +48,7 @@ def replay(
     progress: Callable[[ReplayedRange], None],
     reprocessing: Reprocessing | None = None,
 ) -> None:
-    """Deliver closed ranges, which the sink has, to it again in log order.
+    """Deliver closed ranges again, in log order, to a sink that already has them.
 
     Args:
         store: The state store.
