@@ -87,7 +87,7 @@ class RelocatedRows:
         self._tables: dict[str, _WatchedTable | None] = {}
 
     def poll(self, snapshot: SnapshotRow | None) -> None:
-        """Update the tables to watch: those of which some chunks are merged, and not all or with rows left."""
+        """Update the tables to watch: those with merged chunks, until all are merged and no relocated rows are left."""
         if snapshot is None:
             self._tables = {}
             return
