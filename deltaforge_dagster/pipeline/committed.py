@@ -28,10 +28,10 @@ def counted_sinks(spec: PipelineSpec) -> list[str]:
 
 def committed_without(spec: PipelineSpec, failing: Collection[str]) -> bool:
     """Return whether the commit policy can be satisfied without the sinks that fail."""
-    pluralize = counted_sinks(spec)
+    counted = counted_sinks(spec)
     policy = spec.spec.commit_policy
-    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(pluralize)
-    return sum(sink not in failing for sink in pluralize) >= needed
+    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
+    return sum(sink not in failing for sink in counted) >= needed
 
 
 def awaited_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> Collection[str]:
@@ -53,8 +53,8 @@ def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow
     policy = spec.spec.commit_policy
     if policy.mode == "quorum" and policy.quorum:
         return [one.sink for one in attached[: max(0, len(attached) - policy.quorum)]]
-    pluralize = counted_sinks(spec)
-    return [one.sink for one in attached if one.sink not in pluralize]
+    counted = counted_sinks(spec)
+    return [one.sink for one in attached if one.sink not in counted]
 
 
 def go_on_command(pipeline: str, sink: str, state: Attachment) -> str:
@@ -77,13 +77,13 @@ def committed_position(
     captured = _before(_parse(pipeline.captured_position), holds)
     if spec.spec.engine.journal.confirm == "captured":
         return captured
-    pluralize = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
-    if not pluralize:
+    counted = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
+    if not counted:
         return captured
-    reached = [_reached(checkpoints[sink], holds) for sink in pluralize]
+    reached = [_reached(checkpoints[sink], holds) for sink in counted]
     known = sorted(position for position in reached if position is not None)
     policy = spec.spec.commit_policy
-    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(pluralize)
+    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
     return known[-needed] if len(known) >= needed else None
 
 

@@ -236,7 +236,7 @@ class Capture:
             except DeltaforgeError as error:
                 self.error = error
                 self.failed = True
-                self._failed("until a person acts", error)
+                self._failed("until its cause is removed", error)
                 return
             except Exception as error:
                 self.error = DeltaforgeError(f"{self._pipeline}: capture broke: {error!r}")

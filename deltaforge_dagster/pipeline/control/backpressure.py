@@ -82,7 +82,7 @@ class BackPressure:
         if self._fits():
             self._go_on("the journal has room again")
         elif self._awaits_capture():
-            self._go_on("a sink waits for what it has already to be captured again")
+            self._go_on("a sink waits until changes that it already has are captured again")
         elif self.paused is None:
             self._pause()
 

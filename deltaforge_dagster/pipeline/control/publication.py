@@ -51,7 +51,7 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
     }
     checkpoints = store.checkpoints.read(pipeline)
     histories = store.schemas.histories(pipeline)
-    pluralize = {
+    facts = {
         number: _counted(store, pipeline, ranges[number]) | _numbers(histories, ranges[number])
         for number in set(numbers)
     }
@@ -65,7 +65,7 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
             number,
             asset,
             _metadata(ranges[number], asset, checkpoints, now, captured[number])
-            | pluralize[number]
+            | facts[number]
             | sensed.get(asset, {}),
             versions.of(ranges[number], None if asset == CHANGES else asset),
             _run_id(lease, ranges[number], asset),
@@ -107,9 +107,9 @@ def processor_metrics(processors: Mapping[str, Mapping[str, int]]) -> dict[str, 
     """
     metrics: dict[str, Value] = {}
     for name, counts in processors.items():
-        for pluralize, count in sorted(counts.items()):
-            if pluralize not in {"calls", "busy_us"}:
-                metrics[f"processor/{name}/{pluralize.replace(':', '/')}"] = count
+        for counter, count in sorted(counts.items()):
+            if counter not in {"calls", "busy_us"}:
+                metrics[f"processor/{name}/{counter.replace(':', '/')}"] = count
         if counts.get("calls"):
             seconds = counts.get("busy_us", 0) / counts["calls"] / 1e6
             metrics[f"processor/{name}/latency_seconds"] = round(seconds, 6)

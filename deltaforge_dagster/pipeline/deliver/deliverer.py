@@ -197,7 +197,7 @@ class Deliverer:
                 self.retries.error = None
         elif not self._news.wait(1.0):
             self.retries.error = _Waits(
-                f"sink {self.sink_id}: waits until what it has already is captured again"
+                f"sink {self.sink_id}: waits until changes that it already has are captured again"
             )
 
     def _deliver_dead_letters(self) -> None:

@@ -165,14 +165,14 @@ class WarmStart:
                     if self._over.is_set():
                         return
                     if found.status in {"altered", "dropped"}:
-                        self._warn(said(found))
+                        self._warn(_difference_text(found))
             finally:
                 source.close()
         except DeltaforgeError as error:  # capture meets it as well, and reports it
             logger.info("%s: the catalog was not compared: %s", self._pipeline, error)
 
 
-def said(found: LiveTable) -> str:
+def _difference_text(found: LiveTable) -> str:
     """Return how a table differs from its last captured version, in one sentence."""
     if found.status == "dropped":
         return f"table {found.name} is not in the database any more"

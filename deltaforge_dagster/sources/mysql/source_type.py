@@ -30,7 +30,7 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
     position_example = "{file: mysql-bin.000003, pos: 4}, perhaps with gtid_set"
     outbox = "tables"
     consequences = {  # noqa: RUF012 - constant
-        "id": "events captured from then on have other ids; the server sees another reader",
+        "id": "events captured after the change have other ids; the server sees another replica",
     }
 
     def build(self, config: MysqlSourceConfig, context: SourceContext) -> MysqlSource:

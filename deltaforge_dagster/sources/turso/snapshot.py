@@ -164,7 +164,7 @@ class TursoReader:
     rules: ColumnRules
 
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
-        """Read a chunk; see `sources.snapshot.ChunkReader`.
+        """Read a chunk; see `sources.snapshot.base.ChunkReader`.
 
         All of it before this returns: the database is free again when its rows are taken.
         """

@@ -22,7 +22,7 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
                           | sizes of the events' fixed parts ... | Int8 checksum: 0 none, 1 CRC32
      16 XID               Int64 xid                                          the commit of InnoDB
      19 TABLE_MAP         see `table_map`
-     23-25, 30-32 ROWS    see `scan`
+     23-25, 30-32 ROWS    see `scan_rows`
      33 GTID, 34 ANON.    Int8 flags | Byte16 UUID | Int64 number | Int8 2 | Int64, Int64 clocks
                           | Int56 commit time here, microseconds since 1970 (MySQL 8.0); its highest
                           bit: Int56 commit time on the first server follows | ...

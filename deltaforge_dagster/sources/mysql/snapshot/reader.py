@@ -245,7 +245,7 @@ class MysqlReader:
         self._busy = False
 
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - what a read sees says all
-        """Begin to read a chunk; see `sources.snapshot.ChunkReader`."""
+        """Begin to read a chunk; see `sources.snapshot.base.ChunkReader`."""
         server = self._snapshots.server
         if self._busy:
             self.close()
