@@ -377,7 +377,7 @@ class SectionedSource(Source, Protocol):
         ...
 
     def warm(self) -> None:
-        """Load the compiled kernels, so that the first read is fast.
+        """Compile the kernels, or load them from the cache, so that the first read is fast.
 
         May take seconds; does not connect to the server.
         """
