@@ -116,7 +116,7 @@ class PostgresSourceConfig(SourceConfig):
 
 
 DSN_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
-"""What a connection string means that does not name them."""
+"""Defaults of a `key=value` connection string."""
 
 _PAIR = re.compile(
     r"(?sa)\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s'\\])(?:\\.|[^\s\\])*|)(?=\s|\Z)"
