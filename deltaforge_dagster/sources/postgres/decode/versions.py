@@ -162,7 +162,7 @@ class PostgresTableVersions:
             if version is None:
                 version = self._known[message, key] = self._add(relation, key, position)
             elif self._by_relation.get(relation.oid) != version:
-                self._registry.register(self._shown[version], position)  # an earlier version is in force again
+                self._registry.register(self._shown[version], position)  # it is in force again
         except UnsupportedEvent as error:
             self.hiding.refuse_to_hold(relation.schema, relation.table, str(error))
             self.held[relation.full_name] = str(error)
