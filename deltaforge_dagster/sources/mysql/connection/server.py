@@ -265,7 +265,7 @@ class MysqlSourceServer:
         return context
 
     def _problem(self, error: pymysql.MySQLError) -> DeltaforgeError:
-        cause = getattr(error, "original_exception", None)  # PyMySQL wraps an OSError of the handshake
+        cause = getattr(error, "original_exception", None)  # PyMySQL wraps an OSError
         if isinstance(cause, ssl.SSLError):
             return translate(_TLS_ERROR, f"no TLS ({cause.reason})", self.where, self.user)
         number = _number(error)

@@ -109,7 +109,7 @@ def _decompress(content: bytes) -> bytes:
     size = int.from_bytes(content[1 : 1 + width], "big")
     stream = zlib.decompressobj()
     try:
-        plain = stream.decompress(content[1 + width :], size + 1)  # never allocates more than the data needs
+        plain = stream.decompress(content[1 + width :], size + 1)  # grows as data comes
     except zlib.error:
         raise CorruptLog("a compressed event that cannot be decompressed") from None
     if len(plain) != size or not stream.eof:

@@ -307,7 +307,7 @@ def table_details(session: MysqlSession, where: str, table: str) -> TableDetails
             for row in columns
         },
         engine=of_table[0]["engine"],
-        charset=collation and collation.partition("_")[0],  # a collation's name begins with its character set
+        charset=collation and collation.partition("_")[0],  # a prefix of its name
         collation=collation,
     )
 

@@ -180,7 +180,7 @@ class MysqlTableVersions:
                 version = self._add_skipped(described, name, HELD if captured else 0)
             self._known[key] = version
         elif version in self._shown and self._newest.get(name) != version:
-            self._registry.register(self._shown[version], position)  # an earlier version is in force again
+            self._registry.register(self._shown[version], position)  # it is in force again
         self._newest[name] = version
         self._put_in_force(content, version)
 

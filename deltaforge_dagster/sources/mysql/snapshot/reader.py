@@ -208,7 +208,7 @@ class MysqlSnapshots:
         as_read = TableSchema(
             db, None, name, tuple(schema), tuple(c for c in columns if c in key_names)
         )
-        if self.rules.hides(as_read, key_names):  # the bounds of chunks, which are stored, would show them
+        if self.rules.hides(as_read, key_names):  # stored bounds would show them
             divides = ()
         return chunks.MysqlSnapshotTable(
             as_read,

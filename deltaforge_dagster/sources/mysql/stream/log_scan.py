@@ -95,7 +95,7 @@ class LogScan:
         self._stream = open_dump(server, start, reader_id, seconds, follow=False)
         self._file = start.file
         self._pos = 0
-        self._checksums = True  # as `dump.SETTINGS` request, until a FORMAT_DESCRIPTION says otherwise
+        self._checksums = True  # as requested, until a FORMAT_DESCRIPTION says otherwise
 
     def __enter__(self) -> Self:
         return self
@@ -204,7 +204,7 @@ def executed_before(
         for event in scan:
             if event is None:
                 continue
-            if event.type == binlog.PREVIOUS_GTIDS:  # even if `position` is the very start of the file
+            if event.type == binlog.PREVIOUS_GTIDS:  # even if `position` is the file's start
                 found = GtidSet.from_bytes(event.body)
             if event.end > position and found is not None:
                 break

@@ -254,7 +254,7 @@ class _Passed(NonRowEvents):
         state = self._state
         if stop in _AS_A_DECODER:
             super().act(stop, source)
-        elif stop == PAYLOAD:  # the rest of a compressed transaction, with its end; counts as captured
+        elif stop == PAYLOAD:  # the rest of a transaction, which counts as captured
             state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
             self._found.commit()
         elif stop == PARTIAL:
