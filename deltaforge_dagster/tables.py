@@ -1,7 +1,7 @@
 """Table versions: the columns and key of a table from some log position on.
 
-A source builds them from the log (never from the current catalog), the state store numbers
-them, and each row has the stamp of the version that it was decoded with.
+A source builds a version as of a log position, the state store numbers
+the versions, and each row has the stamp of the version with which it was decoded.
 """
 
 from __future__ import annotations
@@ -86,7 +86,13 @@ class TableDetails:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStamp:
-    """A registered table version: fingerprint, version of the table, global sequence."""
+    """The identifiers of a registered table version.
+
+    Attributes:
+        fingerprint: Hash of its content, `sha256:...`.
+        version: Number of the version of this table: 1, 2, 3 ...
+        sequence: Number of the version among those of all tables of the pipeline.
+    """
 
     fingerprint: str
     version: int
