@@ -14,7 +14,15 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table version, as the log and the catalog describe it."""
+    """A column of a table version.
+
+    Attributes:
+        name: Its name.
+        data_type: Its type in the database's notation; for an ENUM or SET of MySQL with the labels.
+        type_oid: PostgreSQL: OID of the type; None for other databases.
+        nullable: Whether it may be null, as far as the source knows.
+        ordinal_position: Its number in the table: 1, 2, 3 ...
+    """
 
     name: str
     data_type: str
@@ -25,7 +33,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A version of a table, with which the rows after some position are decoded."""
+    """A version of a table, with which the rows after some position are decoded.
+
+    Attributes:
+        db: Name of the database.
+        schema: Name of the schema; None if the source has no schemas.
+        table: Name of the table.
+        columns: Its columns, in the table's order.
+        primary_key: Names of the columns of the rows' `key`; empty without one.
+    """
 
     db: str
     schema: str | None

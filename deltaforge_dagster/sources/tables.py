@@ -6,10 +6,10 @@
 `shop.order_%`        every table of `shop` whose name begins with `order_`
 `*.orders`            `orders` in any database or schema
 `orders`              PostgreSQL: `public.orders`; MySQL: `orders` in any database
-no pattern at all     every table of users
+no pattern at all     every user table
 ====================  =====================================================================
 
-Names compare case-sensitively, `_` is an ordinary character, and a wildcard stands only at the end
+Names compare case-sensitively, `_` is an ordinary character, and a wildcard is allowed only at the end
 of a part. System schemas are never captured, whatever the patterns say.
 """
 
@@ -60,7 +60,7 @@ class TablePatterns:
     """The table patterns of one pipeline.
 
     Args:
-        patterns: As in the pipeline file; empty captures every table of users.
+        patterns: As in the pipeline file; if empty, every user table is captured.
         unqualified: The first part for patterns that have only a table: a schema, or `*` for any.
         system: Databases or schemas that are never captured; each may end in a wildcard.
 

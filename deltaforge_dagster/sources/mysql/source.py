@@ -149,7 +149,7 @@ class MysqlSource:
         """Return the definitions of all tables, which a log with `binlog_row_metadata=MINIMAL` lacks.
 
         Tables that a statement after `start` changed are left out, and all tables if the server is too slow.
-        A reader looks these up later, which takes longer and fails if the table has changed meanwhile.
+        A reader looks these up later, which takes longer, and is impossible if the table has changed meanwhile.
         """
         with contextlib.suppress(Retryable):
             return definitions_now(
@@ -390,7 +390,7 @@ class MysqlSource:
         with self._server.query(_START_SECONDS) as session:
             return identity.identity(session)
 
-    def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs say all
+    def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs suffice
         """Return where reading continues on this server after a failover; see `Source.relocate`.
 
         Raises:

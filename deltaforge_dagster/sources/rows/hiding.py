@@ -67,7 +67,7 @@ class Hiding:
         self._table_of = np.empty(0, np.int64)
         self._tables = np.empty((0, TABLE_WIDTH), np.int64)
         self._columns = np.empty((0, COLUMN_WIDTH), np.int64)
-        self._growth = np.zeros(1, np.int64)  # of an image by table, the last one for none
+        self._growth = np.zeros(1, np.int64)  # bytes added to an image, by table; last: none
         self._texts = np.empty(0, np.uint8)
         self._names: list[str] = []
 

@@ -181,8 +181,9 @@ def log_files(session: MysqlSession) -> dict[str, int]:
 def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition) -> None:
     """Check that the first transaction after the position has a GTID.
 
-    When a reader starts from a GTID set, the server sends only transactions with a GTID. It silently
-    skips those that were logged while gtid_mode was not ON.
+    To a reader that starts from a GTID set, the server sends the log from the newest file before which the
+    reader has every GTID. It silently skips transactions without GTID in earlier files, which were
+    logged while gtid_mode was not ON.
     """
     files = list(log_files(session))
     if position.file not in files:

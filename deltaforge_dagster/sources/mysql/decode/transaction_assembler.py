@@ -95,7 +95,7 @@ class TransactionAssembler:
         self._progress = progress
         self._told = 0  # lines of txs that were reported to progress
         self._last: pa.RecordBatch | None = None
-        self._last_line = 0  # of txs
+        self._last_line = 0  # its transaction's line in txs
         self._passed = ("", 0)  # file and offset that were reported last
         self._unclaimed = 0
 

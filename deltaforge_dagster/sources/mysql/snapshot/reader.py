@@ -245,8 +245,8 @@ class MysqlReader:
         self._gtids = False
         self._busy = False
 
-    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - what a read sees says all
-        """Begin to read a chunk; see `sources.snapshot.ChunkReader`."""
+    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - the read view suffices
+        """Begin to read a chunk; see `sources.snapshot.base.ChunkReader`."""
         server = self._snapshots.server
         if self._busy:
             self.close()

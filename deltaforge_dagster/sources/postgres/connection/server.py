@@ -106,8 +106,8 @@ class PostgresSourceServer:
     def query(self, seconds: float, *, replication: bool = False) -> Generator[psycopg.Connection]:
         """Open a connection for a few statements, with autocommit.
 
-        After `seconds` in total, the connection is shut down, even if the server hangs. Connecting may take two
-        seconds of that, one statement half a second less than all of it.
+        After `seconds` in total, the connection is shut down, even if the server hangs. Connecting may always take
+        two seconds; a statement may take half a second less than `seconds`.
         Errors of psycopg that leave the block are translated into ours.
 
         Args:

@@ -168,7 +168,8 @@ def _keys(source: Bytes, holes: Longs, places: list[int]) -> tuple[list[int], li
     """Return the numbers of the rows whose key is completely known, and for each key column its texts."""
     known: dict[int, dict[int, str]] = {}
     for row, column, start, end in holes[holes[:, HOLE_START] != MISSING].tolist():
-        text = source[start:end].tobytes().decode(errors="replace")  # if not UTF-8, it matches no row
+        # A key that is not UTF-8 is altered by this, and so matches no row.
+        text = source[start:end].tobytes().decode(errors="replace")
         known.setdefault(row, {})[column] = text
     whole = {row: key for row, key in known.items() if len(key) == len(places)}
     return list(whole), [[key[place] for key in whole.values()] for place in places]

@@ -206,7 +206,7 @@ class PostgresReader:
     _types: dict[int, PostgresValueType] = field(default_factory=dict)
 
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
-        """Begin to read a chunk; see `sources.snapshot.ChunkReader`."""
+        """Begin to read a chunk; see `sources.snapshot.base.ChunkReader`."""
         connection = self._idle()
         with SocketTimeLimit(connection.fileno(), _QUESTION_SECONDS + _OPEN_SECONDS) as cutter:
             try:

@@ -65,7 +65,7 @@ _EVENT = re.compile(r"\b(INSERT|UPDATE|DELETE)(?:\s+OF\s+[^;]*?)?\s+ON\b", re.IG
 _ENOUGH = 10_000
 _HEX = "_df_hex"
 _REAL = "_df_real"
-_BITS = 62  # of the largest power of two that is an INTEGER
+_BITS = 62  # exponent of the largest power of two that is an INTEGER
 _MADE = f"""CREATE TABLE {TABLE} (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   table_name TEXT NOT NULL,
@@ -238,7 +238,7 @@ class TriggerLog:
         return TursoPosition(MODE, number if isinstance(number, int) and number else None)
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return the position before the oldest existing change."""
+        """Return the position before the oldest existing change; the newest position if there is none."""
         newest = self.newest(session)  # also checks the table
         ((oldest,),) = session.query(f"SELECT min(id) FROM {TABLE}")
         return TursoPosition(MODE, oldest - 1) if isinstance(oldest, int) else newest
