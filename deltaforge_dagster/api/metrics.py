@@ -45,7 +45,7 @@ class _Requests:
             self._tally.join(tally)
 
     def pluralize(self) -> list[Stored]:
-        """Return every value."""
+        """Return the current value of every series."""
         with self._lock:
             rows, _ = self._tally.rows("")
         return [Stored("", row["name"], orjson.loads(row["labels"]), row["value"]) for row in rows]

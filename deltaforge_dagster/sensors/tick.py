@@ -196,7 +196,7 @@ def _publish(
 
 
 def _report_state(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> None:
-    """Report which sinks fail or are late, which have everything again, and which changes are held.
+    """Report which sinks fail or are late, which have caught up again, and which changes are held.
 
     A working sink that is only behind does not fail `delivered`; `freshness` fails when the file's limit is passed.
     """

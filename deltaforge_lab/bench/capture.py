@@ -209,7 +209,7 @@ class _Bench:
         backlog = None
         if self._sessions is not None:
             backlog = Backlog(run, self._sessions, uid=row.uid, limits=limits)
-            with closing(self._source()) as source:  # as a run that delivered before has done
+            with closing(self._source()) as source:  # as an earlier delivering run would have done
                 if isinstance(source, SectionedSource):
                     backlog.warm_up(source).result()
         began = time.monotonic()

@@ -1,8 +1,8 @@
-"""What a changed pipeline file changes about a pipeline that is known, and what follows from it.
+"""The differences between two versions of a pipeline file, and the consequence of each.
 
-Compared are effective specs as `specs` keeps them, field by field; sinks and processors by their ids.
-Each difference comes with what it means for data that is captured or delivered already, and for
-what comes.
+Effective specs are compared as `specs` stores them, field by field; sinks and processors are matched by
+id. A consequence says what a difference means for data that is already captured or delivered, and for
+later data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CONSEQUENCES = (
     ("metadata", f"is only shown; in Dagster it {_RELOADED}"),
     ("", _NEXT_RUN),
 )  # fmt: skip
-"""Beginnings of paths, the first that fits counts; a kind of source has more (`SourceType.consequences`)."""
+"""Path prefixes and consequences; the first match counts. A kind of source adds its own (`SourceType.consequences`)."""
 
 _ELSEWHERE = "later messages go there, from the checkpoint on; what was delivered stays where it is"
 _NEW_FORM = (
@@ -262,5 +262,5 @@ def _begins_whole(sink: _Block) -> bool:
 
 
 def _but_id(sink: _Block) -> str:
-    """Return what tells a sink apart from sinks that differ in more than their id."""
+    """Return a sink's block without its id, as text that is equal if a sink was only renamed."""
     return json.dumps({**sink, "config": {**sink["config"], "id": None}}, sort_keys=True)
