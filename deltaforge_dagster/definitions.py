@@ -1,6 +1,6 @@
 """The Dagster definitions, composed from the pipelines in files and in the state store.
 
-`workspace.yaml` names this module. Environment variables tell where the pipeline files and the rest of the
+`workspace.yaml` names this module. Environment variables say where the pipeline files and the rest of the
 installation are (`config.settings`).
 """
 
@@ -36,8 +36,8 @@ def build_definitions(
 ) -> dg.Definitions:
     """Return the definitions of pipelines.
 
-    A broken pipeline is an asset with a failing check. If it was at work before, it keeps its other assets and its
-    jobs, too, so that whoever starts one is told why it cannot run.
+    A pipeline whose file is invalid is shown as an asset with a failing check. If it has run before, it keeps its
+    other assets and its jobs, so that starting one reports why it cannot run.
 
     Args:
         settings: The settings of the installation.
