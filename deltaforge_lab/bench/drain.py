@@ -24,8 +24,9 @@ from rich.table import Table
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_lab.bench.cost.processes import Sampler
+from deltaforge_lab.bench.cost.stages import StoreClock, stage_seconds
 from deltaforge_lab.bench.installation import Installation, Say, installed
-from deltaforge_lab.bench.processes import Sampler
 from deltaforge_lab.bench.shapes import SHAPES, Shape
 from deltaforge_lab.bench.sinks import STARTS as SINKS
 from deltaforge_lab.bench.sinks import SinkKind
@@ -67,6 +68,14 @@ class MachineLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class BusiestThread:
+    """The thread of a group of processes that used the most processor time, and its seconds per million events."""
+
+    name: str
+    seconds_per_million: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """The measured values.
 
@@ -84,6 +93,12 @@ class Drain:
         steady_events_per_second: The rate after the first acknowledgement, without its time and messages.
         cpu_seconds_per_million: Processor seconds per million events, of the run, Spark (JVM and
             Python workers), the source's server and the sink's server.
+        stage_seconds_per_million: Processor seconds per million events of the run and Spark, by stage; `cost.stages`
+            says what counts as what.
+        busiest_threads: The busiest thread of each of these groups.
+        serial_seconds_per_million: The serial part: the seconds of the busiest thread of run and Spark.
+        ceiling_events_per_second: The rate at which this thread would be busy all the time, which no number of
+            processors can exceed.
         peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
         peak_rss_mb_by: The peak of each of them; the peaks may be at different times.
         limits: The limits of the machine.
@@ -102,6 +117,10 @@ class Drain:
     events_per_second: int
     steady_events_per_second: int
     cpu_seconds_per_million: dict[str, float]
+    stage_seconds_per_million: dict[str, float]
+    busiest_threads: dict[str, BusiestThread]
+    serial_seconds_per_million: float
+    ceiling_events_per_second: int
     peak_rss_mb: int
     peak_rss_mb_by: dict[str, int]
     limits: MachineLimits
@@ -227,7 +246,11 @@ def measure(
             "sink": sink.server.pid,
         }
         began = time.monotonic()
-        with Sampler(groups, alone="run", together=("run", "spark")) as sampler:
+        store_clock = StoreClock()
+        with (
+            Sampler(groups, together=("run", "spark"), alone="run", threads=True) as sampler,
+            store_clock,
+        ):
             outcome = installation.catch_up(timeout)
         done = installation.acknowledged
         problem = outcome.capture_error or outcome.sink_errors.get("sink")
@@ -244,6 +267,12 @@ def measure(
         rate = rows / seconds
         steady = (rows - done.first_rows) / max(done.last_at - done.first_at, 1e-9)
         first_seconds = done.first_at - began
+        used = sampler.cpu_seconds()
+        stages = stage_seconds(
+            sampler.threads("run"), store_clock.seconds, run=used["run"], spark=used["spark"]
+        )
+        busiest = {name: _busiest(sampler, name, rows) for name in groups}
+        serial = max(busiest[name].seconds_per_million for name in ("run", "spark"))
         say("reading the raw log")
         raw_read = rows / source.read_raw()
         say("writing the raw messages")
@@ -260,9 +289,11 @@ def measure(
             first_seconds=round(first_seconds, 3),
             events_per_second=round(rate),
             steady_events_per_second=round(steady),
-            cpu_seconds_per_million={
-                name: round(used / rows * 1e6, 3) for name, used in sampler.cpu_seconds().items()
-            },
+            cpu_seconds_per_million=_per_million(used, rows),
+            stage_seconds_per_million=_per_million(stages, rows),
+            busiest_threads=busiest,
+            serial_seconds_per_million=serial,
+            ceiling_events_per_second=round(1e6 / serial),
             peak_rss_mb=sampler.peak_together >> 20,
             peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
             limits=MachineLimits(
@@ -273,6 +304,15 @@ def measure(
             ),
             cores=len(os.sched_getaffinity(0)),
         )
+
+
+def _per_million(seconds: dict[str, float], rows: int) -> dict[str, float]:
+    return {name: round(one / rows * 1e6, 3) for name, one in seconds.items()}
+
+
+def _busiest(sampler: Sampler, group: str, rows: int) -> BusiestThread:
+    one = max(sampler.threads(group), key=lambda thread: thread.cpu_seconds)
+    return BusiestThread(one.name, round(one.cpu_seconds / rows * 1e6, 3))
 
 
 def _check_sensed(installation: Installation) -> None:
@@ -354,6 +394,15 @@ def _table(result: Drain) -> Table:
         f"cpu seconds per million, {name}": f"{value:.2f}"
         for name, value in result.cpu_seconds_per_million.items()
     }
+    rows |= {
+        f"of run and Spark, {name}": f"{value:.2f}"
+        for name, value in result.stage_seconds_per_million.items()
+    }
+    rows |= {
+        f"busiest thread of {name}": f"{one.seconds_per_million:.2f} ({one.name})"
+        for name, one in result.busiest_threads.items()
+    }
+    rows["ceiling by the busiest of run and Spark"] = f"{result.ceiling_events_per_second:,}"
     for name, value in rows.items():
         table.add_row(name, value)
     return table
