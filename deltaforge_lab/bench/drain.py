@@ -8,18 +8,14 @@ explains the numbers.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass
 
-import typer
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
@@ -27,7 +23,7 @@ from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.cost.stages import StoreClock, stage_seconds
 from deltaforge_lab.bench.installation import Installation, Say, installed
-from deltaforge_lab.bench.shapes import SHAPES, Shape
+from deltaforge_lab.bench.shapes import Shape
 from deltaforge_lab.bench.sinks import STARTS as SINKS
 from deltaforge_lab.bench.sinks import SinkKind
 from deltaforge_lab.bench.sources import STARTS as SOURCES
@@ -127,73 +123,6 @@ class Drain:
     cores: int
 
 
-def drain_command(pair: str) -> Callable[..., None]:
-    """Return the command that measures a pair of source and sink."""
-
-    def command(
-        *,
-        rows: Annotated[
-            int, typer.Option(min=1_000, help="Number of events in the backlog.")
-        ] = 1_000_000,
-        exactly_once: Annotated[
-            bool, typer.Option("--exactly-once", help="Enable exactly-once delivery of the sink.")
-        ] = False,
-        sensing: Annotated[
-            bool,
-            typer.Option("--sensing", help="Enable schema sensing, with its default settings."),
-        ] = False,
-        writers: Annotated[
-            int, typer.Option(min=1, max=64, help="Connections that fill the backlog.")
-        ] = 1,
-        max_bytes: Annotated[
-            int | None,
-            typer.Option(
-                "--max-bytes", min=1, help="`batch.max_bytes`: size limit of a delivery batch."
-            ),
-        ] = None,
-        timeout: Annotated[
-            float | None,
-            typer.Option(min=0.001, help="Seconds that the drain may take. Default: no limit."),
-        ] = None,
-        shape: Annotated[
-            Literal["orders6", "wide10", "documents3"],
-            typer.Option(help="Columns of the table."),
-        ] = "orders6",
-        as_json: Annotated[
-            bool, typer.Option("--json", help="Print one JSON object on the last line.")
-        ] = False,
-    ) -> None:
-        with progress(quiet=as_json) as say:
-            result = measure(
-                pair,
-                rows,
-                SHAPES[shape],
-                exactly_once=exactly_once,
-                sensing=sensing,
-                writers=writers,
-                max_bytes=max_bytes,
-                timeout=timeout,
-                say=say,
-            )
-        if as_json:
-            typer.echo(json.dumps(asdict(result)))
-        else:
-            Console().print(_table(result))
-
-    source, _, sink = pair.partition("-")
-    names = {
-        "pg": "PostgreSQL",
-        "mysql": "MySQL",
-        "redis": "Redis",
-        "kafka": "Kafka",
-        "nats": "NATS",
-    }
-    command.__doc__ = (
-        f"Measure draining a backlog from {names[source]} to {names[sink]}: rate, cost, limits."
-    )
-    return command
-
-
 def measure(
     pair: str,
     rows: int,
@@ -231,7 +160,7 @@ def measure(
         warm = min(WARM_ROWS, rows)
         for ready in range(0, warm, WARM_BACKLOG):
             say(f"warming up: {ready:,} of {warm:,} events")
-            _fill(source, 1 + ready, min(WARM_BACKLOG, warm - ready))
+            fill(source, 1 + ready, min(WARM_BACKLOG, warm - ready))
             installation.catch_up()
         source.begin_backlog()
         for written in source.write(1 + warm, rows, writers):
@@ -324,7 +253,8 @@ def _check_sensed(installation: Installation) -> None:
         raise DeltaforgeError(f"sensing has not processed everything: {progress}")
 
 
-def _fill(source: BenchSource, first: int, rows: int) -> None:
+def fill(source: BenchSource, first: int, rows: int) -> None:
+    """Write rows from number `first` on."""
     for _ in source.write(first, rows):
         pass
 
@@ -376,33 +306,3 @@ def progress(*, quiet: bool) -> Iterator[Say]:
         return
     with Status("", console=Console(stderr=True)) as status:
         yield status.update
-
-
-def _table(result: Drain) -> Table:
-    table = Table("measure", "value", title=f"{result.pair}, {result.rows:,} events {result.shape}")
-    rows = {
-        "events per second": f"{result.events_per_second:,}",
-        "without the time to the first": f"{result.steady_events_per_second:,}",
-        "seconds to first, to last": f"{result.first_seconds:.2f}, {result.seconds:.2f}",
-        "raw read per second": f"{result.limits.raw_read_per_second:,}"
-        f" (ratio {result.limits.read_ratio:.2f})",
-        "raw write per second": f"{result.limits.raw_write_per_second:,}"
-        f" (ratio {result.limits.write_ratio:.2f})",
-        "peak memory of run and Spark": f"{result.peak_rss_mb:,} MiB",
-    }
-    rows |= {
-        f"cpu seconds per million, {name}": f"{value:.2f}"
-        for name, value in result.cpu_seconds_per_million.items()
-    }
-    rows |= {
-        f"of run and Spark, {name}": f"{value:.2f}"
-        for name, value in result.stage_seconds_per_million.items()
-    }
-    rows |= {
-        f"busiest thread of {name}": f"{one.seconds_per_million:.2f} ({one.name})"
-        for name, one in result.busiest_threads.items()
-    }
-    rows["ceiling by the busiest of run and Spark"] = f"{result.ceiling_events_per_second:,}"
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
