@@ -43,7 +43,10 @@ def drain_command(pair: str) -> Callable[..., None]:
         ] = None,
         timeout: Annotated[
             float | None,
-            typer.Option(min=0.001, help="Seconds that the drain may take. Default: no limit."),
+            typer.Option(
+                min=0.001,
+                help="Seconds that a drain may take. Default: no limit, with --peer 600.",
+            ),
         ] = None,
         shape: Annotated[
             Literal["orders6", "wide10", "documents3"],
