@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.held_keys import due_entries
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
@@ -52,9 +53,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class NoWork:
-    """Why no run is needed now."""
+    """Why no run is needed now.
+
+    Attributes:
+        detail: In a sentence for people.
+        after: The position after which the source has nothing, if that is the only reason.
+    """
 
     detail: str
+    after: Position | None = None
 
 
 def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
@@ -185,7 +192,7 @@ def _query(
     after = parse_position(pipeline.captured_position or pipeline.start_position)
     if source.has_changes(after):
         return Work("changes", "the source has changes beyond the captured position")
-    return NoWork("no changes in the source, every sink has what was captured")
+    return NoWork("no changes in the source, every sink has what was captured", after)
 
 
 def next_probe(store: StateStore, pipeline: str, *, captured: bool) -> None:
