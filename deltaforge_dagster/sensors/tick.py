@@ -127,7 +127,7 @@ def tick(
             and not _unfinished_runs(instance, loaded.name)
         ):
             # Meanwhile somebody may have paused the pipeline, or have begun to work on it.
-            work = _find_work(store, loaded, build_source, None, next_look)
+            work = _find_work(store, loaded, build_source, None, next_look, changed=True)
     if isinstance(work, Work):
         return dg.RunRequest(
             job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
@@ -141,10 +141,12 @@ def _find_work(
     build_source: Callable[[], Source],
     problem: DeltaforgeError | None,
     next_look: float,
+    *,
+    changed: bool = False,
 ) -> Work | NoWork | DeltaforgeError:
     """Return what `find_work` does, or the error that it raises; one that is not `problem` is recorded."""
     try:
-        return find_work(store, loaded, build_source, problem)
+        return find_work(store, loaded, build_source, problem, changed=changed)
     except DeltaforgeError as error:
         if error is not problem:
             capture_failed(store, loaded.name, "tick", error, next_look)

@@ -1,6 +1,6 @@
 """Watch the head of an idle pipeline's source, so that a change need not wait for the next tick.
 
-A tick that finds nothing to do watches for the rest of its time: it asks ten times a second where the log ends, which
+A tick that finds nothing to do watches for the rest of its time: it asks five times a second where the log ends, which
 costs the server next to nothing, and looks for changes only when the log has grown. No slot is held and no log is read
 meanwhile. The log of a server whose other tables are busy grows all the time, so looks that find nothing are a second
 apart at least, and take at most a tenth of the time.
@@ -20,7 +20,7 @@ from deltaforge_dagster.sources.base import Source, WatchableSource
 
 logger = logging.getLogger(__name__)
 
-_ASK_SECONDS = 0.1
+_ASK_SECONDS = 0.2
 _PAUSE_SECONDS = 1.0
 _PAUSE_FACTOR = 9.0
 _PATIENCE = 2.0
@@ -33,20 +33,23 @@ class HeadWatch:
     Enter it before the tick looks for changes: then nothing is missed between that look and the watch. An error of the
     source only ends the watch: the next tick meets it, too, and reports it.
 
+    Attributes:
+        until: When to stop watching, by the monotonic clock.
+
     Args:
         build_source: Creates the source.
-        until: When to stop watching, by the monotonic clock.
+        until: As above.
     """
 
     def __init__(self, build_source: Callable[[], Source], until: float) -> None:
         self._build_source = build_source
-        self._until = until
+        self.until = until
         self._source: Source | None = None
         self._ends: Generator[object] | None = None
         self._seen: object = None
 
     def __enter__(self) -> Self:
-        seconds = self._until - time.monotonic()
+        seconds = self.until - time.monotonic()
         try:
             self._source = self._build_source()
             if isinstance(self._source, WatchableSource) and seconds > 0:
@@ -82,7 +85,7 @@ class HeadWatch:
                     self._seen = end
                     now = time.monotonic()
                     look_at = now + max(_PAUSE_SECONDS, _PAUSE_FACTOR * (now - began))
-                if time.monotonic() + _ASK_SECONDS >= self._until:
+                if time.monotonic() + _ASK_SECONDS >= self.until:
                     break
                 time.sleep(_ASK_SECONDS)
         except DeltaforgeError as error:

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 MAX_PROBE_WAIT = 60.0
 
+_CHANGED = "the source has changes beyond the captured position"
+
 Reason = Literal[
     "range open", "sink behind", "dead letters", "hold released", "chunks read", "changes"
 ]
@@ -132,6 +134,8 @@ def find_work(
     loaded: LoadedPipeline,
     build_source: Callable[[], Source],
     problem: DeltaforgeError | None = None,
+    *,
+    changed: bool = False,
 ) -> Work | NoWork:
     """Say whether a run should start now; fixes the start position when it is not yet fixed.
 
@@ -140,6 +144,7 @@ def find_work(
         loaded: The pipeline.
         build_source: Makes its source, where that has to be asked.
         problem: Why the source cannot be used now, if a look at it has shown that.
+        changed: The source was just seen to have changes; it is not asked again.
 
     Raises:
         DeltaforgeError: The source or the store cannot be asked, and nothing else is to be done.
@@ -164,6 +169,8 @@ def find_work(
     work = _released(store, loaded) or chunks_read(store, loaded.name)
     if work is None and problem is not None:
         raise problem
+    if work is None and changed:
+        return Work("changes", _CHANGED)
     return work or _probe(store, loaded, pipeline, now, build_source)
 
 
@@ -191,7 +198,7 @@ def _query(
         return NoWork("start position fixed")
     after = parse_position(pipeline.captured_position or pipeline.start_position)
     if source.has_changes(after):
-        return Work("changes", "the source has changes beyond the captured position")
+        return Work("changes", _CHANGED)
     return NoWork("no changes in the source, every sink has what was captured", after)
 
 
