@@ -33,6 +33,9 @@ THREADS = 24
 """How many requests the code server and its proxy answer at a time: more than the daemon's threads for sensors
 (`resources.instance`), because starting a run and the UI need some, too. Dagster's default is four more than processors."""
 
+THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS")
+"""Where the code server and its proxy read `THREADS`."""
+
 _WORKSPACE = """\
 load_from:
   - grpc_server: {{host: 127.0.0.1, port: {port}, location_name: deltaforge_dagster}}
@@ -74,8 +77,7 @@ class DagsterProcesses:
         os.environ["DAGSTER_HOME"] = str(dagster_home)
         for name, usual in {
             "DAGSTER_GRPC_TIMEOUT_SECONDS": str(ANSWER_SECONDS),
-            "DAGSTER_GRPC_MAX_WORKERS": str(THREADS),
-            "DAGSTER_CODE_SERVER_MAX_WORKERS": str(THREADS),
+            **dict.fromkeys(THREAD_VARIABLES, str(THREADS)),
             "DELTAFORGE_DAGSTER_URL": f"http://127.0.0.1:{port}",
         }.items():
             if not os.environ.get(name):
