@@ -75,10 +75,12 @@ def test_what_is_committed_before_the_watch_asks_again_is_seen(postgres_dsn: str
     """Between the beginning of a watch and the first question nothing is missed."""
     with PostgresBench(postgres_dsn) as bench:
         start = bench.source().ensure_start()
-        with watch(bench.source, LONG) as watching:
+        told = Told(bench)
+        with watch(lambda: told, LONG) as watching:
             bench.execute(bench.insert("orders", 1))
 
             assert watching.sees_changes(start)
+        assert len(told.ends) == 2, "one before the commit, and one after it"
 
 
 @pytest.mark.postgres
