@@ -26,6 +26,7 @@ from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
 from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
 from deltaforge_dagster.sensors.tick_cache import TickCache
+from deltaforge_dagster.sensors.watch_room import WatchRoom
 
 
 def build_definitions(
@@ -51,13 +52,14 @@ def build_definitions(
     shown: list[LoadedPipeline | FormerPipeline] = [*good, *former]
     platform = Platform(settings, single_process=single_process)
     cache = TickCache(platform)
+    room = WatchRoom(sum(one.spec.spec.engine.dagster.schedule is None for one in good))
     jobs, sensors, schedules = [], [], []
     for one in good:
         own = [build_pipeline_job(one), build_snapshot_job(one)]
         jobs += own
         cron = one.spec.spec.engine.dagster.schedule
         if cron is None:
-            sensors.append(build_sensor(one, own, cache))
+            sensors.append(build_sensor(one, own, cache, room))
         else:
             sensors.append(build_snapshot_sensor(one, cache))
             schedules.append(build_schedule(one, cron, cache))

@@ -369,6 +369,25 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class WatchableSource(Source, Protocol):
+    """A source that can say at next to no cost, several times a second, whether its log may have grown."""
+
+    def log_ends(self, seconds: float) -> Generator[object]:
+        """Yield where the log ends, each time one asks; nothing where that would not be cheap.
+
+        A value differs from the one before if a change was committed in between, and perhaps without
+        one. Reading it neither reads the log nor disturbs who writes to the database.
+
+        Args:
+            seconds: How long the asking may last, on one connection.
+
+        Raises:
+            SourceUnavailable: The server does not answer, or the time is up.
+        """
+        ...
+
+
+@runtime_checkable
 class SectionedSource(Source, Protocol):
     """A source whose log can be read by several readers at the same time, in sections; picklable."""
 

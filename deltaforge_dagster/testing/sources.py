@@ -19,6 +19,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +29,7 @@ import pytest
 from deltaforge_dagster.errors import PositionLost, SourceUnavailable
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source, WatchableSource
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
@@ -469,6 +470,21 @@ class SourceContract:
         assert is_quiet(bench, end)
         bench.execute(bench.insert("orders", 2))
         assert bench.source().has_changes(end)
+
+    def test_changes_move_the_end_of_the_log(self, bench: Bench) -> None:
+        """`log_ends` yields another value once something was committed; of files, whose times are coarse, soon."""
+        source = bench.source()
+        _only_if(isinstance(source, WatchableSource), "the source cannot be watched")
+        assert isinstance(source, WatchableSource)
+        source.ensure_start()
+        with closing(source.log_ends(SECONDS)) as ends:
+            before = next(ends)
+            for number in range(100):
+                bench.execute(bench.insert("orders", number))
+                if next(ends) != before:
+                    break
+            else:
+                pytest.fail("the end of the log does not move")
 
     def test_a_look_finds_a_captured_table_that_is_gone(self, bench: Bench) -> None:
         """`maintain` finds nothing if all tables are captured, and names a captured table that was renamed."""

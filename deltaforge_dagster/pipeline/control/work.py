@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.held_keys import due_entries
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
@@ -36,6 +37,8 @@ from deltaforge_dagster.state.store import StateStore
 logger = logging.getLogger(__name__)
 
 MAX_PROBE_WAIT = 60.0
+
+_CHANGED = "the source has changes beyond the captured position"
 
 Reason = Literal[
     "range open", "sink behind", "dead letters", "hold released", "chunks read", "changes"
@@ -52,9 +55,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class NoWork:
-    """Why no run is needed now."""
+    """Why no run is needed now.
+
+    Attributes:
+        detail: In a sentence for people.
+        after: The position after which the source has nothing, if that is the only reason.
+    """
 
     detail: str
+    after: Position | None = None
 
 
 def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
@@ -125,6 +134,8 @@ def find_work(
     loaded: LoadedPipeline,
     build_source: Callable[[], Source],
     problem: DeltaforgeError | None = None,
+    *,
+    changed: bool = False,
 ) -> Work | NoWork:
     """Return whether a run should start now; fixes the start position when it is not yet fixed.
 
@@ -134,6 +145,7 @@ def find_work(
         build_source: Makes its source; called only if the source has to be asked.
         problem: Why the source cannot be used now, if a check has found that; raised if there is no
             other work.
+        changed: The source was just seen to have changes; it is not asked again.
 
     Raises:
         DeltaforgeError: The source cannot be used and there is no other work, or the store is unavailable.
@@ -158,6 +170,8 @@ def find_work(
     work = _released(store, loaded) or chunks_read(store, loaded.name)
     if work is None and problem is not None:
         raise problem
+    if work is None and changed:
+        return Work("changes", _CHANGED)
     return work or _probe(store, loaded, pipeline, now, build_source)
 
 
@@ -185,8 +199,8 @@ def _query(
         return NoWork("start position fixed")
     after = parse_position(pipeline.captured_position or pipeline.start_position)
     if source.has_changes(after):
-        return Work("changes", "the source has changes beyond the captured position")
-    return NoWork("no changes in the source, every sink has what was captured")
+        return Work("changes", _CHANGED)
+    return NoWork("no changes in the source, every sink has what was captured", after)
 
 
 def next_probe(store: StateStore, pipeline: str, *, captured: bool) -> None:

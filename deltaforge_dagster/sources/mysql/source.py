@@ -168,6 +168,16 @@ class MysqlSource:
         """
         return peek.has_changes(self._server, self._patterns, self._config.id, _binlog(after))
 
+    def log_ends(self, seconds: float) -> Generator[object]:
+        """Yield what the server says of the log's end, each time one asks; see `base.WatchableSource`.
+
+        Raises:
+            SourceUnavailable: No connection, or `seconds` have passed.
+        """
+        with self._server.query(seconds) as session:
+            while True:
+                yield server_log.status(session)
+
     def maintain(self, position: Position | None) -> list[Finding]:
         """Return a finding for each table and database that the patterns name but the log does not contain.
 

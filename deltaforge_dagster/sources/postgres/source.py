@@ -122,9 +122,7 @@ class PostgresSource:
         Logical decoding reads up to there. It moves even if no captured table changes.
         """
         with self._server.query(_HEAD_SECONDS) as connection:
-            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-        assert row is not None
-        return LsnPosition(parse_lsn(row[0]))
+            return _flushed(connection)
 
     def ensure_start(self, at: Position | None = None) -> LsnPosition:
         """Create publication and slot if they are missing; return where reading starts.
@@ -206,6 +204,18 @@ class PostgresSource:
                 return True
             except psycopg.errors.UndefinedObject:
                 raise publications.too_young(server, config.publication) from None
+
+    def log_ends(self, seconds: float) -> Generator[LsnPosition]:
+        """Yield the end of the server's durable log, each time one asks; see `base.WatchableSource`.
+
+        Every database of the server, and the server itself, move it.
+
+        Raises:
+            SourceUnavailable: No connection, or `seconds` have passed.
+        """
+        with self._server.query(seconds) as connection:
+            while True:
+                yield _flushed(connection)
 
     def maintain(self, position: Position | None) -> list[Finding]:
         """Add matching tables to a publication that we created; return findings for tables that are still missing.
@@ -557,3 +567,9 @@ def _lsn(position: Position) -> int:
     if not isinstance(position, LsnPosition):
         raise CorruptLog(f"not a PostgreSQL position: {position.to_json()}")
     return position.lsn
+
+
+def _flushed(connection: psycopg.Connection) -> LsnPosition:
+    row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return LsnPosition(parse_lsn(row[0]))

@@ -29,7 +29,8 @@ from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.turso.config import TursoSourceConfig
+from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
+from deltaforge_dagster.sources.turso.connection.files import written
 from deltaforge_dagster.sources.turso.connection.hrana import ResponseTooLarge
 from deltaforge_dagster.sources.turso.connection.sessions import TursoSession
 from deltaforge_dagster.sources.turso.decode.changes import Batches, TursoChange
@@ -136,6 +137,16 @@ class TursoSource:
             )
         except ResponseTooLarge:
             return True  # there are many changes
+
+    def log_ends(self, seconds: float) -> Generator[object]:  # noqa: ARG002 - no connection
+        """Yield when a database's files were written, and their sizes; see `base.WatchableSource`.
+
+        Nothing of a database on a server: there each question is a request that somebody pays for.
+        """
+        place = self._config.place
+        if isinstance(place, DatabaseFile):
+            while True:
+                yield written(place.path)
 
     def maintain(self, position: Position | None) -> list[Finding]:
         """Create missing triggers if the pipeline file says so; return findings for changes that are not captured.

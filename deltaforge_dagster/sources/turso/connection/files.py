@@ -44,6 +44,22 @@ _SQLITE_ERRORS: dict[int, type[DeltaforgeError]] = {
 }
 
 
+def written(path: Path) -> list[tuple[int, int] | None]:
+    """Return when a database's file and its write-ahead log were written, and their sizes; None if missing.
+
+    Opens nothing: Turso lets one process open a file at a time.
+    """
+    found: list[tuple[int, int] | None] = []
+    for one in (path, path.with_name(f"{path.name}-wal")):
+        try:
+            status = one.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size))
+    return found
+
+
 class _DatabaseFile:
     """What `SqliteFile` and `TursoFile` have in common."""
 
