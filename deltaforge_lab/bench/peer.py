@@ -1,6 +1,6 @@
 """`--peer COMMAND`: drain the same log alternately with `deltaforge run` and with another program.
 
-Both are processes that this one starts anew for each drain, both have their own destination in the same server and
+Both are processes that are started for each drain; both have their own destination in the same server and
 their own place in the same log, which they remember themselves, and both are measured from outside by the same
 code: how many messages their destination has, and what /proc says. Nothing is read from their output.
 
