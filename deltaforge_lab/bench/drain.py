@@ -25,7 +25,7 @@ from deltaforge_lab.bench.cost.stages import StoreClock, stage_seconds
 from deltaforge_lab.bench.installation import Installation, Say, installed
 from deltaforge_lab.bench.shapes import Shape
 from deltaforge_lab.bench.sinks import STARTS as SINKS
-from deltaforge_lab.bench.sinks import SinkKind
+from deltaforge_lab.bench.sinks import BenchSink, SinkKind
 from deltaforge_lab.bench.sources import STARTS as SOURCES
 from deltaforge_lab.bench.sources import BenchSource, SourceKind
 
@@ -44,6 +44,16 @@ WARM_BACKLOG = 20_000
 
 _RAW_WRITE_ROWS = 100_000
 _RAW_WRITE_SECONDS = 2.0
+
+
+@contextmanager
+def pair_servers(pair: str, shape: Shape, say: Say) -> Iterator[tuple[BenchSource, BenchSink]]:
+    """Start the servers of a pair and create the source's table; yield source and sink, and stop them at the end."""
+    source_kind, sink_kind = PAIRS[pair]
+    say("starting the servers")
+    with closing(SOURCES[source_kind]()) as source, closing(SINKS[sink_kind]()) as sink:
+        source.create(shape)
+        yield source, sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +151,8 @@ def measure(
         DeltaforgeError: A server does not start, or the sink does not have every event after `timeout`
             seconds (without a timeout: at the end of the run).
     """
-    source_kind, sink_kind = PAIRS[pair]
     with ExitStack() as owned:
-        say("starting the servers")
-        source = owned.enter_context(closing(SOURCES[source_kind]()))
-        sink = owned.enter_context(closing(SINKS[sink_kind]()))
-        source.create(shape)
+        source, sink = owned.enter_context(pair_servers(pair, shape, say))
         installation = owned.enter_context(
             installed(
                 source,

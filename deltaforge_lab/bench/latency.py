@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
@@ -23,11 +23,9 @@ from rich.table import Table
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.run.live import RunOutcome
 from deltaforge_lab.arrivals import percentile
-from deltaforge_lab.bench.drain import PAIRS, progress
+from deltaforge_lab.bench.drain import pair_servers, progress
 from deltaforge_lab.bench.installation import Installation, Say, installed
 from deltaforge_lab.bench.shapes import ORDERS6
-from deltaforge_lab.bench.sinks import STARTS as SINKS
-from deltaforge_lab.bench.sources import STARTS as SOURCES
 from deltaforge_lab.bench.sources import BenchSource
 
 RATES = {50: 1, 1_000: 10}
@@ -94,12 +92,8 @@ def measure(pair: str, seconds: float, *, exactly_once: bool, say: Say) -> list[
     Raises:
         DeltaforgeError: A server does not start, or a row does not arrive.
     """
-    source_kind, sink_kind = PAIRS[pair]
     with ExitStack() as owned:
-        say("starting the servers")
-        source = owned.enter_context(closing(SOURCES[source_kind]()))
-        sink = owned.enter_context(closing(SINKS[sink_kind]()))
-        source.create(ORDERS6)
+        source, sink = owned.enter_context(pair_servers(pair, ORDERS6, say))
         installation = owned.enter_context(
             installed(source, sink, exactly_once=exactly_once, say=say)
         )

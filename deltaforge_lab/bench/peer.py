@@ -25,19 +25,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_dagster.processes.process import ServerProcess
 from deltaforge_lab.bench.cost.processes import Sampler
-from deltaforge_lab.bench.drain import PAIRS, WARM_ROWS, fill
+from deltaforge_lab.bench.drain import WARM_ROWS, fill, pair_servers
 from deltaforge_lab.bench.installation import Installation, Say, installed
 from deltaforge_lab.bench.shapes import Shape
 from deltaforge_lab.bench.sinks import DESTINATION, BenchSink
-from deltaforge_lab.bench.sinks import STARTS as SINKS
-from deltaforge_lab.bench.sources import STARTS as SOURCES
 from deltaforge_lab.bench.sources import BenchSource
 
 DRAIN_SECONDS = 600.0
@@ -177,12 +175,8 @@ def compare(
     if destination == DESTINATION:
         raise SettingsError(f"--peer-destination: {DESTINATION!r} is what DeltaForge writes to")
     patience = timeout or DRAIN_SECONDS
-    source_kind, sink_kind = PAIRS[pair]
     with ExitStack() as owned:
-        say("starting the servers")
-        source = owned.enter_context(closing(SOURCES[source_kind]()))
-        sink = owned.enter_context(closing(SINKS[sink_kind]()))
-        source.create(shape)
+        source, sink = owned.enter_context(pair_servers(pair, shape, say))
         sink.create(destination)
         home = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-peer-")))
         variables = _variables(source, sink, destination, home)

@@ -127,7 +127,7 @@ Python = Callable[[BenchSink, str], Program]
 
 def test_a_program_that_does_not_exist_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what was looked for."""
-    monkeypatch.setattr(peer, "SOURCES", {})
+    monkeypatch.setattr("deltaforge_lab.bench.drain.SOURCES", {})
 
     outcome = CliRunner().invoke(app, ["bench", "pg-redis", "--peer", "no-such-program --fast"])
 
@@ -147,7 +147,7 @@ def test_wrong_commands_start_nothing(
     command: str, destination: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty or broken command line is refused, and a destination that is already DeltaForge's."""
-    monkeypatch.setattr(peer, "SOURCES", {})
+    monkeypatch.setattr("deltaforge_lab.bench.drain.SOURCES", {})
     with pytest.raises(SettingsError, match=message):
         peer.compare(
             "pg-redis",
