@@ -20,7 +20,6 @@ from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline
 from deltaforge_dagster.resources.installed import former_pipelines, installed_pipelines
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.sensors.alerts import build_alerts_sensor
 from deltaforge_dagster.sensors.files import build_files_sensor
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
@@ -64,6 +63,8 @@ def build_definitions(
     for broken in former:
         jobs += [build_pipeline_job(broken.loaded), build_snapshot_job(broken.loaded)]
     if told := [one for one in good if one.spec.spec.engine.alerts]:
+        from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415 - has an HTTP client
+
         sensors.append(build_alerts_sensor(told, cache))
     sensors.append(build_files_sensor(settings, pipelines, cache))
     retention, hourly = build_retention(good)

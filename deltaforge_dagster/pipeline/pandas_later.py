@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -67,7 +67,7 @@ def standing_in_for_pandas() -> Iterator[None]:
 class _StandIn(ModuleType):
     """Stands in for a module of pandas; what is asked of it after its time is that module's."""
 
-    __path__: Sequence[str] = ()
+    __path__: MutableSequence[str] = []  # noqa: RUF012 - as modules have it
     __version__ = version(_PANDAS)
 
     def __getattr__(self, name: str) -> Any:
