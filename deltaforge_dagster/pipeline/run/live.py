@@ -52,6 +52,7 @@ class LiveRun:
         self._context = context
         self._store = context.store
         self._options = options
+        self._observer = options.observer
         self._asked_to_end: str | None = None
         self._want: DesiredState = "running"
         self._work: LeasedWork | None = None
@@ -102,7 +103,7 @@ class LiveRun:
     def _begin_work(self, lease: HeldLease) -> LeasedWork:
         from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - needs no lease, but seconds
 
-        run = LeasedRun(self._store, self._context.journal, lease, self._options.observer.warn)
+        run = LeasedRun(self._store, self._context.journal, lease, self._observer.warn)
         self._work = leased_work.LeasedWork(
             self._loaded, self._context, self._options, run, lambda: self._asked_to_end
         )

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import deltaforge_dagster
-from deltaforge_dagster.kernels.runtime import compiled_from
+from deltaforge_dagster.kernels.compiler import compiled_from
 
 PACKAGE = Path(deltaforge_dagster.__file__).parent
 
