@@ -20,11 +20,11 @@ from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.process.chains import chain_of
+from deltaforge_dagster.pipeline.replay.closed_ranges import split_by_delivery
 from deltaforge_dagster.pipeline.replay.preview import preview
 from deltaforge_dagster.pipeline.replay.replay import (
     ReplayedRange,
     replay,
-    split_by_delivery,
     verify,
 )
 from deltaforge_dagster.pipeline.replay.reprocessing import Reprocessing
