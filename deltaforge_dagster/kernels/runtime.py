@@ -57,12 +57,17 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
+        self.__qualname__ = function.__qualname__
         self._function = function
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the compiled function."""
         return (self._compiled or self.compiled)(*arguments)
+
+    def __reduce__(self) -> str:
+        """Pickle by name, as functions are."""
+        return self.__qualname__
 
     @property
     def compiled(self) -> Any:
