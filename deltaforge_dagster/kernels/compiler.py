@@ -1,9 +1,9 @@
 """Compiles kernels with Numba, and caches their machine code.
 
 The cache is on disk, below `NUMBA_CACHE_DIR` or the user's cache directory. Numba refreshes a cached kernel when the
-file of that kernel changes, but not when a kernel that it calls changes in another file, or a constant, which would
-decode with yesterday's code. So the cache is a folder named by the digest of all files that kernels depend on: those
-with kernels, and what these import.
+file of that kernel changes, but not when a kernel that it calls, or a constant, changes in another file; then it would
+run outdated code. So the cache is a folder named by a digest of all files on which kernels depend: those with kernels,
+and all that these import.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IMPORT = re.compile(
 
 
 def compiled_from(package: Path) -> dict[str, bytes]:
-    """Return the modules of a package that have kernels, and all that these import from it, with their texts."""
+    """Return the modules of a package that have kernels, and all that these import from it, with their sources."""
     texts = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
@@ -43,7 +43,7 @@ def compiled_from(package: Path) -> dict[str, bytes]:
         if name in texts and name not in found:
             found[name] = texts[name]
             for imported, names in _IMPORT.findall(texts[name]):
-                # A name may be a module; if it is not, it is none of `texts`.
+                # An imported name may be a module; if it is not, it is not in `texts`.
                 module = imported.decode()
                 unread += [
                     module,
@@ -54,7 +54,7 @@ def compiled_from(package: Path) -> dict[str, bytes]:
 
 @functools.cache
 def cache_folder() -> Path:
-    """Return the folder for the machine code of exactly these sources, which is made with the first of it."""
+    """Return the folder for machine code compiled from exactly these sources; created when the first kernel is compiled."""
     digest = hashlib.sha256()
     for name, text in sorted(compiled_from(Path(__file__).parents[1]).items()):
         digest.update(f"{name} {len(text)} ".encode() + text)
@@ -67,7 +67,7 @@ numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]  # se
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what calls the machine code of a kernel, which is compiled for each combination of types of arguments."""
+    """Return a kernel's dispatcher, which compiles the function for each combination of argument types."""
     called: Callable[..., Any] = numba.njit(**_OPTIONS)(function)
     return called
 
@@ -91,7 +91,7 @@ def _type_of_copy(_context: Any) -> Callable[..., Any]:
 
 
 def _copy_natively(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Call the C library's memcpy: takes and makes values of LLVM."""
+    """Call the C library's memcpy; gets Numba types, and generates LLVM code."""
     target, place, text, begin, count = arguments
     target = context.make_array(signature.args[0])(context, builder, target).data
     text = context.make_array(signature.args[2])(context, builder, text).data

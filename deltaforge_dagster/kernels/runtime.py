@@ -20,7 +20,7 @@ The rules for writing one:
 - It releases the GIL, so the threads that renew the lease and answer keepalives can run meanwhile.
 
 The first call compiles a kernel, or finds its machine code in the cache (`compiler`). Numba is imported then: it takes
-a third of a second and 50 MB, which processes that only know kernels need not spend, such as a code server.
+a third of a second and 50 MB, which processes that import kernels but do not call them, such as a code server, do not need to spend.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_only(data: Bytes | bytes | bytearray | memoryview) -> Bytes:
 
 
 class Kernel:
-    """A kernel as other modules see it: compiled at its first call, or when a kernel that calls it is compiled."""
+    """A kernel that is compiled at its first call, or when a kernel that calls it is compiled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -74,7 +74,7 @@ class Kernel:
         """Numba's function; the plain one with `NUMBA_DISABLE_JIT=1`."""
         with _lock:
             if self._compiled is None:
-                from deltaforge_dagster.kernels import compiler  # noqa: PLC0415 - see the module's text
+                from deltaforge_dagster.kernels import compiler  # noqa: PLC0415 - see the module's docstring
 
                 self._compiled = compiler.compiled(self._function)
             return self._compiled
@@ -86,7 +86,7 @@ class Kernel:
 
 
 def kernel(function: _Function) -> _Function:
-    """Make a function a kernel; see the rules in this module's text."""
+    """Make a function a kernel; see the rules in this module's docstring."""
     return cast("_Function", Kernel(function))
 
 

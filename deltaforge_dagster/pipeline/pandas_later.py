@@ -1,10 +1,10 @@
 """Lets a run use Arrow and Spark without importing pandas, which would cost it a quarter of a second and 45 MB.
 
-Both libraries convert from and to pandas, which DeltaForge never asks for. pyarrow imports pandas when it makes its
-first array of Python objects, to recognize those of pandas; PySpark's Connect client does when it is imported.
+Both libraries convert from and to pandas, which DeltaForge never does. pyarrow imports pandas when it creates its
+first array from Python objects, to recognize objects of pandas; PySpark's Connect client imports it at once.
 
-Nothing is taken from code that does use pandas, such as a sink of another package: it imports pandas as usual, and
-pyarrow and PySpark then work with it as if they had imported it first.
+Code that does use pandas, such as a sink of another package, imports it as usual; pyarrow and PySpark then work
+with it as if they had imported it first.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _lock = threading.Lock()
 
 
 def arrow_without_pandas() -> None:
-    """Have pyarrow look for pandas now, in vain, unless pandas is imported already.
+    """Let pyarrow search for pandas now and find none, unless pandas is imported already.
 
-    pyarrow looks once, at its first array. It looks again when it is asked to convert from or to pandas, and
-    when pandas is imported after all.
+    pyarrow searches once, at its first array. It searches again when it is asked to convert from or to pandas, and
+    when pandas is imported later.
     """
     with _lock:
         if _PANDAS in sys.modules:
@@ -47,7 +47,7 @@ def arrow_without_pandas() -> None:
 
 @contextmanager
 def standing_in_for_pandas() -> Iterator[None]:
-    """While the block imports a library, let modules stand in for pandas that import it at their first use.
+    """While the block imports a library, replace pandas with modules that import it at their first use.
 
     Does nothing if pandas is imported already.
     """
@@ -65,9 +65,9 @@ def standing_in_for_pandas() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """Stands in for a module of pandas; what is asked of it after its time is that module's."""
+    """Stands in for a module of pandas; once it is out of `sys.modules`, its attributes are those of the real module."""
 
-    __path__: MutableSequence[str] = []  # noqa: RUF012 - as modules have it
+    __path__: MutableSequence[str] = []  # noqa: RUF012 - modules have it as an attribute
     __version__ = version(_PANDAS)
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +79,7 @@ class _StandIn(ModuleType):
 
 
 def _later(module: ModuleType, name: str) -> Callable[..., Any]:
-    """Return a function of pandas, which is found when it is called; it also serves as a type in annotations."""
+    """Return a function that looks up the one of pandas when it is called; it also serves as a type in annotations."""
 
     def function(*arguments: Any, **options: Any) -> Any:
         return getattr(module, name)(*arguments, **options)
@@ -88,7 +88,7 @@ def _later(module: ModuleType, name: str) -> Callable[..., Any]:
 
 
 class _ArrowsPandas(MetaPathFinder):
-    """Hides pandas while pyarrow looks for it; afterwards tells pyarrow when pandas is imported."""
+    """Hides pandas while pyarrow searches for it; later makes pyarrow find pandas when somebody imports it."""
 
     def __init__(self) -> None:
         self.hidden = True
@@ -108,7 +108,7 @@ class _ArrowsPandas(MetaPathFinder):
 
 
 class _ThenArrow(Loader):
-    """Loads pandas, then has pyarrow find it."""
+    """Loads pandas, then makes pyarrow find it."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

@@ -101,7 +101,7 @@ class LiveRun:
         return outcome
 
     def _begin_work(self, lease: HeldLease) -> LeasedWork:
-        from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - needs no lease, but seconds
+        from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - takes seconds, so not before the lease
 
         run = LeasedRun(self._store, self._context.journal, lease, self._observer.warn)
         self._work = leased_work.LeasedWork(
