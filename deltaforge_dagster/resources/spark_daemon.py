@@ -5,8 +5,8 @@ finds no idle one; idle workers end after a minute. Without this module each new
 pandas again, which takes most of a second.
 
 Two things that Spark's workers do before or after each task would cost more than the task itself: collecting garbage
-among all imported objects, which are therefore frozen (`gc.freeze`), and reading PySpark's archives on the import
-path again, which are removed from it because PySpark is installed as a package.
+among all imported objects, which are therefore frozen (`gc.freeze`), and reading the archives on the import path
+again: PySpark's, which are not needed because it is installed as a package, and Spark's own jar. They are removed.
 
 Workers also keep the memory that a task has freed for the next task, until they end: returning it to the system and
 touching it again took a third of their time.
@@ -25,7 +25,10 @@ import signal
 import sys
 from types import FrameType
 
-sys.path[:] = [one for one in sys.path if not one.endswith(".zip")]  # before pyspark is imported
+# Before pyspark is imported; the search for this module has already opened the archives.
+for _archive in [one for one in sys.path if one.endswith((".zip", ".jar"))]:
+    sys.path.remove(_archive)
+    sys.path_importer_cache.pop(_archive, None)
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # before pyarrow is: never return memory
 
 # ruff: noqa: E402

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -398,11 +397,7 @@ def text_ends(column: pa.Array[Any]) -> npt.NDArray[np.int32]:
     return np.frombuffer(memoryview(ends), np.int32)[column.offset :][: len(column) + 1]
 
 
-def _cells(column: pa.Array[Any]) -> list[bytes] | list[bytes | None]:
+def _cells(column: pa.Array[Any]) -> list[bytes | None]:
     """Return the texts of a column as bytes, several times as fast as Arrow's `to_pylist`."""
-    text = column.buffers()[2]
-    if column.null_count or text is None:
-        return column.cast(pa.binary()).to_pylist()
-    ends = text_ends(column)
-    data = bytes(memoryview(text)[ends[0] : ends[-1]])
-    return [data[start:stop] for start, stop in pairwise((ends - ends[0]).tolist())]
+    cells: list[bytes | None] = column.cast(pa.binary()).to_numpy(zero_copy_only=False).tolist()
+    return cells

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.pipeline.encode.files import (
     SLICES,
+    WRITE_BYTES,
     BatchSlice,
     Spares,
     open_batches,
@@ -97,6 +98,25 @@ def test_a_file_is_written_over(tmp_path: Path) -> None:
     reader = open_batches(batch_slice.path, batch_slice.end)
     assert reader.num_record_batches == 1
     assert reader.get_batch(0).column("value").to_pylist() == ["2/0"]
+
+
+def test_a_large_batch_is_written_in_small_steps(tmp_path: Path) -> None:
+    """A column of megabytes arrives whole, although no system call writes more than `WRITE_BYTES`."""
+    value = "x" * (9 * WRITE_BYTES)
+    row = {"segment": 1, "ordinal": 0, "value": value}
+
+    begun = write_calls()
+    (batch_slice,) = written(tmp_path, "run.job", [pa.RecordBatch.from_pylist([row])])
+
+    assert write_calls() - begun >= 9
+    reader = open_batches(batch_slice.path, batch_slice.end)
+    assert reader.get_batch(0).column("value").to_pylist() == [value]
+
+
+def write_calls() -> int:
+    """Return how often this thread has called the system to write (proc_pid_io(5), `syscw`)."""
+    lines = Path("/proc/thread-self/io").read_text(encoding="ascii").splitlines()
+    return int(dict(line.split(": ") for line in lines)["syscw"])
 
 
 def test_no_more_spares_are_kept_than_wanted(tmp_path: Path) -> None:
