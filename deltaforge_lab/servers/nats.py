@@ -70,7 +70,8 @@ class NatsServer(OneProcessServer):
         token = secrets.token_urlsafe(12)
         server._settings = {
             "jetstream": f'{{ store_dir: "{server._data}" }}',
-            "authorization": f'{{ token: "{token}" }}',
+            # The server's default of two seconds is too short for clients on a busy machine.
+            "authorization": f'{{ token: "{token}", timeout: 60 }}',
             **(settings or {}),
         }
         user = f"{token}@" if settings is None or "authorization" not in settings else ""
