@@ -65,5 +65,5 @@ def test_a_kernel_that_others_call() -> None:
 def test_a_kernel_keeps_its_name() -> None:
     """It has the name and the text of its function, and is pickled by name, as Spark's tasks need it."""
     assert runtime.copy.__name__ == "copy"
-    assert (runtime.copy.__doc__ or "").startswith("Write `source[start:end]`")
+    assert (runtime.copy.__doc__ or "").startswith("Copy `source[start:end]`")
     assert pickle.loads(pickle.dumps(runtime.copy)) is runtime.copy
