@@ -184,7 +184,7 @@ def serve(handle: int, config: str, code: str | None) -> None:
         try:
             function = UserFunction(block, code)
             # Otherwise the first call would import it, and its time limit would count that.
-            import pandas  # noqa: F401, PLC0415 - only needed in this process
+            import pandas as pd  # noqa: F401, PLC0415 - only needed in this process
         except SpecError as error:
             parent.send_bytes(_WRONG + str(error).encode())
             return
