@@ -6,6 +6,7 @@ installation are (`config.settings`).
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import dagster as dg
@@ -20,7 +21,6 @@ from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline
 from deltaforge_dagster.resources.installed import former_pipelines, installed_pipelines
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.sensors.alerts import build_alerts_sensor
 from deltaforge_dagster.sensors.files import build_files_sensor
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
@@ -66,6 +66,8 @@ def build_definitions(
     for broken in former:
         jobs += [build_pipeline_job(broken.loaded), build_snapshot_job(broken.loaded)]
     if told := [one for one in good if one.spec.spec.engine.alerts]:
+        from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415 - has an HTTP client
+
         sensors.append(build_alerts_sensor(told, cache))
     sensors.append(build_files_sensor(settings, pipelines, cache))
     retention, hourly = build_retention(good)
@@ -87,5 +89,9 @@ def build_definitions(
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Load the definitions of this installation."""
-    return build_definitions(Settings.from_env())
+    """Load the definitions of this installation, in a code server or a run's process."""
+    definitions = build_definitions(Settings.from_env())
+    # The 200,000 objects of imported modules stay. Looking through them for garbage takes a tenth of a second,
+    # in which no thread of a run does anything.
+    gc.freeze()
+    return definitions

@@ -22,7 +22,7 @@ from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.since import FILE_BROKEN
 from deltaforge_dagster.state.store import StateStore
 
-HEAVY = {"pyspark", "pandas", "grpc", "numba"}
+HEAVY = {"pyspark", "pandas", "grpc", "numba", "psycopg", "httpx"}
 """What reading, encoding and sending need, and what takes longer to import than all the rest."""
 
 
@@ -312,10 +312,16 @@ def test_a_second_look_reports_nothing_new(tmp_path: Path, instance: dg.DagsterI
 
 
 @pytest.mark.parametrize(
-    "module", ["deltaforge_dagster.definitions", "deltaforge_dagster.cli.main"]
+    "module",
+    [
+        "deltaforge_dagster.definitions",
+        "deltaforge_dagster.cli.main",
+        "deltaforge_dagster.cli.installation.run",
+        "deltaforge_dagster.assets.execution",
+    ],
 )
 def test_loading_is_quick(module: str) -> None:
-    """Neither the definitions nor `deltaforge --help` import Spark or the kernels."""
+    """Neither the definitions, `deltaforge --help` nor what a run begins with import Spark or the kernels."""
     code = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

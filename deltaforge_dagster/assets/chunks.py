@@ -1,13 +1,16 @@
 """The work of a snapshot asset's op: reads chunks, and publishes what was read in Dagster.
 
-The op imports this module when it runs; the definitions do not, because importing Spark and the kernels takes
-seconds.
+Live runs that a command started import this module as well, so it imports Spark and the kernels, which takes a
+second, only when there is something to read.
 """
+
+from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -15,15 +18,18 @@ from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snap
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.control.work import begin, chunks_read
+from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.snapshots.liveness import Life, living
-from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.snapshot_records import ChunkRow, SnapshotProgress
 from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 
 logger = logging.getLogger(__name__)
 
@@ -43,16 +49,25 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
     only = None
     if context.run.tags.get(RUN_TAG) != "snapshot" or context.run.parent_run_id is not None:
         only = _chosen(context, loaded, opened.store)
-    run = SnapshotRun(
-        loaded,
-        build_run_context(opened, loaded),
-        warn=context.log.warning,
-        progress=shown.progress,
-        only=only,
-    )
+    arrow_without_pandas()
+    run_context = build_run_context(opened, loaded)
+    run = _snapshot_run(context, loaded, run_context, shown.progress, only)
     row = run.execute()
     shown.publish()
     context.log.info("snapshot %s is %s", row.snapshot, row.state_text)
+
+
+def _snapshot_run(
+    context: dg.AssetExecutionContext,
+    loaded: LoadedPipeline,
+    run_context: RunContext,
+    progress: Callable[[Mapping[str, SnapshotProgress]], None],
+    only: set[tuple[str, int]] | None = None,
+) -> SnapshotRun:
+    """Return what reads a snapshot; only now are Spark and the kernels imported."""
+    from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun  # noqa: PLC0415 - see above
+
+    return SnapshotRun(loaded, run_context, warn=context.log.warning, progress=progress, only=only)
 
 
 def _chosen(
@@ -124,11 +139,11 @@ class SnapshotBeside:
             ):
                 return
             shown = ChunksShown(self._context, store, name)
-            SnapshotRun(
+            _snapshot_run(
+                self._context,
                 self._loaded,
                 self._run_context,
-                warn=self._context.log.warning,
-                progress=lambda found: self._progress(shown, found),
+                lambda found: self._progress(shown, found),
             ).execute()
             shown.publish()
         except _Stopped:
@@ -141,7 +156,7 @@ class SnapshotBeside:
             self.error.__cause__ = error
             logger.exception("reading a snapshot failed")
 
-    def _progress(self, shown: "ChunksShown", found: Mapping[str, SnapshotProgress]) -> None:
+    def _progress(self, shown: ChunksShown, found: Mapping[str, SnapshotProgress]) -> None:
         if self._stopped.is_set():
             raise _Stopped("the run has ended")
         shown.progress(found)

@@ -19,76 +19,26 @@ The rules for writing one:
   `numpy.uint8` that overflows: convert with `np.int64(...)` before any arithmetic.
 - It releases the GIL, so the threads that renew the lease and answer keepalives can run meanwhile.
 
-Machine code is cached on disk, below `NUMBA_CACHE_DIR` or the user's cache directory. Numba
-recompiles a cached kernel when its file changes, but not when a kernel that it calls, or a constant,
-changes in another file; then it would run outdated code. So the cache is a
-folder named by a digest of all files on which kernels depend: those with kernels, and all that these import.
+The first call compiles a kernel, or finds its machine code in the cache (`compiler`). Numba is imported then: it takes
+a third of a second and 50 MB, which processes that import kernels but do not call them, such as a code server, do not need to spend.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
+import functools
+import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Longs: TypeAlias = npt.NDArray[np.int64]
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "_nrt": False}
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-_IMPORT = re.compile(
-    rb"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\([^)]*\)|.*))?", re.MULTILINE
-)
-
-
-def compiled_from(package: Path) -> dict[str, bytes]:
-    """Return the modules of a package that have kernels, and those that they import from it, with their sources."""
-    texts = {}
-    for path in package.rglob("*.py"):
-        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
-        texts[name.removesuffix(".__init__")] = path.read_bytes()
-    found: dict[str, bytes] = {}
-    unread = [name for name, text in texts.items() if b"@kernel" in text or b"kernel(" in text]
-    while unread:
-        name = unread.pop()
-        if name in texts and name not in found:
-            found[name] = texts[name]
-            for imported, names in _IMPORT.findall(texts[name]):
-                # An imported name may be a module; if it is not, it is not in `texts`.
-                module = imported.decode()
-                unread += [
-                    module,
-                    *(f"{module}.{one}" for one in re.findall(r"\w+", names.decode())),
-                ]
-    return found
-
-
-def _cache_folder() -> Path:
-    """Return the folder for machine code that was compiled from exactly these sources."""
-    digest = hashlib.sha256()
-    for name, text in sorted(compiled_from(Path(__file__).parents[1]).items()):
-        digest.update(f"{name} {len(text)} ".encode() + text)
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given or cache / "deltaforge" / "kernels") / digest.hexdigest()[:16]
-
-
-CACHE = _cache_folder()
-"""The folder of cached machine code; created when the first kernel is compiled."""
-
-numba.config.CACHE_DIR = str(CACHE)  # type: ignore[attr-defined]  # set at import
+_lock = threading.RLock()  # a kernel is compiled with those that it calls
 
 
 def read_only(data: Bytes | bytes | bytearray | memoryview) -> Bytes:
@@ -102,43 +52,47 @@ def read_only(data: Bytes | bytes | bytearray | memoryview) -> Bytes:
     return array
 
 
+class Kernel:
+    """A kernel that is compiled at its first call, or when a kernel that calls it is compiled."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.__qualname__ = function.__qualname__
+        self._function = function
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the compiled function."""
+        return (self._compiled or self.compiled)(*arguments)
+
+    def __reduce__(self) -> str:
+        """Pickle by name, as functions are."""
+        return self.__qualname__
+
+    @property
+    def compiled(self) -> Any:
+        """Numba's function; the plain one with `NUMBA_DISABLE_JIT=1`."""
+        with _lock:
+            if self._compiled is None:
+                from deltaforge_dagster.kernels import compiler  # noqa: PLC0415 - see the module's docstring
+
+                self._compiled = compiler.compiled(self._function)
+            return self._compiled
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What Numba asks for when it compiles a kernel that calls this one."""
+        return self.compiled._numba_type_
+
+
 def kernel(function: _Function) -> _Function:
-    """Make a function a kernel, which is compiled at its first call; see the rules in this module's docstring."""
-    return cast("_Function", numba.njit(**_OPTIONS)(function))
+    """Make a function a kernel; see the rules in this module's docstring."""
+    return cast("_Function", Kernel(function))
 
 
-def _copy_slowly(out: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
+def copy_bytes(out: Bytes, at: np.int64, source: Bytes, start: np.int64, size: np.int64) -> None:
+    """Write `source[start:start + size]` to `out[at:]`; compiled, it is the C library's memcpy (`compiler`)."""
     out[at : at + size] = source[start : start + size]
-
-
-@intrinsic
-def _copy_natively(_typing: Any, out: Any, at: Any, source: Any, start: Any, size: Any) -> Any:
-    """Call the C library's memcpy; gets Numba types, and generates LLVM code."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, place, text, begin, count = arguments
-        target = context.make_array(signature.args[0])(context, builder, target).data
-        text = context.make_array(signature.args[2])(context, builder, text).data
-        target, text = builder.gep(target, [place]), builder.gep(text, [begin])
-        cgutils.raw_memcpy(builder, target, text, count, 1)  # type: ignore[no-untyped-call]
-        return context.get_dummy_value()
-
-    return numba.void(out, at, source, start, size), generate
-
-
-def _copy_checked(out: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
-    for i in range(size):
-        out[at + i] = source[start + i]
-
-
-def _copy_of(config: Any) -> Callable[..., None]:
-    """Return the copy function for Numba's configuration: not compiled, with bounds checks, or native."""
-    if config.DISABLE_JIT:
-        return _copy_slowly
-    return kernel(_copy_checked) if config.BOUNDSCHECK else _copy_natively
-
-
-_copy_bytes = _copy_of(numba.config)
 
 
 @kernel
@@ -147,5 +101,5 @@ def copy(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
 
     A compiled loop over the bytes would take three times as long for the short texts that kernels mostly copy.
     """
-    _copy_bytes(out, np.int64(at), source, np.int64(start), np.int64(end - start))
+    copy_bytes(out, np.int64(at), source, np.int64(start), np.int64(end - start))
     return at + end - start

@@ -15,5 +15,6 @@ Folders, from the top; imports point down:
 - `schemas`: table versions of a pipeline, and their approval.
 
 The modules beside them are what all of these share: the `lease`, the `run_context`, `committed` positions, held keys,
-meters, back-off, and the `failpoints` at which tests let a process die. Modules called `..._job` run in Spark's tasks.
+meters, back-off, what is used of Spark (`spark_client`, without pandas: `pandas_later`), and the `failpoints` at
+which tests let a process die. Modules called `..._job` run in Spark's tasks.
 """

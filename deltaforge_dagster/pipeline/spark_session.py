@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # code servers load this module, but not PySpark
     from pyspark.errors import PySparkException
-    from pyspark.sql.connect.session import SparkSession
+
+    from deltaforge_dagster.pipeline.spark_client import SparkSession
 
 
 class SessionProvider(Protocol):
@@ -35,7 +36,9 @@ def spark_condition(error: PySparkException) -> str:
 
     The text of an error may quote a value of a row, so it is not used.
     """
-    from pyspark.errors.exceptions.connect import SparkConnectGrpcException  # noqa: PLC0415 - see above
+    from deltaforge_dagster.pipeline.spark_client import (  # noqa: PLC0415 - see above
+        SparkConnectGrpcException,
+    )
 
     if condition := error.getCondition():
         return condition

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import threading
 
-import httpx
-
 from deltaforge_dagster.config.secrets import mask
 
 _SECONDS = 60.0
@@ -45,6 +43,8 @@ class DagsterReload:
                 "no webserver is configured (DELTAFORGE_DAGSTER_URL): Dagster shows the change once its code "
                 "location is reloaded"
             )
+        import httpx  # noqa: PLC0415 - code servers load this module
+
         with self._lock:
             try:
                 answer = httpx.post(

@@ -1,21 +1,24 @@
 """Builds the context of a run: the open installation, and Spark, source and sinks of one pipeline.
 
-It is separate from `platform`, which code server and sensors also use, because Spark and the kernels take seconds
-to import.
+It is separate from `platform`, which code server and sensors also use. Spark is imported when the first session is
+made, because that takes half a second, and a run takes the lease before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.resources.platform import Opened
-from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.registry import SinkContext
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.resources.spark import SparkSessions
 
 
 def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
@@ -26,17 +29,25 @@ def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     return RunContext(
         store=opened.store,
         journal=opened.journal,
-        sessions=lambda session_id, remember: SparkSessions(settings, session_id, remember),
+        sessions=lambda session_id, remember: _sessions(settings, session_id, remember),
         replay_sessions=lambda: _replay_sessions(settings),
         build_source=opened.source_builder(loaded),
         build_sink=lambda sink_id: build_sink(declared.sinks, sink_id, context),
     )
 
 
+def _sessions(
+    settings: Settings, session_id: str | None, remember: Callable[[str], None]
+) -> SparkSessions:
+    from deltaforge_dagster.resources.spark import SparkSessions  # noqa: PLC0415 - see above
+
+    return SparkSessions(settings, session_id, remember)
+
+
 @contextmanager
 def _replay_sessions(settings: Settings) -> Iterator[SparkSessions]:
     """Yield Spark sessions that later runs do not continue."""
-    sessions = SparkSessions(settings, None, lambda _session_id: None)
+    sessions = _sessions(settings, None, lambda _session_id: None)
     try:
         yield sessions
     finally:

@@ -19,15 +19,11 @@ import uuid
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
-# Before grpc is imported, which would write notes about forks and missing proxies to standard error.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 from pyspark.errors import PySparkException
-from pyspark.errors.exceptions.connect import SparkConnectGrpcException
-from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.pipeline.spark_client import SparkConnectGrpcException, SparkSession
 from deltaforge_dagster.pipeline.spark_session import spark_condition
 from deltaforge_dagster.resources.spark_server import SparkServer
 

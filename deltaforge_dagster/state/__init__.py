@@ -9,5 +9,5 @@ functions take a connection, for use in the transactions of other modules.
 
 `records` and `snapshot_records` define the rows as values. `database` has what all repositories are built on: the
 connection, the tables and their upgrades, and small general-purpose structures. `since` has the times that no column
-has. `copies` backs up and restores a whole store, `legacy` imports the checkpoints of the predecessor.
+has. `copies` backs up and restores a whole store, `legacy` and `legacy_storage` import the checkpoints of the predecessor.
 """

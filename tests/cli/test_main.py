@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from deltaforge_dagster import __version__
 from deltaforge_dagster.cli import main
 from deltaforge_dagster.cli.installation import warm
-from deltaforge_dagster.kernels import runtime as kernel
+from deltaforge_dagster.kernels import compiler
 from tests.entry_points import pretend
 
 
@@ -152,7 +152,7 @@ def test_warm_uses_two_processors_when_nothing_is_compiled(
     """Parts are compiled in parallel only if the cache has no compiled code; empty folders do not count."""
     asked: list[str] = []
     (tmp_path / "sources_1").mkdir()
-    monkeypatch.setattr(kernel, "CACHE", tmp_path)
+    monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(warm, "_compile_side_by_side", lambda: asked.append("compiled"))
 

@@ -11,7 +11,7 @@ from deltaforge_dagster.config.urls import check_encoded
 from deltaforge_dagster.errors import DeltaforgeError, SpecError
 from deltaforge_dagster.sources.mysql.config import mysql_dsn
 from deltaforge_dagster.sources.postgres.config import postgres_dsn
-from deltaforge_dagster.state import legacy
+from deltaforge_dagster.state.legacy_storage import read_storage
 from tests.config.conftest import Write
 
 PASSWORDS = [
@@ -82,7 +82,7 @@ def test_the_state_stores_password_must_be_encoded(password: str) -> None:
     url = f"postgresql://u:{password}@h/db"
 
     _refused(lambda: Settings.from_env({"DELTAFORGE_STATE_URL": url}), DeltaforgeError)
-    _refused(lambda: legacy.read(url), DeltaforgeError)
+    _refused(lambda: read_storage(url), DeltaforgeError)
 
 
 @pytest.mark.parametrize(

@@ -1,66 +1,69 @@
-"""Which files decide whether machine code in the cache is still right."""
+"""Kernels are compiled at their first call, alone and inside of others, and are plain Python on request."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
-import deltaforge_dagster
-from deltaforge_dagster.kernels.runtime import compiled_from
+import numpy as np
+import pytest
 
-PACKAGE = Path(deltaforge_dagster.__file__).parent
+from deltaforge_dagster.kernels import runtime
+from deltaforge_dagster.kernels.runtime import Bytes, kernel, read_only
 
-
-def test_what_a_kernel_depends_on_decides(tmp_path: Path) -> None:
-    """Its module, what that imports in any form, and what these import; nothing else."""
-    texts = {
-        "__init__": "",
-        "rows": "from some.marks import (\n    COMMA,\n    DOT,\n)\nfrom some import text\n@kernel\ndef f(): ...",
-        "marks": "import some.codes\nCOMMA = some.codes.COMMA",
-        "codes": "COMMA = 44",
-        "text/__init__": "def g():\n    from some.text import late",
-        "text/late": "",
-        "decoder": "from some.rows import f",
-    }
-    for name, text in texts.items():
-        path = tmp_path / "some" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    found = compiled_from(tmp_path / "some")
-
-    assert sorted(found) == [
-        "some",
-        "some.codes",
-        "some.marks",
-        "some.rows",
-        "some.text",
-        "some.text.late",
-    ]
+COPY = """
+import sys
+import numpy as np
+from deltaforge_dagster.kernels import json_bytes, message_text
+from deltaforge_dagster.kernels.runtime import copy, read_only
+assert "numba" not in sys.modules
+out = np.zeros(9, np.uint8)
+end = copy(read_only(b"change"), 1, 4, out, 2)
+assert "numba" in sys.modules
+print(end, bytes(out))
+"""
 
 
-def test_no_import_is_missed() -> None:
-    """Every module of ours that Python's parser sees imported where kernels are counts, too."""
-    found = compiled_from(PACKAGE)
-    missed = set()
-    for name, text in found.items():
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{name} has a relative import"
-                imported = [node.module or "", *(f"{node.module}.{one.name}" for one in node.names)]
-            elif isinstance(node, ast.Import):
-                imported = [one.name for one in node.names]
-            else:
-                continue
-            missed |= {one for one in imported if _is_ours(one) and one not in found}
+@pytest.mark.parametrize("variable", ["", "NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK"])
+def test_copy(variable: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Numba is imported by the first call, and the bytes are the same however the kernel runs."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    if variable:
+        environment[variable] = "1"
 
-    assert missed == set()
-    assert "deltaforge_dagster.sources.postgres.decode.layout" in found
-    assert "deltaforge_dagster.sources.postgres.source" not in found
-
-
-def _is_ours(module: str) -> bool:
-    path = PACKAGE.parent.joinpath(*module.split("."))
-    return module.startswith("deltaforge_dagster.") and (
-        path.is_dir() or path.with_suffix(".py").exists()
+    done = subprocess.run(
+        [sys.executable, "-c", COPY], env=environment, capture_output=True, text=True, check=True
     )
+
+    assert done.stdout == f"5 {bytes(2) + b'han' + bytes(4)!r}\n"
+
+
+@kernel
+def _first(data: Bytes) -> int:
+    """Return the first byte."""
+    return int(np.int64(data[0]))
+
+
+@kernel
+def _twice(data: Bytes) -> int:
+    """Return twice the first byte."""
+    return 2 * _first(data)
+
+
+def test_a_kernel_that_others_call() -> None:
+    """Threads that make the first calls at the same time, of a kernel and of one that calls it, get what they ask for."""
+    data = read_only(b"!")
+    with ThreadPoolExecutor(8) as threads:
+        told = list(threads.map(lambda one: one(data), [_first, _twice] * 8))
+
+    assert told == [33, 66] * 8
+
+
+def test_a_kernel_keeps_its_name() -> None:
+    """It has the name and the text of its function, and is pickled by name, as Spark's tasks need it."""
+    assert runtime.copy.__name__ == "copy"
+    assert (runtime.copy.__doc__ or "").startswith("Copy `source[start:end]`")
+    assert pickle.loads(pickle.dumps(runtime.copy)) is runtime.copy

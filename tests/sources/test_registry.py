@@ -77,6 +77,15 @@ def test_the_kinds_are_light() -> None:
     assert json.loads(done.stdout) == []
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tick_needs_no_compiler(kind: str) -> None:
+    """A code server builds each source to ask it for its head, but never imports Numba."""
+    program = (
+        f"import sys, deltaforge_dagster.sources.{kind}.source; sys.exit('numba' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

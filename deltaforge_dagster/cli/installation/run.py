@@ -39,7 +39,7 @@ from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.committed import committed_without
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.replay.replay import split_by_delivery
+from deltaforge_dagster.pipeline.replay.closed_ranges import split_by_delivery
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from deltaforge_dagster.kernels import runtime as kernel
+from deltaforge_dagster.kernels import compiler
 from deltaforge_dagster.pipeline.encode import messages
 from deltaforge_dagster.processors.sql import spliced_fields
 from deltaforge_dagster.sensing import scan
@@ -37,7 +37,7 @@ def warm() -> None:
     later processes of the same user find it. The first compilation takes a minute or two.
     """
     started = time.monotonic()
-    if not any(kernel.CACHE.rglob(_COMPILED)) and (os.cpu_count() or 1) > 1:
+    if not any(compiler.cache_folder().rglob(_COMPILED)) and (os.cpu_count() or 1) > 1:
         _compile_side_by_side()
     for part in range(len(_PARTS)):
         _compile(part)

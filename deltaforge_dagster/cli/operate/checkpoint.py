@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.database.primitives import Kv
+from deltaforge_dagster.state.legacy_storage import read_storage
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -138,7 +139,7 @@ def import_(
     if settings.state_url == "memory":
         raise NotAllowed("DELTAFORGE_STATE_URL is memory: imported checkpoints would be lost")
     source_id = loaded.spec.spec.source.config.id
-    found = {} if storage is None else legacy.of_source(legacy.read(storage), source_id)
+    found = {} if storage is None else legacy.of_source(read_storage(storage), source_id)
     if storage is not None and not found:
         raise SettingsError(
             f"{storage}: holds no checkpoint of source {source_id!r} (spec.source.config.id)"

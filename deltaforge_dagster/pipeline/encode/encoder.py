@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import (
     BooleanType,
     DataType,
@@ -48,6 +47,7 @@ from deltaforge_dagster.pipeline.encode.messages import (
 from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
+from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.state.records import SegmentRow
 

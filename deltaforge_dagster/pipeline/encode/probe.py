@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark.errors import PythonException
-from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.pipeline.encode import files as encoded_files
+from deltaforge_dagster.pipeline.spark_client import SparkSession
 
 
 def write_probe(path: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,6 @@ from functools import partial
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.processors.processors import SqlProcessor
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SparkUnavailable
@@ -23,6 +22,7 @@ from deltaforge_dagster.pipeline.process.expressions import (
     spark_schema,
 )
 from deltaforge_dagster.pipeline.process.stages import REPORT, SegmentJob, run_stage
+from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.processors.chain import ChainSpec
 from deltaforge_dagster.processors.sql.sql import columns_read

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.connect import functions as sql
-from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import (
     ArrayType,
     AtomicType,
@@ -40,6 +38,8 @@ from pyspark.sql.types import (
 
 from deltaforge_dagster.config.processors.processors import SqlProcessor
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.pipeline.spark_client import SparkSession
+from deltaforge_dagster.pipeline.spark_client import functions as sql
 from deltaforge_dagster.processors.sql.sql import columns_read, json_column, value_column
 from deltaforge_dagster.processors.sql.transit import (
     JSON_COLUMNS,

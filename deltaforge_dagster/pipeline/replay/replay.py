@@ -16,11 +16,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.errors import JournalDamaged, NotAllowed, Undeliverable
+from deltaforge_dagster.errors import JournalDamaged, Undeliverable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.pending_segments import Chosen, PendingSegments
+from deltaforge_dagster.pipeline.replay.closed_ranges import closed_range
 from deltaforge_dagster.pipeline.replay.reprocessing import Reprocessing
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import RangeRow, SegmentRow
@@ -102,37 +103,6 @@ def _groups(
         yield segments
     else:
         yield from reprocessing.groups(segments)
-
-
-def split_by_delivery(
-    store: StateStore, pipeline: str, sink_id: str, ranges: Sequence[int]
-) -> tuple[list[RangeRow], list[RangeRow]]:
-    """Return the ranges that a sink has, and those that it does not have yet, in log order.
-
-    Raises:
-        NotAllowed: There is no such sink or range, or a range is open.
-    """
-    # Ranges first: a pipeline that never ran knows none of its sinks yet.
-    rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
-    checkpoint = store.checkpoints.read(pipeline).get(sink_id)
-    if checkpoint is None:
-        raise NotAllowed(f"{pipeline}: there is no sink {sink_id!r}")
-    delivered = [row for row in rows if row.last_segment <= checkpoint.whole_segment]
-    return delivered, rows[len(delivered) :]
-
-
-def closed_range(store: StateStore, pipeline: str, number: int) -> RangeRow:
-    """Return a range that is closed.
-
-    Raises:
-        NotAllowed: There is no such range, or it is open.
-    """
-    row = store.ranges.get(pipeline, number)
-    if row is None:
-        raise NotAllowed(f"{pipeline}: there is no range {number}")
-    if row.state == "open":
-        raise NotAllowed(f"{pipeline}: range {number} is still open; wait until it is closed")
-    return row
 
 
 def verify(store: StateStore, journal: Journal, pipeline: str, number: int) -> int:

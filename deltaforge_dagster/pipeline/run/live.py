@@ -11,102 +11,35 @@
 The run does not depend on Dagster: it reports to an `Observer`. It ends when there is nothing more to do
 (`end`), and within seconds on request, when the desired state or the file of the pipeline changes, or
 when the lease is lost. It then closes the open range, so that the next run starts a new one.
+
+What the run does while it holds the lease is in `leased_work`, which is imported then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import bound
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
-from deltaforge_dagster.pipeline.capture.backlog import Backlog
-from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.ranges import Ranges
-from deltaforge_dagster.pipeline.control.backpressure import BackPressure
+from deltaforge_dagster.errors import StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
-from deltaforge_dagster.pipeline.control.work import ensure_start, next_probe, register
-from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
-from deltaforge_dagster.pipeline.failover import Failover
-from deltaforge_dagster.pipeline.health.dead_letter_watch import DeadLetterWatch
-from deltaforge_dagster.pipeline.health.health import (
-    capture_failed,
-    health,
-    source_answers,
-    with_remedy,
-)
-from deltaforge_dagster.pipeline.health.source_watch import SourceWatch
+from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
-from deltaforge_dagster.pipeline.run.confirmer import Confirmer
-from deltaforge_dagster.pipeline.run.end import RunEnd
 from deltaforge_dagster.pipeline.run.interrupts import uninterrupted
-from deltaforge_dagster.pipeline.run.lost_store import refuse_lost_store
-from deltaforge_dagster.pipeline.run.summary import RunSummary
+from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
-from deltaforge_dagster.pipeline.schemas.live import WarmStart
-from deltaforge_dagster.pipeline.schemas.views import approve_everything
-from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.state.records import DesiredState, HoldRow, PipelineRow
+from deltaforge_dagster.state.records import DesiredState, HoldRow
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
 
 logger = logging.getLogger(__name__)
-
-_LOOK_SECONDS = 0.2
-_PUBLISH_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The result of a run.
-
-    Attributes:
-        reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
-            `pipeline file changed`, `hold released`, `journal full`, `lease lost`, `capture failed`,
-            `interrupted`, or `held elsewhere`.
-        captured: Number of captured changes.
-        delivered: Number of messages sent, by sink.
-        capture_error: Why capture failed or is failing, None if it works.
-        sink_errors: The last error of each failing sink.
-        behind: The number of missing segments of each sink that is behind.
-        sink_timeouts: How often each sink exceeded its deadline for a batch; without the sinks that never did.
-        pauses: How often capture was paused because the journal was full.
-        paused: Why capture was paused at the end, None if it was not.
-        detached: Sinks that get nothing until they are attached again.
-        paused_sinks: Sinks that get nothing until they are resumed; the journal keeps everything for them.
-        problems: The errors that `deltaforge status` shows at the end of the run.
-    """
-
-    reason: str
-    captured: int = 0
-    segments: int = 0
-    ranges: int = 0
-    delivered: Mapping[str, int] = field(default_factory=dict)
-    capture_error: str | None = None
-    sink_errors: Mapping[str, str] = field(default_factory=dict)
-    behind: Mapping[str, int] = field(default_factory=dict)
-    sink_timeouts: Mapping[str, int] = field(default_factory=dict)
-    pauses: int = 0
-    paused: str | None = None
-    detached: tuple[str, ...] = ()
-    paused_sinks: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-
-    @property
-    def held(self) -> bool:
-        """Whether this run ever held the lease."""
-        return self.reason != "held elsewhere"
 
 
 class LiveRun:
     """One live run of a pipeline.
-
-    Attributes:
-        interrupted: The result so far if Ctrl-C or SIGTERM ended the run; None otherwise.
 
     Args:
         loaded: The pipeline file.
@@ -116,20 +49,18 @@ class LiveRun:
 
     def __init__(self, loaded: LoadedPipeline, context: RunContext, options: RunOptions) -> None:
         self._loaded = loaded
-        self._engine = loaded.spec.spec.engine
         self._context = context
         self._store = context.store
         self._options = options
         self._observer = options.observer
-        self.interrupted: RunOutcome | None = None
         self._asked_to_end: str | None = None
         self._want: DesiredState = "running"
-        self._run: LeasedRun
-        self._deliverers: DelivererSet
-        self._pressure: BackPressure
-        self._capture: Capture | None = None
-        self._warm_start: WarmStart | None = None
-        self._source_watch: SourceWatch | None = None
+        self._work: LeasedWork | None = None
+
+    @property
+    def interrupted(self) -> RunOutcome | None:
+        """The result so far if Ctrl-C or SIGTERM ended the run; None otherwise."""
+        return None if self._work is None else self._work.interrupted
 
     def request_end(self, reason: str = "asked") -> None:
         """Ask the run to close its range and end; may be called from any thread or signal handler."""
@@ -148,7 +79,7 @@ class LiveRun:
     def _execute(self) -> RunOutcome:
         pipeline = register(self._store, self._loaded)
         self._want = pipeline.want
-        run = self._engine.run
+        run = self._loaded.spec.spec.engine.run
         lease = HeldLease.acquire(
             self._store,
             self._loaded.name,
@@ -159,10 +90,9 @@ class LiveRun:
         )
         if lease is None:
             return RunOutcome("held elsewhere")
-        self._run = LeasedRun(self._store, self._context.journal, lease, self._observer.warn)
         logger.info("run begins", extra={"fields": {"epoch": lease.epoch}})
         try:
-            outcome = self._work(pipeline)
+            outcome = self._begin_work(lease).execute(pipeline)
         finally:
             with uninterrupted():
                 lease.release()
@@ -170,110 +100,14 @@ class LiveRun:
         logger.info("run ended", extra={"fields": fields})
         return outcome
 
-    def _work(self, pipeline: PipelineRow) -> RunOutcome:
-        ranges = Ranges(
-            self._store,
-            self._run.lease,
-            spec_hash=self._loaded.hash,
-            limits=self._engine.range,
-            opened=self._observer.range_opened,
+    def _begin_work(self, lease: HeldLease) -> LeasedWork:
+        from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - takes seconds, so not before the lease
+
+        run = LeasedRun(self._store, self._context.journal, lease, self._observer.warn)
+        self._work = leased_work.LeasedWork(
+            self._loaded, self._context, self._options, run, lambda: self._asked_to_end
         )
-        ranges.close_left_open()
-        self._observer.publish()
-        pipeline, goal = self._start_position(pipeline)
-        self._deliverers = DelivererSet(self._loaded.spec, self._context, self._run)
-        self._pressure = BackPressure(
-            self._loaded.spec,
-            self._run,
-            close_range=ranges.close,
-            publish=self._observer.publish,
-            detach=self._detach,
-            awaits_capture=lambda: self._deliverers.awaits_capture,
-        )
-        ended = "lease lost"
-        try:
-            self._deliverers.poll()
-            if pipeline.want == "running":
-                self._pressure.check(0)
-                self._capture = self._start_capture(pipeline, ranges)
-                self._warm_start = WarmStart(
-                    self._store, self._loaded.name, self._context.build_source, self._observer.warn
-                )
-                self._source_watch = SourceWatch(
-                    self._store, self._loaded, self._context.build_source, self._observer.warn
-                )
-            ended = self._supervise(ranges, goal)
-        except LeaseLost:
-            ended = "lease lost"
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                logger.info("asked to end: closes its range first")
-                ended = "interrupted"
-            raise
-        finally:
-            with uninterrupted():
-                self._end(ranges, ended)
-                if ended == "interrupted":
-                    self.interrupted = self._outcome(ended, ranges)
-        return self._outcome(ended, ranges)
-
-    def _detach(self, sink_id: str, why: str) -> None:
-        self._deliverers.detach(sink_id, why)
-        self._observer.warn(f"sink {sink_id} is {why}")
-
-    def _start_position(self, pipeline: PipelineRow) -> tuple[PipelineRow, Position | None]:
-        """Set the start position if there is none; ask the source for its head only if that is the goal.
-
-        Raises:
-            DeltaforgeError: The source cannot be used; this is recorded as if a tick had found it.
-        """
-        if pipeline.want != "running":
-            return pipeline, None
-        if pipeline.start_position is not None and not self._options.until_caught_up:
-            return pipeline, None
-        source = self._context.build_source()
-        try:
-            pipeline = ensure_start(self._store, self._loaded, pipeline, source)
-            head = source.head() if self._options.until_caught_up else None
-        except DeltaforgeError as error:
-            now = self._store.now()
-            capture_failed(self._store, self._loaded.name, "tick", error, now)
-            raise
-        finally:
-            source.close()
-        source_answers(self._store, self._loaded.name)
-        return pipeline, head
-
-    def _start_capture(self, pipeline: PipelineRow, ranges: Ranges) -> Capture:
-        spec = self._loaded.spec
-        pauses = self._engine.schemas.pauses
-        if not pauses:
-            approve_everything(self._store, self._loaded.name)
-        return Capture(
-            self._run,
-            CaptureOptions(
-                row=pipeline,
-                limits=spec.spec.segment_limits,
-                source_id=spec.spec.source.config.id,
-                tenant=spec.metadata.tenant,
-                pauses_tables=pauses,
-                paused=self._pressure.paused is not None,
-            ),
-            build_source=self._context.build_source,
-            ranges=ranges,
-            backlog=Backlog(
-                self._run, self._deliverers.sessions, uid=pipeline.uid, limits=self._engine.segment
-            ),
-            someone_waits=lambda: self._deliverers.someone_waits,
-            captured=lambda _segment: self._deliverers.segment_added(),
-            find_start=self._find_start,
-        )
-
-    def _find_start(self, source: Source, start: Position) -> Position:
-        refuse_lost_store(self._store, self._context.journal, self._loaded.name)
-        config = self._loaded.spec.spec.source.config
-        failover = Failover(self._store, self._run.lease, config.id, config.on_schema_drift)
-        return failover.start(source, start)
+        return self._work
 
     def _check_desired_state(self) -> None:
         """After each renewal: request the end if the desired state or the pipeline file has changed."""
@@ -282,7 +116,7 @@ class LiveRun:
             if row is not None and row.want != self._want:
                 self.request_end(row.want)
             # Holds that were released before this run began to read are in the journal, or held again.
-            reading = self._capture is not None and self._capture.reading
+            reading = self._work is not None and self._work.reading
             if reading and any(hold.state == "released" for hold in self._holds()):
                 self.request_end("hold released")
             # A half-written or broken file is reported by its own failing check; this run continues.
@@ -292,86 +126,3 @@ class LiveRun:
 
     def _holds(self) -> list[HoldRow]:
         return self._store.holds.read(self._loaded.name)
-
-    def _supervise(self, ranges: Ranges, goal: Position | None) -> str:
-        """Do the work of the main thread until the run ends; return the reason."""
-        end = RunEnd(
-            self._loaded,
-            self._context,
-            self._options,
-            goal,
-            deliverers=self._deliverers,
-            pressure=self._pressure,
-            capture=self._capture,
-        )
-        confirmer = Confirmer(self._loaded, self._store, self._run.lease)
-        letters = DeadLetterWatch(
-            self._loaded.spec, self._store, self._run.lease, self._observer.warn
-        )
-        failures = CaptureWatch(self._store, self._loaded.name)
-        published_at = 0.0
-        summary = RunSummary(self._store, self._loaded.name, self._deliverers)
-        while True:
-            self._run.lease.guard()
-            with contextlib.suppress(StoreUnavailable):  # retried until the lease is lost
-                ended = self._asked_to_end or end.reason()
-                ranges.close_if_due()
-                confirmer.confirm(self._capture)
-                if self._capture is not None:
-                    self._pressure.check(self._capture.segments)
-                    self._capture.pause(self._pressure.paused is not None)
-                failures.poll(self._capture, over=ended == "capture failed")
-                if ended is not None:
-                    summary.report(self._capture)
-                    return ended
-                if time.monotonic() - published_at >= _PUBLISH_SECONDS:
-                    self._observer.publish()
-                    self._deliverers.poll()
-                    letters.poll()
-                    summary.poll(self._capture)
-                    published_at = time.monotonic()
-            time.sleep(_LOOK_SECONDS)
-
-    def _end(self, ranges: Ranges, reason: str) -> None:
-        """Stop capture, then let the sinks finish their current batches."""
-        try:
-            for helper in (self._warm_start, self._source_watch):
-                if helper is not None:
-                    helper.end()
-            if self._capture is not None:
-                self._capture.stop()
-            if not self._run.lease.lost.is_set():
-                ranges.close("run ended" if reason != "idle" else "idle")
-        except LeaseLost:
-            pass
-        finally:
-            self._deliverers.end()
-        if self._run.lease.lost.is_set():
-            return
-        self._observer.publish()
-        captured = self._capture is not None and self._capture.rows > 0
-        next_probe(self._store, self._loaded.name, captured=captured)
-
-    def _outcome(self, reason: str, ranges: Ranges) -> RunOutcome:
-        capture = self._capture
-        error = None if capture is None else capture.error
-        row = self._store.pipelines.get(self._loaded.name)
-        assert row is not None
-        sinks = self._store.checkpoints.read(self._loaded.name).values()
-        found = health(self._store, self._loaded)
-        return RunOutcome(
-            reason=reason,
-            captured=0 if capture is None else capture.rows,
-            segments=0 if capture is None else capture.segments,
-            ranges=ranges.closed,
-            delivered=self._deliverers.sent,
-            capture_error=None if error is None else with_remedy(self._loaded.name, error),
-            sink_errors=self._deliverers.errors,
-            behind=self._deliverers.behind(row),
-            sink_timeouts=self._deliverers.timeouts,
-            pauses=self._pressure.pauses,
-            paused=self._pressure.paused,
-            detached=tuple(one.sink for one in sinks if not one.attached),
-            paused_sinks=tuple(one.sink for one in sinks if one.paused),
-            problems=tuple(one.line for one in found.problems if one.severity == "error"),
-        )

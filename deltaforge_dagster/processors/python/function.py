@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import pandas as pd
 import pyarrow as pa
 
 from deltaforge_dagster.config.processors.processors import PythonProcessor
@@ -99,6 +98,8 @@ class UserFunction:
 
     def _frame(self, told: Any) -> pa.Table:
         """Convert a pandas result to a table with exactly the columns and types of `KINDS`."""
+        import pandas as pd  # noqa: PLC0415 - takes long, and only some functions use it
+
         if not isinstance(told, pd.DataFrame):
             raise self._failed(f"returned {type(told).__name__}, not a pandas DataFrame")
         self._check_names([str(one) for one in told.columns])

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.health.health import Health, HealthProblem
-from deltaforge_dagster.pipeline.run import live as module
+from deltaforge_dagster.pipeline.run import leased_work as module
 from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.database.tables import leases
@@ -261,3 +261,43 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     (kept,) = home.glob("dagster/storage/*/compute_logs/*.err")
     (line,) = kept.read_text().splitlines()
     assert re.match(r"^[0-9T:.-]+Z INFO  run begins pipeline=shop tenant=acme run=", line)
+
+
+NOTE = """
+import json, os, sys
+from deltaforge_dagster.pipeline.lease import HeldLease
+imported = lambda: sorted({"numba", "pandas", "pyspark", "grpc"} & set(sys.modules))
+notes = {}
+take = HeldLease.acquire
+def acquire(*arguments, **options):
+    notes["before the lease"] = imported()
+    return take(*arguments, **options)
+HeldLease.acquire = acquire
+from deltaforge_dagster.cli.main import app
+try: app(["run", sys.argv[1], "--until-caught-up"])
+finally: print(json.dumps(notes | {"in the end": imported()}))
+"""
+"""`deltaforge run`, which then says which of the large libraries it had imported by when."""
+
+
+def test_what_a_run_imports(
+    tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run takes its lease before it imports Spark and the compiler of kernels; it delivers without pandas."""
+    spark_server.use(tmp_path / "home", monkeypatch)
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+        shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        shop.execute("INSERT INTO t VALUES (7)")
+        shop.commit()
+    file = tmp_path / "shop.yaml"
+    file.write_text(TWO_SINKS.format(folder=tmp_path))
+    command = [sys.executable, "-c", NOTE, str(file)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    *_, notes = done.stdout.splitlines()
+    assert json.loads(notes) == {
+        "before the lease": [],
+        "in the end": ["grpc", "numba", "pyspark"],
+    }, done.stderr
+    assert '{"id":7}' in (tmp_path / "good.jsonl").read_text()

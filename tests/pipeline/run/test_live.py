@@ -11,7 +11,7 @@ import pytest
 from psycopg import conninfo
 
 from deltaforge_dagster.pipeline.health.health import health
-from deltaforge_dagster.pipeline.run.live import RunOutcome
+from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually

@@ -33,7 +33,7 @@ from deltaforge_dagster.sources.postgres.connection.refusals import translate
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType, value_type
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
-from deltaforge_dagster.sources.postgres.snapshot import chunks, copy_out
+from deltaforge_dagster.sources.postgres.snapshot import chunks
 from deltaforge_dagster.sources.postgres.snapshot.read_view import Watermark, XidReadView
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
 from deltaforge_dagster.sources.postgres.stream import publications, slots
@@ -251,6 +251,8 @@ class PostgresReader:
             conditions = [*_bounds(found, chunk), *_conditions(chunk.where)]
             conditions += _conditions(_row_filter(connection, table, ours.publication))
             query = _select(found, list(types), conditions)
+            from deltaforge_dagster.sources.postgres.snapshot import copy_out  # noqa: PLC0415 - imports the compiler
+
             lines = copy_out.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
         rows = SnapshotRows(
             ours.source_id, chunk, read_view, table=logged, rules=ours.rules, ts_us=ts_us

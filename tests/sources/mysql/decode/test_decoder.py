@@ -383,12 +383,12 @@ def test_warm_compiles_for_every_kind_of_buffer() -> None:
     """After `warm`, no run waits for the compiler: whatever holds the bytes, and all types in it."""
     kernels: list[Any] = [scan, write_changes, write_event_ids, find_table, commit, pass_event]
     warm()
-    compiled = [len(kernel.signatures) for kernel in kernels]
+    compiled = [len(kernel.compiled.signatures) for kernel in kernels]
     stream = every_type().stream
     for data in (stream, bytearray(stream), memoryview(bytearray(stream))):
         make_decoder().feed(data, len(stream))
 
-    assert [len(kernel.signatures) for kernel in kernels] == compiled
+    assert [len(kernel.compiled.signatures) for kernel in kernels] == compiled
 
 
 def test_plain_python_decodes_the_same() -> None:

@@ -1,0 +1,38 @@
+"""What a run tells Dagster while it works."""
+
+import dagster as dg
+
+from deltaforge_dagster.assets.publish import add_partition, publish
+from deltaforge_dagster.assets.schemas import publish_versions
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.run_context import RunContext
+
+
+class RunObserver:
+    """Publishes a live run in Dagster: partitions when ranges open, events when they are due."""
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, run_context: RunContext, pipeline: str
+    ) -> None:
+        self._context = context
+        self._run_context = run_context
+        self._pipeline = pipeline
+
+    def range_opened(self, number: int) -> None:
+        """Add the range as a partition."""
+        add_partition(self._context.instance, self._pipeline, number)
+        self._context.log.info("range %s opened", number)
+
+    def publish(self) -> None:
+        """Publish the ranges and table versions that are due."""
+        instance, run_context = self._context.instance, self._run_context
+        publish(instance, run_context.store, self._pipeline, self._emit, run_context.journal)
+        publish_versions(instance, run_context.store, self._pipeline, self._context.log_event)
+
+    def warn(self, message: str) -> None:
+        """Log a warning."""
+        self._context.log.warning(message)
+
+    def _emit(self, event: dg.AssetMaterialization) -> None:
+        self._context.log_event(event)
+        failpoint("range-published")
