@@ -14,6 +14,7 @@ from deltaforge_lab.bench.drain import PAIRS, drain_command
 from deltaforge_lab.bench.latency import latency
 from deltaforge_lab.bench.seam import seam
 from deltaforge_lab.bench.snapshot import snapshot
+from deltaforge_lab.bench.typed import typed
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -33,3 +34,4 @@ app.command()(decode)
 app.command()(latency)
 app.command()(seam)
 app.command()(snapshot)
+app.command()(typed)
