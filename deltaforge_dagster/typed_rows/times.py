@@ -118,7 +118,11 @@ def _offset(source: Bytes, at: int, stop: int) -> int:
     offset, unit = int(np.int64(0)), int(np.int64(3600))
     for place in range(at, stop, 3):
         part = _digits(source, place + 1, 2)
-        if part < 0 or (place > at and (source[place] != COLON or part > 59)):
+        if (
+            part < 0
+            or (place > at and (source[place] != COLON or part > 59))
+            or (place == at and part > 23)
+        ):
             return _NONE
         offset += part * unit
         unit //= 60
