@@ -38,7 +38,7 @@ class NoFitError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class ColumnCells:
     """A column of values as JSON text.
 
     Attributes:

@@ -22,7 +22,7 @@ from deltaforge_dagster.typed_rows.cells import (
     OUT_OF_RANGE,
     RARE,
     VALUE,
-    Cells,
+    ColumnCells,
     Ints,
     NoFitError,
 )
@@ -48,7 +48,7 @@ _EMPTY = np.empty(0, np.int32)
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-def _array(cells: Cells, type_: pa.DataType, *buffers: npt.NDArray[Any]) -> pa.Array[Any]:
+def _array(cells: ColumnCells, type_: pa.DataType, *buffers: npt.NDArray[Any]) -> pa.Array[Any]:
     """Return an array of the values that fit."""
     fits = cells.status == FITS
     nulls = len(fits) - int(np.count_nonzero(fits))
@@ -57,13 +57,13 @@ def _array(cells: Cells, type_: pa.DataType, *buffers: npt.NDArray[Any]) -> pa.A
     return pa.Array.from_buffers(type_, len(fits), data, nulls)
 
 
-def _booleans(cells: Cells, _type: ValueType) -> pa.Array[Any]:
+def _booleans(cells: ColumnCells, _type: ValueType) -> pa.Array[Any]:
     out = np.zeros(cells.status.size, np.uint8)
     read_booleans(cells.source, cells.starts, cells.status, out)
     return _array(cells, pa.bool_(), np.packbits(out, bitorder="little"))
 
 
-def _integers(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def _integers(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     bits = type_.bits - type_.signed
     least = np.uint64(1 << bits if type_.signed else 0)
     out = np.zeros(cells.status.size, np.uint64)
@@ -83,7 +83,7 @@ def _integers(cells: Cells, type_: ValueType) -> pa.Array[Any]:
     return _array(cells, arrow_type(type_), words)
 
 
-def _decimals(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def _decimals(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     out = np.zeros((cells.status.size, 2), np.uint64)
     read_decimals(
         cells.source, cells.starts, cells.stops, cells.status, type_.precision, type_.scale, out
@@ -94,7 +94,7 @@ def _decimals(cells: Cells, type_: ValueType) -> pa.Array[Any]:
     return _array(cells, arrow_type(type_), out)
 
 
-def _floats(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def _floats(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     """Return floats: numbers all at once by Arrow, which takes the nearest; the few in quotes one by one."""
     values = np.flatnonzero(cells.status == VALUE)
     first = cells.source[cells.starts[values]]
@@ -113,7 +113,7 @@ def _floats(cells: Cells, type_: ValueType) -> pa.Array[Any]:
     return _array(cells, arrow_type(type_), out)
 
 
-def _times(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def _times(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     out = np.zeros(cells.status.size, np.int64)
     texts = cells.source, cells.starts, cells.stops, cells.status
     if type_.kind == "date":
@@ -126,20 +126,20 @@ def _times(cells: Cells, type_: ValueType) -> pa.Array[Any]:
     return _array(cells, arrow_type(type_), out)
 
 
-def _uuids(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def _uuids(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     out = np.zeros(_UUID_BYTES * cells.status.size, np.uint8)
     read_uuids(cells.source, cells.starts, cells.stops, cells.status, out)
     stored = _array(cells, pa.binary(_UUID_BYTES), out)
     return pa.ExtensionArray.from_storage(cast("Any", arrow_type(type_)), stored)
 
 
-def _texts(cells: Cells, _type: ValueType) -> pa.Array[Any]:
+def _texts(cells: ColumnCells, _type: ValueType) -> pa.Array[Any]:
     out, ends = _room(cells)
     read_texts(cells.source, cells.starts, cells.stops, cells.status, out, ends)
     return _array(cells, pa.string(), ends, out[: ends[-1]])
 
 
-def _bytes(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def _bytes(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     out, ends = _room(cells)
     read_bytes(
         cells.source, cells.starts, cells.stops, cells.status, type_.form == "text", out, ends
@@ -147,17 +147,17 @@ def _bytes(cells: Cells, type_: ValueType) -> pa.Array[Any]:
     return _array(cells, pa.binary(), ends, out[: ends[-1]])
 
 
-def _room(cells: Cells) -> tuple[npt.NDArray[np.uint8], Ints]:
+def _room(cells: ColumnCells) -> tuple[npt.NDArray[np.uint8], Ints]:
     """Return memory for texts, which are no longer than they are in JSON, and for where they end."""
     return np.empty(cells.size(), np.uint8), np.zeros(cells.status.size + 1, np.int32)
 
 
-def _documents(cells: Cells, _type: ValueType) -> pa.Array[Any]:
+def _documents(cells: ColumnCells, _type: ValueType) -> pa.Array[Any]:
     cells.status[cells.status == VALUE] = FITS
     return slices(cells.source, cells.starts, cells.stops, cells.status == FITS)
 
 
-def _geometries(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def _geometries(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     """Return geometries in WKB, one by one: they are rare, and large where they are not."""
     stored = _bytes(cells, type_) if type_.form == "srid" else _texts(cells, type_)
     convert: Callable[[Any], bytes] = _from_srid if type_.form == "srid" else _from_hex
@@ -190,13 +190,13 @@ def _from_hex(text: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def _lists(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def _lists(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     """Return lists; one fits if all of its elements do, for the same reason as the first that does not."""
     assert type_.element is not None
     ends = np.zeros(cells.status.size + 1, np.int32)
     texts = cells.source, cells.starts, cells.stops, cells.status
     count = locate_elements(*texts, ends, _EMPTY, _EMPTY, _NO_BYTES)
-    elements = Cells(
+    elements = ColumnCells(
         cells.source,
         np.empty(count, np.int32),
         np.empty(count, np.int32),
@@ -215,7 +215,7 @@ def _lists(cells: Cells, type_: ValueType) -> pa.Array[Any]:
     )
 
 
-_READERS: Mapping[Kind, Callable[[Cells, ValueType], pa.Array[Any]]] = {
+_READERS: Mapping[Kind, Callable[[ColumnCells, ValueType], pa.Array[Any]]] = {
     "boolean": _booleans,
     "integer": _integers,
     "float": _floats,
@@ -232,7 +232,7 @@ _READERS: Mapping[Kind, Callable[[Cells, ValueType], pa.Array[Any]]] = {
 }
 
 
-def typed_column(cells: Cells, type_: ValueType) -> pa.Array[Any]:
+def typed_column(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     """Return the values of a column; null where there is none, and where it does not fit.
 
     Args:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltaforge_dagster.kernels.message_text import layout, slices
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
 from deltaforge_dagster.sources.rows.images import members
-from deltaforge_dagster.typed_rows.cells import ABSENT, FITS, REASONS, Cells
+from deltaforge_dagster.typed_rows.cells import ABSENT, FITS, REASONS, ColumnCells
 from deltaforge_dagster.typed_rows.columns import typed_column
 from deltaforge_dagster.typed_rows.members import NO_OBJECT, STRANGER, locate_members
 from deltaforge_dagster.typed_rows.schema import TypedSchema
@@ -54,7 +54,7 @@ class TypedRows:
 def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
     """Return row images with types.
 
-    A field that the schema does not have becomes a column of text, behind the others. Looking for such fields costs
+    A field that the schema does not have becomes a column of text, behind the others, in alphabetical order. Looking for such fields costs
     time, so give the next batch the schema of the result.
 
     Args:
@@ -66,6 +66,7 @@ def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
     valid = np.ones(count, np.uint8)
     if images.null_count:
         valid[:] = images.is_valid().to_numpy(zero_copy_only=False)
+    known, added = schema, set[str]()
     scratch = np.empty(int(np.diff(ends).max(initial=0)), np.uint8)
     while True:
         shape = len(schema.columns), count
@@ -90,12 +91,13 @@ def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
         if not rows.size:
             break
         names = slices(source, strangers[0, rows], strangers[1, rows])
-        schema = schema.with_added(_strangers(images, names, rows, schema))
+        added |= _strangers(images, names, rows, schema)
+        schema = known.with_added(sorted(added))
     columns: list[pa.Array[Any]] = []
     misfits = [Misfit(int(row), None, "it is not a JSON object") for row in np.flatnonzero(kinds == NO_OBJECT)]  # fmt: skip
     present = {}
     for number, column in enumerate(schema.columns):
-        cells = Cells(source, starts[number], stops[number], status[number])
+        cells = ColumnCells(source, starts[number], stops[number], status[number])
         columns.append(typed_column(cells, column.type))
         if (cells.status == ABSENT).any():
             present[column.name] = pa.array(cells.status != ABSENT)
@@ -116,12 +118,12 @@ def _names(schema: TypedSchema) -> tuple[Bytes, Longs]:
 
 def _strangers(
     images: pa.StringArray, names: pa.StringArray, rows: Longs, schema: TypedSchema
-) -> list[str]:
-    """Return the names of fields that the schema does not have, in alphabetical order.
+) -> set[str]:
+    """Return the names of fields that the schema does not have.
 
     Of each image that has any, the first is known. The others are looked for in one image of each of these.
     """
     known = {column.name for column in schema.columns}
     samples = dict(zip(names.to_pylist(), rows.tolist(), strict=True))
     found = {json.loads(name) for row in samples.values() for name in members(images[row].as_py())}
-    return sorted(found - known)
+    return found - known

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, cast
+from collections.abc import Callable, Mapping
+from typing import Annotated, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,11 @@ import typer
 
 from deltaforge_dagster.config.engine.engine import Engine
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.mysql import warm as mysql
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder
 from deltaforge_dagster.sources.postgres import warm as postgres
+from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 from deltaforge_dagster.typed_rows.rows import typed_rows
@@ -26,7 +30,8 @@ from deltaforge_lab.bench.decode import BUFFER_BYTES, LogKind
 from deltaforge_lab.synthetic import mysql_events as mysql_samples
 from deltaforge_lab.synthetic import postgres_messages as postgres_samples
 
-_SOURCES = {
+_Decoder: TypeAlias = PostgresDecoder | MysqlDecoder
+_SOURCES: Mapping[LogKind, tuple[Callable[[SchemaRegistry], _Decoder], Callable[[int], bytes]]] = {
     LogKind.POSTGRES: (postgres.detached_decoder, postgres_samples.orders),
     LogKind.MYSQL: (mysql.detached_decoder, mysql_samples.orders),
 }
@@ -82,15 +87,14 @@ def _images(source: LogKind, rows: int) -> tuple[TypedSchema, list[pa.StringArra
     versions = TableVersions()
     decoder = detached_decoder(versions)
     stream = np.frombuffer(orders(rows), np.uint8)
-    images = []
+    images: list[pa.StringArray] = []
     at = 0
     while at < stream.size:
         buffer = stream[at : at + BUFFER_BYTES]
         decoded = decoder.feed(buffer, buffer.size)
         at += decoded.consumed
-        for batch in decoded.batches:
-            if batch.rows is not None:
-                images.append(cast("pa.StringArray", batch.rows.column("after").drop_null()))
+        rows_of = (batch.rows for batch in decoded.batches if batch.rows is not None)
+        images += [cast("pa.StringArray", one.column("after").drop_null()) for one in rows_of]
     return typed_schema(versions.tables[-1], source_types()[source], Engine()), images
 
 

@@ -11,7 +11,7 @@ import math
 import re
 import struct
 import uuid
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
@@ -30,6 +30,12 @@ _TIME = re.compile(_CLOCK)
 _DATE = re.compile(_DAY)
 _TIMESTAMP = re.compile(rf"({_DAY})[ T]({_CLOCK})")
 _ZONED = re.compile(rf"({_DAY})[ T]({_CLOCK})(Z|[+-][0-9]{{2}}(:[0-9]{{2}}){{0,2}})")
+
+_FLOAT_RANGES = {
+    32: (Fraction(2**128 - 2**103), Fraction(1, 2**150)),
+    64: (Fraction(2**1024 - 2**970), Fraction(1, 2**1075)),
+}
+"""By bits: from where numbers are nearest to infinity, and up to where they are nearest to 0."""
 
 
 def json_texts(text: str) -> list[str]:
@@ -83,13 +89,8 @@ def fits(text: str, type_: ValueType) -> bool:  # noqa: C901, PLR0911, PLR0912 -
             number = _number(value) if is_number or is_string else None
             if number is None:
                 return False
-            most = Decimal(
-                3.4028235677973366e38 if type_.bits == 32 else "1.797693134862315807e308"
-            )
-            least_one = Decimal(
-                "0.7006492321624086e-45" if type_.bits == 32 else "2.4703282292062328e-324"
-            )
-            return abs(number) < most and (number == 0 or abs(number) > least_one)
+            most, least_one = _FLOAT_RANGES[type_.bits]
+            return number == 0 or least_one < abs(Fraction(number)) < most
         case "uuid":
             return is_string and bool(
                 re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", value)
@@ -109,7 +110,7 @@ def fits(text: str, type_: ValueType) -> bool:  # noqa: C901, PLR0911, PLR0912 -
             return text.startswith('{"_base64":"')
         case "geometry" if type_.form == "srid":
             wkb = base64.b64decode(value["_base64"])[4:]
-            return len(wkb) > 4 and wkb[0] < 2  # noqa: PLR2004
+            return len(wkb) > 4 and wkb[0] < 2
         case "geometry":
             return is_string and bool(re.fullmatch("([0-9A-Fa-f]{2}){5,}", value))
         case "list":
@@ -134,7 +135,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def _is_exact(number: Decimal, type_: ValueType) -> bool:
-    with localcontext(prec=10_000):
+    with localcontext(prec=20_000):
         units = number.scaleb(type_.scale)
         return units == units.to_integral_value() and abs(units) < Decimal(10) ** type_.precision
 
@@ -155,7 +156,7 @@ def _is_one(kind: Any, text: str) -> bool:
     return True
 
 
-def same(value: Any, text: str, type_: ValueType) -> bool:
+def same(value: Any, text: str, type_: ValueType) -> bool:  # noqa: C901, PLR0911, PLR0912 - one case per type
     """Say whether what stands in an Arrow column is the value of a JSON text that fits."""
     if text == "null":
         return value is None
@@ -167,10 +168,10 @@ def same(value: Any, text: str, type_: ValueType) -> bool:
         case "boolean":
             return value is (text == "true")
         case "integer":
-            return isinstance(value, int) and value == Decimal(text.strip('"'))
+            return isinstance(value, int) and Decimal(value) == Decimal(text.strip('"'))
         case "decimal":
             exact = Decimal(text.strip('"'))
-            return value == exact and -value.as_tuple().exponent == type_.scale
+            return bool(value == exact) and -value.as_tuple().exponent == type_.scale
         case "float":
             return _bits(value, type_) == _bits(_nearest(text.strip('"'), type_), type_)
         case "uuid":
@@ -180,7 +181,9 @@ def same(value: Any, text: str, type_: ValueType) -> bool:
         case "time":
             return bool(value == time.fromisoformat(json.loads(text)))
         case "timestamp" if not text.startswith('"'):
-            return round(value.timestamp() * 1_000_000) == int(text)
+            return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) == int(
+                text
+            )
         case "timestamp":
             return bool(value == datetime.fromisoformat(json.loads(text)))
         case "binary":
@@ -216,7 +219,7 @@ def _with_srid(wkb: bytes) -> bytes:
 def _nearest(text: str, type_: ValueType) -> float:
     """Return the nearest number: of 64 bits Python's, of 32 bits the nearest in exact arithmetic, the even one of two."""
     value = float(text)
-    if type_.bits == 64 or not math.isfinite(value):  # noqa: PLR2004
+    if type_.bits == 64 or not math.isfinite(value):
         return value
     with np.errstate(over="ignore"):
         middle = np.float32(value)

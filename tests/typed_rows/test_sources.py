@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from deltaforge_dagster.config.engine.engine import Engine, ValueOptions
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
+from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
+from deltaforge_dagster.sources.postgres.decode.types import ISO_TIMESTAMPS
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.turso.decode.values import row_image
 from deltaforge_dagster.sources.turso.schema.definitions import definition
@@ -21,7 +25,7 @@ from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedSchema, typed
 from deltaforge_dagster.typed_rows.tables import VersionName, typed_tables
 from deltaforge_lab.synthetic import postgres_messages
 from deltaforge_lab.synthetic.mysql_events import SyntheticLog, bitmap, description, packed
-from deltaforge_lab.synthetic.postgres_messages import Cell, xlog
+from deltaforge_lab.synthetic.postgres_messages import Cell
 from tests.chance import examples
 from tests.sources.mysql import reference as mysql_reference
 from tests.sources.mysql import strategies as mysql
@@ -127,8 +131,6 @@ def _numeric(precision: int, scale: int) -> tuple[int, int, st.SearchStrategy[st
 
 
 def _plain(number: str) -> str:
-    from decimal import Decimal, localcontext  # noqa: PLC0415
-
     with localcontext(prec=2000):
         exact = Decimal(number)
         return f"{exact.quantize(Decimal(1)) if exact.as_tuple().exponent > 0 else exact:f}"  # type: ignore[operator] # finite
@@ -160,7 +162,7 @@ _LISTS = {**ARRAYS, 1182: _DAYS, 1183: _CLOCKS, 1021: _FLOATS, 2951: SCALARS[295
 @st.composite
 def _postgres_columns(draw: st.DrawFn) -> list[tuple[int, int, list[Cell]]]:
     """Return columns of any types, each with three values."""
-    columns = []
+    columns: list[tuple[int, int, list[Cell]]] = []
     for _ in range(draw(st.integers(1, 6))):
         if draw(st.booleans()):
             oid, modifier, texts = draw(_POSTGRES)
@@ -193,7 +195,7 @@ def test_types_of_postgresql(
         stream += xlog(1008 + row, postgres_messages.insert(16_400, cells))
     stream += xlog(2008, postgres_messages.commit(2000, 2008, 0))
     registry = postgres_reference.Registry()
-    changed: dict[str, Any] = {"built_in": postgres_decoder.ISO_TIMESTAMPS} if iso else {}
+    changed: dict[str, Any] = {"built_in": ISO_TIMESTAMPS} if iso else {}
     batches, error = postgres_decoder.decode(stream, registry=registry, **changed)
     assert error is None
     versions = _versions(table for table, _ in registry.registered)
@@ -215,8 +217,6 @@ def test_types_of_mysql(
     target: TargetTypes,
 ) -> None:
     """Values of every type, as they stand in the log and in every form, arrive exactly, or are reported."""
-    from dataclasses import replace  # noqa: PLC0415
-
     fields = [replace(column, name=f"c{n}") for n, (column, _) in enumerate(columns)]
     log = SyntheticLog().start().begin(1).table(108, description("shop", "t", fields, ()))
     content = packed(len(fields)) + bitmap([True] * len(fields))
