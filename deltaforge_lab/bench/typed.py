@@ -1,6 +1,6 @@
 """`deltaforge bench typed`: measure how fast row images become Arrow tables with types, on one core, from memory.
 
-The rows are those of `orders6`, as each source's decoder writes them of a synthetic log (`bench decode`). Only `typed_rows` is
+The rows have the columns of `orders6`, as each source's decoder writes them of a synthetic log (`bench decode`). Only `typed_rows` is
 measured, in processor time, which other programs on the machine affect less than wall-clock time.
 """
 
@@ -56,7 +56,7 @@ def typed(
     ] = LogKind.POSTGRES,
     rows: Annotated[int, typer.Option(help="Number of rows.", min=1)] = 500_000,
 ) -> None:
-    """Measure turning row images of orders6 into Arrow tables with types on one core; print a JSON object."""
+    """Measure turning row images (six columns, `orders6`) into Arrow tables with types on one core; print a JSON object."""
     typer.echo(json.dumps(bench_typed(source, rows)))
 
 

@@ -181,9 +181,8 @@ def same(value: Any, text: str, type_: ValueType) -> bool:  # noqa: C901, PLR091
         case "time":
             return bool(value == time.fromisoformat(json.loads(text)))
         case "timestamp" if not text.startswith('"'):
-            return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) == int(
-                text
-            )
+            micros = timedelta(microseconds=int(text))
+            return bool(value == datetime(1970, 1, 1, tzinfo=UTC) + micros)
         case "timestamp":
             return bool(value == datetime.fromisoformat(json.loads(text)))
         case "binary":
