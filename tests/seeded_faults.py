@@ -86,9 +86,9 @@ FAULTS = (
     Fault(
         "wide-integers",
         "boundary",
-        "deltaforge_dagster/typed_rows/columns.py",
-        "bits = type_.bits - type_.signed",
-        "bits = type_.bits",
+        "deltaforge_dagster/typed_rows/numbers.py",
+        "elif value > (least if negative else most):",
+        "elif value > max(least, most):",
         ("tests/typed_rows/test_columns.py",),
         "An integer that its column cannot hold becomes another one.",
     ),

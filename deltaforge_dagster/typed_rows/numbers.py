@@ -22,7 +22,7 @@ from deltaforge_dagster.typed_rows.cells import (
     Ints,
 )
 
-_ZERO, _ONE, _TEN = np.uint64(0), np.uint64(1), np.uint64(10)
+_ONE, _TEN = np.uint64(1), np.uint64(10)
 _HALF, _LOW_HALF = np.uint64(32), np.uint64((1 << 32) - 1)
 _WIDE = np.uint64(10**18)
 """From here on another digit may need more than 64 bits."""
@@ -65,7 +65,7 @@ def read_integers(
         elif value > (least if negative else most):
             status[row] = OUT_OF_RANGE
         else:
-            out[row] = ~value + _ONE if negative else value
+            out[row] = ~value + _ONE if negative and value > 0 else value
             status[row] = FITS
 
 
@@ -140,9 +140,11 @@ def read_decimals(
         elif too_precise:
             status[row] = TOO_PRECISE
         else:
-            if negative:
+            if negative and out[row, 0] > 0:
                 out[row, 0] = ~out[row, 0] + _ONE
-                out[row, 1] = ~out[row, 1] + (_ONE if out[row, 0] == 0 else _ZERO)
+                out[row, 1] = ~out[row, 1]
+            elif negative and out[row, 1] > 0:
+                out[row, 1] = ~out[row, 1] + _ONE
             status[row] = FITS
 
 

@@ -86,6 +86,7 @@ def _is_utf_8(text: str) -> bool:
 @example("float64", ["1e400", "-1e400", "1e-400", "0e5", "-0.0", "0.0000"])
 @example("float32", ["1.000000059604644776257986738", "16777217", "3.4028236e38", "1e-46"])
 @example("int64", ["-9223372036854775808", "9223372036854775808", "1e3", "5.0", '"42"', "5.5"])
+@example("decimal(38,0)", [f"-{2**64}", f"{2**64}", f"-{2**65 + 1}", "-0", '"-0.00"'])
 @example("uint64", ["18446744073709551615", "18446744073709551616", "-0", "-1"])
 def test_any_value_in_any_type(name: str, texts: list[str]) -> None:
     """A column has exactly the value of a JSON text, or reports that it does not fit, as plain Python finds it."""
