@@ -11,6 +11,7 @@ import math
 import re
 import struct
 import uuid
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -192,7 +193,7 @@ def same(value: Any, text: str, type_: ValueType) -> bool:  # noqa: C901, PLR091
                 == (read.encode() if isinstance(read, str) else base64.b64decode(read["_base64"]))
             )
         case "geometry" if type_.form == "srid":
-            return _with_srid(value) == base64.b64decode(json.loads(text)["_base64"])
+            return with_srid(value) == base64.b64decode(json.loads(text)["_base64"])
         case "geometry":
             return bool(value.hex() == json.loads(text).lower())
         case "list":
@@ -205,7 +206,7 @@ def same(value: Any, text: str, type_: ValueType) -> bool:  # noqa: C901, PLR091
             raise AssertionError(type_)
 
 
-def _with_srid(wkb: bytes) -> bytes:
+def with_srid(wkb: bytes) -> bytes:
     """Return a geometry as MySQL has it: the SRID, taken out of the WKB, then the WKB."""
     order: Any = "little" if wkb[0] else "big"
     kind = int.from_bytes(wkb[1:5], order)
@@ -236,8 +237,15 @@ def _bits(value: float, type_: ValueType) -> bytes:
     return b"nan" if math.isnan(value) else struct.pack("<f" if type_.bits == 32 else "<d", value)
 
 
-def agree(images: list[str | None], rows: TypedRows) -> None:
-    """Check that typed rows are what row images say, value by value."""
+def agree(
+    images: list[str | None],
+    rows: TypedRows,
+    written: Callable[[Any, ValueType, str], str] | None = None,
+) -> None:
+    """Check that typed rows are what row images say, value by value.
+
+    With `written`, which writes a value as the source does, that also gives the image's text again.
+    """
     rows.batch.validate(full=True)
     assert rows.batch.schema.equals(rows.schema.arrow, check_metadata=True)
     misfits = {(one.row, one.column) for one in rows.misfits}
@@ -258,6 +266,8 @@ def agree(images: list[str | None], rows: TypedRows) -> None:
             elif text == "null" or fits(text, column.type):
                 assert (row, column.name) not in misfits, (text, column)
                 assert same(values[row], text, column.type), (values[row], text, column)
+                if written is not None:
+                    assert written(values[row], column.type, text) == text
             else:
                 assert (row, column.name) in misfits, (text, column)
                 assert values[row] is None

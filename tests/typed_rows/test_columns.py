@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -125,12 +126,15 @@ _RANGE, _FORM, _DECIMALS = (
         ("date", '"0000-00-00"', _FORM),
         ("date", '"0044-03-15 BC"', _FORM),
         ("date", '"2023-02-29"', _FORM),
+        ("date", '"1900-02-29"', _FORM),
         ("time", '"24:00:00"', _FORM),
         ("time", '"-838:59:59.000000"', _FORM),
         ("time", '"12:00:00.0000001"', _DECIMALS),
         ("timestamp", '"2026-03-01T12:00:00Z"', _FORM),
         ("timestamp", "1772366400000000", _FORM),
         ("timestamptz", '"2026-03-01 12:00:00"', _FORM),
+        ("timestamptz", '"2026-03-01 12:00:00+24"', _FORM),
+        ("timestamptz", '"2026-03-01 12:00:00+01:60"', _FORM),
         ("timestamptz", '"0001-01-01 00:00:00+02"', _RANGE),
         (ValueType("timestamp", zone=True, form="micros"), "0", _FORM),
         (ValueType("timestamp", zone=True, form="micros"), "253402300800000000", _RANGE),
@@ -161,6 +165,7 @@ def test_what_does_not_fit(type_: str | ValueType, text: str, reason: str) -> No
         ("int64", '"42"', 42),
         ("int64", "4.20e1", 42),
         ("float64", '"1.5"', 1.5),
+        ("date", '"2000-02-29"', date(2000, 2, 29)),
         ("text", "1.10", "1.10"),
         ("text", '{"a" : 1}', '{"a" : 1}'),
         ("text", r'"tab\t\"\u00fc\ud83e\udd86"', 'tab\t"ü🦆'),
