@@ -19,14 +19,17 @@ from deltaforge_dagster.kernels.characters import (
     OPEN_BRACKET,
     QUOTE,
 )
+from deltaforge_dagster.kernels.json_bytes import is_utf_8
 from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
 from deltaforge_dagster.kernels.json_strings import write_plain
 from deltaforge_dagster.kernels.json_text import UNCHANGED, equals
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.typed_rows.cells import ABSENT, NOT_OF_TYPE, NULL, VALUE, Ints
 
-KNOWN, STRANGER, NO_OBJECT = range(3)
-"""What an image is: its members are columns of the table, or one is not; no JSON object."""
+KNOWN, STRANGER, NO_OBJECT, NO_NAME = range(4)
+"""What an image is: its members are columns of the table, or one is not; no JSON object; one with a member whose name is
+not Unicode.
+"""
 
 
 @kernel
@@ -88,7 +91,7 @@ def locate_members(
         scratch: Room for the longest name in the images.
         starts, stops, status: A line per column: where its values are, and `ABSENT`, `NULL` or `VALUE`; all are `ABSENT`
             before.
-        kinds: `KNOWN`, `STRANGER` or `NO_OBJECT` for each row.
+        kinds: One of the numbers above for each row.
         stranger_starts, stranger_stops: Where the first name is, in quotes, that is none of `names`.
     """
     for row in range(valid.size):
@@ -114,7 +117,11 @@ def locate_members(
                     if source[place] == BACKSLASH:
                         size = write_plain(source, name + 1, at - 1, scratch, 0)
                         column = _find(scratch, 0, size, names, name_ends, expected)
+                        if not is_utf_8(scratch, 0, size):
+                            kinds[row] = NO_NAME
                         break
+                if kinds[row] == NO_NAME:
+                    break
             value = _skip(source, at, stop, COLON)
             name_end = at
             at = value_end(source, value, stop)

@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.kernels.message_text import layout, slices
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
 from deltaforge_dagster.sources.rows.images import members
 from deltaforge_dagster.typed_rows.cells import ABSENT, FITS, REASONS, ColumnCells
 from deltaforge_dagster.typed_rows.columns import typed_column
-from deltaforge_dagster.typed_rows.members import NO_OBJECT, STRANGER, locate_members
+from deltaforge_dagster.typed_rows.members import NO_NAME, NO_OBJECT, STRANGER, locate_members
 from deltaforge_dagster.typed_rows.schema import TypedSchema
+
+_NO_ROW = {
+    NO_OBJECT: "it is not a JSON object",
+    NO_NAME: "a field's name has half of a surrogate pair, which is not a character",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,9 @@ def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
     Args:
         images: Row images; null has no columns.
         schema: The columns.
+
+    Raises:
+        CorruptLog: An image is not valid JSON.
     """
     ends, source = layout(images)
     count = len(images)
@@ -91,10 +100,13 @@ def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
         if not rows.size:
             break
         names = slices(source, strangers[0, rows], strangers[1, rows])
-        added |= _strangers(images, names, rows, schema)
+        found = _strangers(images, names, rows, schema)
+        if not found:
+            raise CorruptLog("a row image is not valid JSON")
+        added |= found
         schema = known.with_added(sorted(added))
     columns: list[pa.Array[Any]] = []
-    misfits = [Misfit(int(row), None, "it is not a JSON object") for row in np.flatnonzero(kinds == NO_OBJECT)]  # fmt: skip
+    misfits = [Misfit(row, None, _NO_ROW[kinds[row]]) for row in np.flatnonzero(kinds).tolist()]
     present = {}
     for number, column in enumerate(schema.columns):
         cells = ColumnCells(source, starts[number], stops[number], status[number])

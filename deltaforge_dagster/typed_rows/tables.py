@@ -56,6 +56,9 @@ def typed_tables(frame: pa.RecordBatch, schema_of: SchemaOf) -> Iterator[TypedTa
     Args:
         frame: The changes.
         schema_of: Returns the columns of a version.
+
+    Raises:
+        CorruptLog: An image is not valid JSON.
     """
     images = cast("pa.StringArray", pc.coalesce(*(frame.column(name) for name in _IMAGES)))
     codes = np.zeros(frame.num_rows, np.int64)

@@ -4,9 +4,11 @@ import json
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.value_types import INT64, JSON, TEXT, ValueType
 from deltaforge_dagster.typed_rows.rows import Misfit, TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
@@ -121,6 +123,23 @@ def test_an_image_that_is_no_row() -> None:
 
     assert rows.misfits == tuple(Misfit(row, None, "it is not a JSON object") for row in range(3))
     assert rows.batch.column("id").to_pylist() == [None, None, None, 1]
+
+
+def test_a_name_that_is_not_unicode() -> None:
+    """A field that no column can be named after is reported; fields of other rows are found as before."""
+    rows = typed(
+        r'{"id":1,"\ud800":2,"b":3}', '{"id":2,"a":4}', r'{"\u0069d":3}', columns=schema("id")
+    )
+
+    reason = "a field's name has half of a surrogate pair, which is not a character"
+    assert rows.misfits == (Misfit(0, None, reason),)
+    assert rows.batch.to_pylist() == [{"id": 1, "a": None}, {"id": 2, "a": "4"}, {"id": 3, "a": None}]  # fmt: skip
+
+
+def test_a_damaged_image_ends_with_an_error() -> None:
+    """Images are valid JSON where they come from; text in which nobody finds the members is damage."""
+    with pytest.raises(CorruptLog, match="a row image is not valid JSON"):
+        typed('{"a"1}', columns=schema("id"))
 
 
 def test_misfits_are_in_the_order_of_rows() -> None:

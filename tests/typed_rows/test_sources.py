@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -127,7 +128,9 @@ _DAYS = st.dates().map(str) | st.sampled_from(
         "2024-02-29",
     ]
 )
-_CLOCKS = st.times().map(str) | st.sampled_from(["24:00:00", "00:00:00", "23:59:59.999999"])
+_CLOCKS = st.times().map(lambda at: _trimmed(str(at))) | st.sampled_from(
+    ["24:00:00", "00:00:00", "23:59:59.999999"]
+)
 _FLOATS = st.floats(width=32).map(
     lambda value: (
         str(np.float32(value)).removesuffix(".0").replace("nan", "NaN").replace("inf", "Infinity")
@@ -135,9 +138,15 @@ _FLOATS = st.floats(width=32).map(
 )
 
 
-_ZONED = SCALARS[1184].filter(lambda text: not text.endswith((":45", ":15")))
+def _trimmed(text: str) -> str:
+    """Return a time as the server prints it, without zeros at the end of its fraction."""
+    return re.sub(r"(\.\d*[1-9])0+", r"\1", text)
+
+
+_LOCAL = SCALARS[1114].map(_trimmed)
+_ZONED = SCALARS[1184].filter(lambda text: not text.endswith((":45", ":15"))).map(_trimmed)
 """As a session in UTC shows moments."""
-_SCALARS = {**SCALARS, 1184: _ZONED}
+_SCALARS = {**SCALARS, 1114: _LOCAL, 1184: _ZONED}
 
 
 def _numeric(precision: int, scale: int) -> tuple[int, int, st.SearchStrategy[str]]:
@@ -162,9 +171,9 @@ _POSTGRES = st.one_of(
             (700, -1, _FLOATS),
             (1082, -1, _DAYS),
             (1083, -1, _CLOCKS),
-            (1083, 3, st.times().map(lambda at: f"{at.replace(microsecond=120_000)}")),
+            (1083, 3, st.times().map(lambda at: _trimmed(f"{at.replace(microsecond=120_000)}"))),
             (1266, -1, _CLOCKS.map("{}+02".format)),
-            (1114, 3, SCALARS[1114]),
+            (1114, 3, _LOCAL),
             (1184, 0, _ZONED),
             (790, -1, st.just("-$1,234.56")),
             (1043, 13, st.just("größe")),
@@ -174,7 +183,15 @@ _POSTGRES = st.one_of(
     ),
     st.builds(_numeric, st.integers(1, 60), st.integers(-5, 60)),
 )
-_LISTS = {**ARRAYS, 1185: _ZONED, 1182: _DAYS, 1183: _CLOCKS, 1021: _FLOATS, 2951: SCALARS[2950]}
+_LISTS = {
+    **ARRAYS,
+    1115: _LOCAL,
+    1185: _ZONED,
+    1182: _DAYS,
+    1183: _CLOCKS,
+    1021: _FLOATS,
+    2951: SCALARS[2950],
+}
 
 
 @st.composite
