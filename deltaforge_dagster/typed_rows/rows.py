@@ -14,10 +14,28 @@ from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.kernels.message_text import layout, slices
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
 from deltaforge_dagster.sources.rows.images import members
+from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.typed_rows.cells import ABSENT, FITS, REASONS, ColumnCells
 from deltaforge_dagster.typed_rows.columns import typed_column
 from deltaforge_dagster.typed_rows.members import NO_NAME, NO_OBJECT, STRANGER, locate_members
-from deltaforge_dagster.typed_rows.schema import TypedSchema
+from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
+
+_WITH_KERNELS = (
+    *(
+        "boolean",
+        "int64",
+        "decimal(9,2)",
+        "float64",
+        "text",
+        "binary",
+        "uuid",
+        "date",
+        "time",
+        "timestamp",
+    ),
+    "list<int64>",
+)
+"""Types that have all kernels between them."""
 
 _NO_ROW = {
     NO_OBJECT: "it is not a JSON object",
@@ -139,3 +157,10 @@ def _strangers(
     samples = dict(zip(names.to_pylist(), rows.tolist(), strict=True))
     found = {json.loads(name) for row in samples.values() for name in members(images[row].as_py())}
     return found - known
+
+
+def warm() -> None:
+    """Compile every kernel, or load it from the cache, by reading a row with a column of each type."""
+    columns = tuple(TypedColumn(name, parse_value_type(name)) for name in _WITH_KERNELS)
+    values = ",".join(f'"{column.name}":1' for column in columns)
+    typed_rows(pa.array([f"{{{values}}}"]), TypedSchema(columns))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import struct
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,7 @@ _RANGE, _FORM, _DECIMALS = (
         ("decimal(10,4)", "1.00005", _DECIMALS),
         ("decimal(4,2)", "100", _RANGE),
         ("decimal(4,2)", "1e999999999", _RANGE),
+        ("decimal(4,2)", "1e2", _RANGE),
         ("decimal(4,2)", '"NaN"', _FORM),
         ("float64", "1e400", _RANGE),
         ("float64", "1e-400", _RANGE),
@@ -164,6 +166,7 @@ def test_what_does_not_fit(type_: str | ValueType, text: str, reason: str) -> No
     [
         ("int64", '"42"', 42),
         ("int64", "4.20e1", 42),
+        ("decimal(4,2)", "9.999e1", Decimal("99.99")),
         ("float64", '"1.5"', 1.5),
         ("date", '"2000-02-29"', date(2000, 2, 29)),
         ("text", "1.10", "1.10"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import struct
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from deltaforge_dagster.typed_rows.schema import (
     fitted,
     typed_schema,
 )
-from tests.sources.hidden import SALT
+from tests.sources.hidden import SALT, base64_of
 
 MYSQL = source_types()["mysql"]
 
@@ -126,3 +128,28 @@ def test_floats_without_nan() -> None:
 def test_types_of_arrow(type_: ValueType, arrow: pa.DataType) -> None:
     """Times are microseconds, UUIDs are Arrow's, and lists have their elements' types."""
     assert arrow_type(type_) == arrow
+
+
+def test_forms_of_mysql() -> None:
+    """A TIMESTAMP may be a number, BINARY a string, and a geometry has its SRID in front, as the file asks for."""
+    columns = table(
+        at="timestamp(6)", zero="timestamp", bytes="binary(2)", data="blob", place="point"
+    )
+    wkb = struct.pack("<BIdd", 1, 1, 1.0, 2.0)
+    image = f'{{"at":1772366400000001,"zero":0,"bytes":"ab","data":"ab","place":{base64_of(bytes(4) + wkb)}}}'
+
+    rows = typed_rows(pa.array([image]), typed_schema(columns, MYSQL, Engine()))
+
+    (row,) = rows.batch.to_pylist()
+    assert row["at"] == datetime(2026, 3, 1, 12, 0, 0, 1, tzinfo=UTC)
+    assert (row["bytes"], row["place"]) == (b"ab", wkb)
+    assert [one.column for one in rows.misfits] == ["zero", "data"]
+
+
+def test_a_geometry_of_postgis() -> None:
+    """PostGIS's geometries are hexadecimal digits."""
+    columns = table(place="public.geometry")
+    schema = typed_schema(columns, source_types()["postgres"], Engine())
+    rows = typed_rows(pa.array(['{"place":"0101000000000000000000F03F0000000000000040"}']), schema)
+
+    assert rows.batch.to_pylist() == [{"place": struct.pack("<BIdd", 1, 1, 1.0, 2.0)}]
