@@ -1,6 +1,6 @@
 """The Dagster definitions, composed from the pipelines in files and in the state store.
 
-`workspace.yaml` names this module. Environment variables tell where the pipeline files and the rest of the
+`workspace.yaml` names this module. Environment variables say where the pipeline files and the rest of the
 installation are (`config.settings`).
 """
 
@@ -26,6 +26,7 @@ from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
 from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
 from deltaforge_dagster.sensors.tick_cache import TickCache
+from deltaforge_dagster.sensors.watch_room import WatchRoom
 
 
 def build_definitions(
@@ -36,8 +37,8 @@ def build_definitions(
 ) -> dg.Definitions:
     """Return the definitions of pipelines.
 
-    A broken pipeline is an asset with a failing check. If it was at work before, it keeps its other assets and its
-    jobs, too, so that whoever starts one is told why it cannot run.
+    A pipeline whose file is invalid is shown as an asset with a failing check. If it has run before, it keeps its
+    other assets and its jobs, so that starting one reports why it cannot run.
 
     Args:
         settings: The settings of the installation.
@@ -51,13 +52,14 @@ def build_definitions(
     shown: list[LoadedPipeline | FormerPipeline] = [*good, *former]
     platform = Platform(settings, single_process=single_process)
     cache = TickCache(platform)
+    room = WatchRoom(sum(one.spec.spec.engine.dagster.schedule is None for one in good))
     jobs, sensors, schedules = [], [], []
     for one in good:
         own = [build_pipeline_job(one), build_snapshot_job(one)]
         jobs += own
         cron = one.spec.spec.engine.dagster.schedule
         if cron is None:
-            sensors.append(build_sensor(one, own, cache))
+            sensors.append(build_sensor(one, own, cache, room))
         else:
             sensors.append(build_snapshot_sensor(one, cache))
             schedules.append(build_schedule(one, cron, cache))

@@ -28,7 +28,7 @@
         └── NotAllowed            the request is invalid now (an open range, an unknown name)
             └── SensingDisabled   the pipeline's file does not enable the sensing that is asked for
 
-Messages tell what is wrong, where, and what to do next. They never contain a secret or a value of a
+Messages say what is wrong, where, and what to do next. They never contain a secret or a value of a
 row. Errors are built from plain strings, so they can be pickled between processes.
 """
 

@@ -6,7 +6,7 @@ read as null. Row images are JSON text, written once by capture and not parsed
 again on the way to a sink unless a processor needs it. Every source uses the same columns:
 
 =================  ==========================================================================
-segment, ordinal   position in the journal; ordinals of a segment are 0, 1, 2 ... without gaps
+segment, ordinal   place in the journal; ordinals of a segment are 0, 1, 2 ... without gaps
 op                 `c` insert, `u` update, `d` delete, `r` snapshot read, `t` truncate,
                    `ddl` any other statement that changes a schema (`r` on the wire, see below)
 ts_us              event time, microseconds since 1970 UTC

@@ -1,4 +1,4 @@
-"""Find the kinds of sources and sinks: ours by name, others by the entry points of installed packages."""
+"""Find the kinds of sources and sinks: the built-in ones, and those of installed packages by their entry points."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Kinds(Generic[_Kind]):
     """The kinds of one group.
 
     Attributes:
-        types: Those that can be used, by name: ours, then those of installed packages.
+        types: The usable kinds by name: the built-in ones, then those of installed packages.
         blocks: Models of their blocks in a pipeline file, in the same order.
-        broken: Why others cannot be used, by name; the text names the package.
+        broken: The kinds that cannot be used, by name, with a reason that names the package.
     """
 
     types: Mapping[str, _Kind]
@@ -38,13 +38,13 @@ def find_kinds(
     block: type[BaseModel],
     check: Callable[[_Kind], None],
 ) -> Kinds[_Kind]:
-    """Return the kinds that are there, loaded.
+    """Load and return all kinds of a group.
 
     Args:
         group: The group of the entry points.
-        built_in: Ours, `module:object` by name. A package cannot replace them.
-        base: The class that a kind is an instance of; it has `name`, `summary` and the model `config`.
-        block: What the models of blocks, with `type` and `config`, are derived from.
+        built_in: The built-in kinds, `module:object` by name. A package cannot replace them.
+        base: The class of which a kind must be an instance; it has `name`, `summary` and the model `config`.
+        block: The base class for the models of blocks with `type` and `config`.
         check: Raises an exception if a kind cannot be used.
     """
     types: dict[str, _Kind] = {}
@@ -86,7 +86,7 @@ def find_kinds(
 
 
 def _block(kind: Any, base: type[BaseModel]) -> type[BaseModel]:
-    """Return the model of a kind's blocks; it is called `KafkaSink` if their config is a `KafkaSinkConfig`."""
+    """Return the model of a kind's blocks in a pipeline file; for a `KafkaSinkConfig` it is named `KafkaSink`."""
     form: Any = Literal[kind.name]
     config: Any = Field(description=kind.config.__doc__)
     return create_model(

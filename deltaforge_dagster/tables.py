@@ -1,7 +1,7 @@
 """Table versions: the columns and key of a table from some log position on.
 
-A source builds them from the log (never from the current catalog), the state store numbers
-them, and each row has the stamp of the version that it was decoded with.
+A source builds a version as of a log position, the state store numbers
+the versions, and each row has the stamp of the version with which it was decoded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table version, as the log and the catalog describe it."""
+    """A column of a table version.
+
+    Attributes:
+        name: Its name.
+        data_type: Its type in the database's notation; for an ENUM or SET of MySQL with the labels.
+        type_oid: PostgreSQL: OID of the type; None for other databases.
+        nullable: Whether it may be null, as far as the source knows.
+        ordinal_position: Its number in the table: 1, 2, 3 ...
+    """
 
     name: str
     data_type: str
@@ -25,7 +33,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A version of a table, with which the rows after some position are decoded."""
+    """A version of a table, with which the rows after some position are decoded.
+
+    Attributes:
+        db: Name of the database.
+        schema: Name of the schema; None if the source has no schemas.
+        table: Name of the table.
+        columns: Its columns, in the table's order.
+        primary_key: Names of the columns of the rows' `key`; empty without one.
+    """
 
     db: str
     schema: str | None
@@ -86,7 +102,13 @@ class TableDetails:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStamp:
-    """A registered table version: fingerprint, version of the table, global sequence."""
+    """The identifiers of a registered table version.
+
+    Attributes:
+        fingerprint: Hash of its content, `sha256:...`.
+        version: Number of the version of this table: 1, 2, 3 ...
+        sequence: Number of the version among those of all tables of the pipeline.
+    """
 
     fingerprint: str
     version: int

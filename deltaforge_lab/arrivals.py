@@ -1,4 +1,4 @@
-"""What has arrived in a sink, read back with the client of its server's makers: for the demo's proof and benchmarks."""
+"""Reads back what has arrived in a sink, with the server's usual client, for the demo's proof and the benchmarks."""
 
 from __future__ import annotations
 

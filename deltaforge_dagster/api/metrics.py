@@ -44,8 +44,8 @@ class _Requests:
         with self._lock:
             self._tally.join(tally)
 
-    def pluralize(self) -> list[Stored]:
-        """Return every value."""
+    def series(self) -> list[Stored]:
+        """Return the current value of every series."""
         with self._lock:
             rows, _ = self._tally.rows("")
         return [Stored("", row["name"], orjson.loads(row["labels"]), row["value"]) for row in rows]
@@ -117,5 +117,5 @@ class _Snapshot(Collector):
 def metrics(request: Request, context: Context) -> Response:
     """Return all metrics in Prometheus text format, or as OpenMetrics if the client accepts that."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    found = list(collect(context.store, context.pipelines(), _requests.pluralize()))
+    found = list(collect(context.store, context.pipelines(), _requests.series()))
     return Response(encode(_Snapshot([*found, *_process.collect()])), media_type=content_type)

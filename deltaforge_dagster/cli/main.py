@@ -96,8 +96,8 @@ def _commands() -> dict[str, tuple[str, str]]:
     """Return the commands of this package and those of installed packages: module with function or app, help text.
 
     An entry point of the group `deltaforge.commands` names a dictionary of the same form. It is imported for each
-    command, `--help` included, so it belongs in a module that imports nothing. A package that is broken costs its own
-    commands only.
+    command, `--help` included, so it belongs in a module that imports nothing. If a package is broken, only its own
+    commands are missing.
     """
     found = {name: (f"{__package__}.{target}", text) for name, (target, text) in _COMMANDS.items()}
     for added in entry_points(group="deltaforge.commands"):

@@ -1,8 +1,9 @@
 """Expand environment variables in the raw text of a pipeline file, before YAML is parsed.
 
 `${NAME}` and `$NAME` become the variable's value, `${NAME:-default}` becomes the default when the
-variable is unset or empty, `$$` becomes `$`. An unknown variable stays, as `${NAME}`: routing
-templates (`${source.table}`) have the same syntax and are resolved later, for each event.
+variable is unset or empty, `$$` becomes `$`. The reference to an unknown variable stays
+unchanged, because routing templates (`${source.table}`), which are resolved later for each event, have the same
+syntax.
 """
 
 from __future__ import annotations

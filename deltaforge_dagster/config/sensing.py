@@ -96,7 +96,7 @@ class Output(Block):
     expose_api: bool = True
     """Whether the REST API shows them."""
     emit_events: bool = False
-    """As events `_schema_change`; must be false."""
+    """Whether they are delivered as events `_schema_change`; must be false."""
     export_json_schema: bool = True
     """Whether they are available as JSON Schema."""
     emit_schemas: bool = False

@@ -1,7 +1,7 @@
 """Storage of journal files: a local directory, or any file system that fsspec knows by URL.
 
-Both kinds give the same guarantees: creating a file fails if its name exists, an incomplete file is visible
-at most while nobody knows its name, and a file is durable when `commit` returns. On a local
+Both kinds give the same guarantees: creating a file fails if its name exists, an incomplete file may be visible
+but nothing refers to its name yet, and a file is durable when `commit` returns. On a local
 disk that means fsync of the file and of every directory above it; on object storage, a
 completed put. Local files are readable only by their owner (0600, directories 0700); on object storage
 the bucket's policy decides.
@@ -105,11 +105,11 @@ class JournalStorage(Protocol):
         ...
 
     def check_writable(self, folder: str) -> None:
-        """Raise an error if files cannot be created in a folder, as far as this shows in a few seconds."""
+        """Raise an error if files cannot be created in a folder, as far as a check of a few seconds shows."""
         ...
 
     def free_bytes(self, folder: str) -> int | None:
-        """Return the free space for files in a folder; None where the storage has no limit to ask for."""
+        """Return the free space for files in a folder, in bytes; None if the storage has no known limit."""
         ...
 
 
@@ -204,7 +204,7 @@ class LocalStorage:
         )
 
     def free_bytes(self, folder: str) -> int | None:
-        """Return the free space that this user may take on the folder's disk."""
+        """Return the free space on the folder's disk that is available to this user, in bytes."""
         there = self._existing(folder)
         with _translated(str(there)):
             disk = os.statvfs(there)
@@ -312,15 +312,16 @@ class RemoteStorage:
         return str(self._fs.unstrip_protocol(f"{self._root}/{path}"))
 
     def check_writable(self, folder: str) -> None:
-        """Put an object and delete it, at most once a minute; in between, raise the same error again.
+        """Check a folder by creating and deleting an object; raise an error if that fails.
 
-        It may take five seconds; that the storage does not answer in this time is an error, too.
+        A probe runs at most once a minute; in between, its result is used again. The check waits at most five
+        seconds; if the storage does not answer in this time, that is an error, too.
         """
         probe = self._probes.setdefault(folder, _WriteProbe(partial(self._put_probe, folder)))
         probe.check(self.locate(folder))
 
     def free_bytes(self, folder: str) -> int | None:  # noqa: ARG002 - see the protocol
-        """Return None: storage behind a URL has no limit that could be asked for."""
+        """Return None: fsspec cannot query the free space of a storage."""
         return None
 
     def _put_probe(self, folder: str) -> None:
@@ -344,10 +345,10 @@ class RemoteStorage:
 
 
 class _WriteProbe:
-    """Tries out a folder at most once a minute, in a thread, because a client may wait for minutes.
+    """Writes to a folder at most once a minute, in a thread, because storage clients may block for minutes.
 
     Args:
-        put: Writes to the folder.
+        put: Writes to the folder; raises a `DeltaforgeError` if it cannot.
     """
 
     def __init__(self, put: Callable[[], None]) -> None:
@@ -356,7 +357,7 @@ class _WriteProbe:
         self._answer: Future[None] | None = None
 
     def check(self, where: str) -> None:
-        """Raise an error if the newest attempt has failed, or has taken too long so far."""
+        """Raise an error if the newest probe has failed, or has not finished in time."""
         now = time.monotonic()
         answer = self._answer
         if answer is None or (answer.done() and now - self._asked_at >= _PROBE_SECONDS):
@@ -449,7 +450,7 @@ def refused(path: str, error: OSError) -> StoreUnavailable:
 
 
 def no_space(where: str, reason: str) -> StoreUnavailable:
-    """Return the error to raise when the disk is full, `where` the journal is to be written."""
+    """Return the error to raise if the journal's disk is full; `where` names the file or folder."""
     return StoreUnavailable(
         f"no space left for the journal {where} ({reason}): free space there, or lower engine.journal.max_bytes"
     )
@@ -474,6 +475,6 @@ def _remote(path: str) -> Iterator[None]:
             yield
     except DeltaforgeError:
         raise
-    except Exception as error:  # noqa: BLE001 - packages of fsspec raise whatever they like
+    except Exception as error:  # noqa: BLE001 - fsspec's implementations may raise anything
         # The message may contain a signed request, so only the class is named, and nothing is chained.
         raise StoreUnavailable(f"journal file {path}: {type(error).__name__}") from None

@@ -1,4 +1,4 @@
-"""ASCII codes by name, for kernels: they see bytes, and Numba folds a module's integers."""
+"""ASCII codes by name, for kernels, which work on bytes; Numba compiles a module's integers as constants."""
 
 from __future__ import annotations
 

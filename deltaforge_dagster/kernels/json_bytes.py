@@ -1,7 +1,8 @@
 """Kernels that write raw bytes as JSON text (RFC 8259); shared by sources whose log is binary.
 
-They extend `json_text`, whose kernels take values that already are text: here UTF-8 is checked on
-the way, because nothing else has. The caller has made sure of the room that a docstring names.
+They extend `json_text`, whose kernels expect valid text: these check that the bytes are UTF-8. Each writes
+`source[start:end]` into `out` from `at` on and returns the offset after it. The caller must provide the
+room that the docstring states, for n bytes of input.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
 
 @kernel
 def is_utf_8(source: Bytes, start: int, end: int) -> bool:
-    """Say whether `source[start:end]` is UTF-8 (RFC 3629: shortest form, no surrogates)."""
+    """Return whether `source[start:end]` is UTF-8 (RFC 3629: shortest form, no surrogates)."""
     at = start
     while at < end:
         byte = source[at]
@@ -44,9 +45,9 @@ def is_utf_8(source: Bytes, start: int, end: int) -> bool:
 
 @kernel
 def write_utf_8(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write a string; at most 6 n + 2 bytes. Returns `INVALID` when the bytes are not UTF-8."""
+    """Write a JSON string; at most 6 n + 2 bytes. Returns `INVALID` if the bytes are not UTF-8."""
     size = end - start
-    # Most texts need no second look: this loop has no branch, so it runs over many bytes at once.
+    # Most texts need no escapes: this loop has no branch, so it is vectorized.
     odd = np.uint8(0)
     for i in range(size):
         byte = source[start + i]
@@ -87,7 +88,7 @@ def write_base64(source: Bytes, start: int, end: int, out: Bytes, at: int) -> in
 
 @kernel
 def write_code_point(code_point: int, out: Bytes, at: int) -> int:
-    """Write a character in UTF-8, without escapes; at most 4 bytes."""
+    """Write a code point in UTF-8, without escapes; at most 4 bytes."""
     if code_point < 0x80:
         out[at] = code_point
         return at + 1

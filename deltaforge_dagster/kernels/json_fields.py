@@ -37,7 +37,7 @@ _Ints: TypeAlias = npt.NDArray[np.int32]
 
 _MISSING, _FOUND, _ESCAPED = range(3)
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
-"""Only finds where values end: numbers may have more digits than Python makes integers of."""
+"""Used only to find where values end; it does not convert numbers, which may have more digits than `int` accepts."""
 
 
 def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArray:
@@ -68,7 +68,7 @@ def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArra
 
 
 def _walked(document: str, path: Sequence[str]) -> str | None:
-    """Return a field's text with Python's scanner, which understands escapes."""
+    """Return a field's text, found with Python's JSON scanner, which handles escapes."""
     start, stop = 0, len(document)
     for name in path:
         found = members(document, start) if document[start] == "{" else iter(())
@@ -109,9 +109,9 @@ def blank(byte: int) -> bool:
 
 @kernel
 def string_end(source: Bytes, at: int, end: int) -> int:
-    """Return the position after the string whose opening quote is at `at`; `end` if it has no other."""
+    """Return the position after the string whose opening quote is at `at`; `end` if it is not closed."""
     at += 1
-    # To advance by `2 if byte == BACKSLASH else 1` takes three times as long.
+    # Advancing by `2 if byte == BACKSLASH else 1` would take three times as long.
     while at < end:
         byte = source[at]
         if byte == BACKSLASH:

@@ -24,7 +24,7 @@ for _letter, _plain in zip(b"bfnrt", b"\b\f\n\r\t", strict=True):
 
 @kernel
 def code_unit(source: Bytes, at: int, end: int) -> int:
-    r"""Return the number of the `\uXXXX` at `at`, -1 where something else stands."""
+    r"""Return the UTF-16 code unit of the `\uXXXX` at `at`; -1 if there is no such escape."""
     if end - at < 6 or source[at] != BACKSLASH or source[at + 1] != LOWER_U:
         return -1
     unit = np.int64(0)
@@ -35,7 +35,7 @@ def code_unit(source: Bytes, at: int, end: int) -> int:
 
 @kernel
 def character_end(source: Bytes, at: int, end: int) -> int:
-    """Return the place after the character at `at`, which stands in a string that ends at `end`."""
+    """Return the offset after the character at `at` in a JSON string that ends at `end`."""
     if source[at] == BACKSLASH:
         unit = code_unit(source, at, end)
         if unit < 0:
@@ -52,7 +52,7 @@ def character_end(source: Bytes, at: int, end: int) -> int:
 
 @kernel
 def write_plain(source: Bytes, at: int, end: int, out: Bytes, place: int) -> int:
-    """Write the characters of a string in UTF-8, without escapes; at most as many bytes."""
+    """Write the characters of a JSON string in UTF-8, unescaped; never more bytes than the input."""
     while at < end:
         if source[at] != BACKSLASH:
             out[place] = source[at]

@@ -1,15 +1,15 @@
 r"""Kernels that write JSON text (RFC 8259) into a byte buffer; shared by every source.
 
 Each writes one value for the text `source[start:end]` into `out` from `at` on, and returns the
-place after it, or `INVALID` when the text is not of its kind. They never write more than the bound
-that their docstring gives: the caller has made sure of that much room.
+offset after it, or `INVALID` if the text is not of the kernel's kind. The caller must provide room for the
+most bytes that the kernel's docstring states, for n bytes of input.
 
 =============  =============================================  ==================================
 kind           input text                                     JSON
 =============  =============================================  ==================================
 `STRING`       any UTF-8                                      string, escaped
-`INTEGER`      decimal integer                                number, as it stands
-`FLOAT`        JSON number, `NaN`, `Infinity`, `-Infinity`    number as it stands; else a string
+`INTEGER`      decimal integer                                number, unchanged
+`FLOAT`        JSON number, `NaN`, `Infinity`, `-Infinity`    number, unchanged; else a string
 `BOOLEAN`      `t` or `f`                                     `true` or `false`
 `JSON`         a JSON document                                the document without white space
 `BYTEA`        PostgreSQL's bytea, hex or escape format       `{"_base64":"..."}`
@@ -53,25 +53,25 @@ from deltaforge_dagster.kernels.characters import (
 from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
 
 INVALID = -1
-"""Returned instead of a place: the text is not of its kind."""
+"""Returned instead of an offset: the text is not of the kernel's kind."""
 TOO_DEEP = -2
-"""Returned instead of a place: a JSON document is nested deeper than `MAX_DEPTH`."""
+"""Returned instead of an offset: a JSON document is nested deeper than `MAX_DEPTH`."""
 
 STRING, INTEGER, FLOAT, BOOLEAN, JSON, BYTEA, TIMESTAMP = range(7)
 """Kinds of scalar texts."""
 
 MAX_DEPTH = 1 << 16
-"""Size of the `stack` that `write_document` needs: how deep a JSON document may be nested."""
+"""The deepest nesting of a JSON document, and the size of the `stack` that `write_document` needs."""
 
 ESCAPES = np.zeros(256, np.uint8)
-"""The letter after the backslash for each byte that must be escaped, 0 for all others."""
+"""For each byte that must be escaped, the letter after the backslash; 0 for all others."""
 ESCAPES[:32] = LOWER_U
 for _plain, _letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True):
     ESCAPES[_plain] = _letter
 
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 HEX_VALUES = np.full(256, 255, np.uint8)
-"""The number that a hexadecimal digit stands for, 255 for other bytes."""
+"""The value of each hexadecimal digit; 255 for other bytes."""
 for _value, _digit in enumerate(b"0123456789abcdef"):
     HEX_VALUES[_digit] = _value
 for _value, _digit in enumerate(b"ABCDEF"):
@@ -94,14 +94,14 @@ UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
 """In place of a value that the log does not have."""
 
 STRING_GROWTH = 6
-"""A string grows at most this much (every byte a control character), plus two quotes."""
+"""The most bytes of a JSON string per byte of input (a control character), apart from two quotes."""
 OVERHEAD = 32
-"""Room that any value needs beyond its own text: quotes, `{"_base64":""}`, `null`."""
+"""Room in bytes that any value needs in addition to its text: quotes, `{"_base64":""}`, `null`."""
 
 
 @kernel
 def equals(source: Bytes, start: int, end: int, text: Bytes) -> bool:
-    """Say whether `source[start:end]` is `text`."""
+    """Return whether `source[start:end]` equals `text`."""
     if end - start != text.size:
         return False
     for i in range(text.size):
@@ -141,7 +141,7 @@ def string_size(source: Bytes, start: int, end: int) -> int:
 
 @kernel
 def write_string(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write a string: quoted, escaped, non-ASCII bytes as they stand; at most 6 n + 2 bytes."""
+    """Write a string, quoted and escaped, with non-ASCII bytes unchanged; at most 6 n + 2 bytes."""
     out[at] = QUOTE
     at += 1
     for i in range(start, end):
@@ -166,7 +166,7 @@ def write_string(source: Bytes, start: int, end: int, out: Bytes, at: int) -> in
 
 @kernel
 def _digits_end(source: Bytes, start: int, end: int) -> int:
-    """Return the place after the decimal digits at `start`."""
+    """Return the offset after the decimal digits at `start`."""
     at = start
     while at < end and ZERO <= source[at] <= NINE:
         at += 1
@@ -175,7 +175,7 @@ def _digits_end(source: Bytes, start: int, end: int) -> int:
 
 @kernel
 def _integer_end(source: Bytes, start: int, end: int) -> int:
-    """Return the place after `-?(0|[1-9][0-9]*)`, or `INVALID`."""
+    """Return the offset after `-?(0|[1-9][0-9]*)`, or `INVALID`."""
     at = start
     if at < end and source[at] == MINUS:
         at += 1
@@ -188,7 +188,7 @@ def _integer_end(source: Bytes, start: int, end: int) -> int:
 
 @kernel
 def _number_end(source: Bytes, start: int, end: int) -> int:
-    """Return the place after the JSON number at `start`, or `INVALID`."""
+    """Return the offset after the JSON number at `start`, or `INVALID`."""
     at = _integer_end(source, start, end)
     if at == INVALID:
         return INVALID
@@ -217,7 +217,7 @@ def write_integer(source: Bytes, start: int, end: int, out: Bytes, at: int) -> i
 
 @kernel
 def write_float(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write a floating point number digit by digit, or its three special values as strings."""
+    """Write a floating point number unchanged, or NaN and the infinities as strings; at most n + 2 bytes."""
     if _number_end(source, start, end) == end:
         return copy(source, start, end, out, at)
     first = start + 1 if start < end and source[start] == MINUS else start
@@ -237,7 +237,7 @@ def write_boolean(source: Bytes, start: int, end: int, out: Bytes, at: int) -> i
 
 @kernel
 def write_group(group: np.int64, count: int, out: Bytes, at: int) -> int:
-    """Write `count` bytes, the highest of the 24 bits of `group`, as four digits of base 64."""
+    """Write the highest `count` bytes (1 to 3) of the 24 bits of `group` as four characters of Base64."""
     out[at] = BASE64[(group >> 18) & 63]
     out[at + 1] = BASE64[(group >> 12) & 63]
     out[at + 2] = BASE64[(group >> 6) & 63] if count > 1 else EQUALS
@@ -247,7 +247,7 @@ def write_group(group: np.int64, count: int, out: Bytes, at: int) -> int:
 
 @kernel
 def _write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write the bytes that pairs of hexadecimal digits stand for in base 64."""
+    """Decode pairs of hexadecimal digits, and write the bytes in Base64."""
     if (end - start) & 1 != 0:
         return INVALID
     for place in range(start, end, 6):
@@ -300,9 +300,9 @@ def _write_escaped(source: Bytes, start: int, end: int, out: Bytes, at: int) -> 
 def write_bytea(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     r"""Write the bytes of a bytea text as `{"_base64":"..."}` (RFC 4648); at most 4/3 n + 18 bytes.
 
-    Manual, section "Binary Data Types". Hex format: `\x`, then two digits a byte. Escape format:
-    printable ASCII as it stands, a backslash as two, any other byte as `\` and three octal digits;
-    so `\x` begins no text of it.
+    The formats are in PostgreSQL's manual, section "Binary Data Types". Hex format: `\x`, then two digits per byte.
+    Escape format: printable ASCII unchanged, a backslash as two, any other byte as `\` and three octal digits;
+    so a text in this format never begins with `\x`.
     """
     at = copy(BASE64_OPEN, 0, BASE64_OPEN.size, out, at)
     if end - start >= 2 and source[start] == BACKSLASH and source[start + 1] == LOWER_X:
@@ -318,7 +318,7 @@ def write_bytea(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int
 
 @kernel
 def _follows(source: Bytes, start: int, end: int, form: Bytes) -> bool:
-    """Say whether the text at `start` has the form: a digit for each zero, every other byte itself."""
+    """Return whether the text at `start` matches `form`: any digit for each zero, every other byte literally."""
     if end - start < form.size:
         return False
     for i in range(form.size):
@@ -332,9 +332,9 @@ def _follows(source: Bytes, start: int, end: int, form: Bytes) -> bool:
 def write_timestamp(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Write a timestamp in the form of ISO 8601; at most n + 5 bytes.
 
-    Manual, section "Date/Time Output": `2026-03-01 12:34:56.789+05:45 BC`, where fraction, offset and era
-    may be absent and a year has four digits or more. A `T` takes the place of the space, and an
-    offset of whole hours gets its minutes. `infinity` and `-infinity` stay.
+    The input is PostgreSQL's (manual, section "Date/Time Output"): `2026-03-01 12:34:56.789+05:45 BC`, where
+    fraction, offset and era may be absent and a year has four digits or more. The space is replaced by a `T`, and an
+    offset of whole hours gets `:00`. `infinity` and `-infinity` are unchanged.
     """
     year_end = _digits_end(source, start, end)
     if year_end - start < 4:
@@ -372,7 +372,7 @@ def write_timestamp(source: Bytes, start: int, end: int, out: Bytes, at: int) ->
 
 @kernel
 def _string_end(source: Bytes, start: int, end: int) -> int:
-    """Return the place after the JSON string whose opening quote is at `start`, or `INVALID`."""
+    """Return the offset after the JSON string whose opening quote is at `start`, or `INVALID`."""
     at = start + 1
     while at < end:
         byte = source[at]
@@ -409,7 +409,7 @@ def _string_end(source: Bytes, start: int, end: int) -> int:
 
 @kernel
 def _scalar_end(source: Bytes, start: int, end: int) -> int:
-    """Return the place after the JSON string, number, true, false or null at `start`."""
+    """Return the offset after the JSON string, number, true, false or null at `start`, or `INVALID`."""
     byte = source[start]
     if byte == QUOTE:
         return _string_end(source, start, end)
@@ -423,16 +423,16 @@ def _scalar_end(source: Bytes, start: int, end: int) -> int:
 
 
 _VALUE, _VALUE_OR_END, _KEY, _KEY_OR_END, _BEFORE_VALUE, _AFTER = range(6)
-"""What a JSON document may go on with; `_AFTER` is a comma or the end of the container."""
+"""States of the parser, by what may come next; `_AFTER` means a comma or the end of the container."""
 
 
 @kernel
 def write_document(source: Bytes, start: int, end: int, out: Bytes, at: int, stack: Bytes) -> int:
     """Write a JSON document without white space between its tokens; at most n bytes.
 
-    The document is checked against the grammar on the way, so what stands in `out` is JSON, on one
-    line. Numbers, escapes and the order of keys stay exactly as they are. `stack` is scratch of
-    `MAX_DEPTH` bytes; a deeper document gives `TOO_DEEP`.
+    The document is checked against the grammar, so the output is valid JSON, on one
+    line. Numbers, escapes and the order of keys are unchanged. `stack` is scratch of
+    `MAX_DEPTH` bytes; for a deeper document, `TOO_DEEP` is returned.
     """
     depth = 0
     state = _VALUE
@@ -481,7 +481,7 @@ def write_document(source: Bytes, start: int, end: int, out: Bytes, at: int, sta
 def write_scalar(
     kind: int, source: Bytes, start: int, end: int, out: Bytes, at: int, stack: Bytes
 ) -> int:
-    """Write a text of `kind`; at most `STRING_GROWTH` n + `OVERHEAD` bytes."""
+    """Write a text of the given kind as JSON; at most `STRING_GROWTH` n + `OVERHEAD` bytes."""
     if kind == STRING:
         return write_string(source, start, end, out, at)
     if kind == INTEGER:

@@ -29,7 +29,7 @@ MAX_BYTES = (1 << 31) - 1
 _DECIMAL = 20
 _LSN = 17
 _TIME = 27
-"""Bytes of the longest decimal, LSN and time: the year of an int64 time has up to six digits and a
+"""Sizes of the longest decimal, LSN and time in bytes; the year of an int64 time has up to six digits and a
 sign."""
 
 
@@ -88,7 +88,7 @@ def constant(text: str) -> Values:
 
 
 def flags(mask: Mask) -> Values | None:
-    """Return `true` where the mask is true, null elsewhere."""
+    """Return the text `true` where the mask is true, null elsewhere; None if it is true nowhere."""
     return constant("true").where(mask) if mask.any() else None
 
 
@@ -114,14 +114,14 @@ def layout(texts: pa.StringArray) -> tuple[_Ints, Bytes]:
     _, ends, data = texts.buffers()
     bounds = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
     bounds = bounds[texts.offset : texts.offset + len(texts) + 1]
-    bounds.flags.writeable = False  # as `read_only`
+    bounds.flags.writeable = False  # for the same reason as in `read_only`
     return bounds, read_only(memoryview(data)) if data is not None and data.size else _NO_BYTES
 
 
 def slices(
     data: Bytes, starts: _Ints | Longs, stops: _Ints | Longs, valid: Mask | None = None
 ) -> pa.StringArray:
-    """Return slices of a text as a column, null where `valid` is false."""
+    """Return the slices `data[starts:stops]` as a column, null where `valid` is false."""
     sizes = stops - starts if valid is None else np.where(valid, stops - starts, 0)
     ends = np.zeros(len(starts) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
@@ -239,7 +239,7 @@ for _empty in (_NO_BYTES, _NO_INTS, _NO_MASK):
 
 @kernel
 def _gather(source: Bytes, starts: _Ints | Longs, ends: _Ints, out: Bytes) -> None:
-    """Write the texts that begin at `starts` one after the other, up to their `ends` in `out`."""
+    """Write the texts that begin at `starts` one after another; `ends` are their bounds in `out`."""
     for row in range(len(starts)):
         at, place = int(starts[row]), int(ends[row])
         copy(source, at, at + int(ends[row + 1]) - place, out, place)

@@ -1,28 +1,28 @@
-"""What a kernel is: a plain Python function that Numba compiles to machine code.
+"""Kernels: plain Python functions that Numba compiles to machine code. How to write them, and how they are compiled.
 
-Log bytes are decoded by kernels, because Python's own speed (10-20,000 rows a second) is not enough.
+Log bytes are decoded by kernels, because Python's own speed (10,000 to 20,000 rows a second) is not enough.
 The rules for writing one:
 
 - It takes NumPy arrays and integers and returns integers. It never raises: an error is a negative
   number or a stop code, which the Python caller turns into an exception of `errors.py`.
 - It allocates nothing. It is compiled without Numba's memory manager (`_nrt=False`), because counting
-  references to arrays at each call inside a kernel was seen to take half of its time.
-- It is flat: loops, comparisons with `==`, early returns. That is what compiles well, and why the
-  complexity rules of the linter are off in files of kernels.
-- Numba checks no bounds. A kernel compares every length it reads with the end of what it may read,
-  and every write with the room that is left, before it touches a byte.
-- A literal is a type of its own: a kernel that is called with 0 first and with the place after that later
-  is compiled twice. So a place that is passed on begins as `int(np.int64(0))`.
-- With `NUMBA_BOUNDSCHECK=1` every access is checked, which tests do (give it a cache directory of its
-  own: Numba does not tell that code from other code).
+  references to arrays at each call inside a kernel was measured to take half of its time.
+- It is flat: loops, comparisons with `==`, early returns. That compiles well, and is the reason why the
+  linter's complexity rules are off in files with kernels.
+- Numba does not check bounds. A kernel must compare every length that it reads with the end of its input,
+  and every write with the remaining room, before it accesses a byte.
+- Numba gives a literal a different type than a variable: a kernel that is called first with 0 and later with an
+  offset is compiled twice. So an offset that is passed on is initialized with `int(np.int64(0))`.
+- With `NUMBA_BOUNDSCHECK=1` every access is checked, as in tests (use a separate cache directory:
+  Numba does not distinguish that code from other code).
 - It also runs as ordinary Python (`NUMBA_DISABLE_JIT=1`), where a byte read from an array is a
   `numpy.uint8` that overflows: convert with `np.int64(...)` before any arithmetic.
-- It releases the GIL, so the threads that renew the lease and answer keepalives run meanwhile.
+- It releases the GIL, so the threads that renew the lease and answer keepalives can run meanwhile.
 
 Machine code is cached on disk, below `NUMBA_CACHE_DIR` or the user's cache directory. Numba
-refreshes a cached kernel when the file of that kernel changes, but not when a kernel that it calls
-changes in another file, or a constant, which would decode with yesterday's code. So the cache is a
-folder named by the digest of all files that kernels depend on: those with kernels, and what these import.
+recompiles a cached kernel when its file changes, but not when a kernel that it calls, or a constant,
+changes in another file; then it would run outdated code. So the cache is a
+folder named by a digest of all files on which kernels depend: those with kernels, and all that these import.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _IMPORT = re.compile(
 
 
 def compiled_from(package: Path) -> dict[str, bytes]:
-    """Return the modules of a package that have kernels, and all that these import from it, with their texts."""
+    """Return the modules of a package that have kernels, and those that they import from it, with their sources."""
     texts = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
@@ -66,7 +66,7 @@ def compiled_from(package: Path) -> dict[str, bytes]:
         if name in texts and name not in found:
             found[name] = texts[name]
             for imported, names in _IMPORT.findall(texts[name]):
-                # A name may be a module; if it is not, it is none of `texts`.
+                # An imported name may be a module; if it is not, it is not in `texts`.
                 module = imported.decode()
                 unread += [
                     module,
@@ -76,7 +76,7 @@ def compiled_from(package: Path) -> dict[str, bytes]:
 
 
 def _cache_folder() -> Path:
-    """Return the folder for the machine code of exactly these sources."""
+    """Return the folder for machine code that was compiled from exactly these sources."""
     digest = hashlib.sha256()
     for name, text in sorted(compiled_from(Path(__file__).parents[1]).items()):
         digest.update(f"{name} {len(text)} ".encode() + text)
@@ -86,16 +86,16 @@ def _cache_folder() -> Path:
 
 
 CACHE = _cache_folder()
-"""Is made when the first of these kernels is compiled."""
+"""The folder of cached machine code; created when the first kernel is compiled."""
 
 numba.config.CACHE_DIR = str(CACHE)  # type: ignore[attr-defined]  # set at import
 
 
 def read_only(data: Bytes | bytes | bytearray | memoryview) -> Bytes:
-    """Return the bytes as an array that cannot be written.
+    """Return the bytes as a read-only array.
 
-    A kernel is compiled for each kind of array it is called with, and an array that can be written
-    is another kind: whatever bytes come from, what `deltaforge warm` compiled fits them.
+    Numba compiles a kernel separately for writable and for read-only arrays. If all inputs are read-only, the
+    kernels that `deltaforge warm` has compiled are used, wherever the bytes come from.
     """
     array = np.frombuffer(data, np.uint8)
     array.flags.writeable = False
@@ -103,7 +103,7 @@ def read_only(data: Bytes | bytes | bytearray | memoryview) -> Bytes:
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile `function` at its first call; see the rules in this module's text."""
+    """Make a function a kernel, which is compiled at its first call; see the rules in this module's docstring."""
     return cast("_Function", numba.njit(**_OPTIONS)(function))
 
 
@@ -113,7 +113,7 @@ def _copy_slowly(out: Bytes, at: int, source: Bytes, start: int, size: int) -> N
 
 @intrinsic
 def _copy_natively(_typing: Any, out: Any, at: Any, source: Any, start: Any, size: Any) -> Any:
-    """Call the C library's memcpy: takes types of Numba, and makes values of LLVM."""
+    """Call the C library's memcpy; gets Numba types, and generates LLVM code."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, place, text, begin, count = arguments
@@ -132,7 +132,7 @@ def _copy_checked(out: Bytes, at: int, source: Bytes, start: int, size: int) -> 
 
 
 def _copy_of(config: Any) -> Callable[..., None]:
-    """Return the copy for how Numba was told to compile when it was imported."""
+    """Return the copy function for Numba's configuration: not compiled, with bounds checks, or native."""
     if config.DISABLE_JIT:
         return _copy_slowly
     return kernel(_copy_checked) if config.BOUNDSCHECK else _copy_natively
@@ -143,10 +143,9 @@ _copy_bytes = _copy_of(numba.config)
 
 @kernel
 def copy(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write `source[start:end]` as it stands and return the place after it.
+    """Copy `source[start:end]` to `out[at:]`, and return the offset after it.
 
-    A loop over bytes would be compiled to one that takes three times as long for the short texts
-    that kernels mostly copy.
+    A compiled loop over the bytes would take three times as long for the short texts that kernels mostly copy.
     """
     _copy_bytes(out, np.int64(at), source, np.int64(start), np.int64(end - start))
     return at + end - start

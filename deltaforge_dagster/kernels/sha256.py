@@ -1,4 +1,4 @@
-"""SHA-256 as a kernel (FIPS 180-4): hashes by the million, without a Python object for each."""
+"""SHA-256 as a kernel (FIPS 180-4), for millions of hashes without a Python object for each."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from deltaforge_dagster.kernels.json_text import HEX_DIGITS
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 
 DIGITS = 64
-"""Of a hash, in hexadecimal."""
+"""Number of hexadecimal digits of a hash."""
 
 PADDING = 72
-"""Room behind a message that `write_sha256` needs: a bit, its length, and the rest of a block."""
+"""Bytes after a message that `write_sha256` overwrites with SHA-256's padding to a whole block."""
 
 WORDS = 72
-"""Size of the scratch memory of `write_sha256`."""
+"""Number of words of scratch memory that `write_sha256` needs."""
 
 _MASK = 0xFFFFFFFF
 _BLOCK = 64
-_STATE = 64  # in the scratch memory, behind the words of a block
+_STATE = 64  # index of the hash state in `words`, after the message schedule
 
 
 def _first_bits(roots: int, count: int) -> list[int]:
-    """Return 32 bits of the fractions of the square (2) or cube (3) roots of the first primes."""
+    """Return the first 32 bits of the fractional parts of the square (2) or cube (3) roots of the first primes."""
     primes: list[int] = []
     number = 2
     while len(primes) < count:
@@ -33,7 +33,7 @@ def _first_bits(roots: int, count: int) -> list[int]:
 
 
 def _root(number: int, degree: int) -> int:
-    """Return the largest integer whose power is not above `number`."""
+    """Return the largest integer whose power of `degree` is at most `number`."""
     low, high = 0, 1 << 40
     while low < high:
         middle = (low + high + 1) // 2
@@ -47,13 +47,13 @@ _ROUNDS = np.array(_first_bits(3, 64), np.int64)
 
 @kernel
 def _rotated(word: int, bits: int) -> int:
-    """Return the 32 bits of `word`, rotated to the right; what is above them means nothing."""
+    """Return the 32 bits of `word` rotated to the right; the bits above them are undefined."""
     return (word >> bits) | (word << (32 - bits))
 
 
 @kernel
 def _mix(message: Bytes, at: int, words: Longs) -> None:
-    """Take a block of the message into the state."""
+    """Process one block of the message: update the state in `words`."""
     for i in range(16):
         place = at + 4 * i
         words[i] = (
@@ -90,9 +90,9 @@ def _mix(message: Bytes, at: int, words: Longs) -> None:
 
 @kernel
 def write_sha256(message: Bytes, size: int, words: Longs, out: Bytes, at: int) -> int:
-    """Write the hash of `message[:size]` as digits; return the place after it.
+    """Write the hash of `message[:size]` as hexadecimal digits; return the offset after it.
 
-    The message has `PADDING` bytes more, which are written over, and `words` has `WORDS` words.
+    `message` must have `PADDING` more bytes, which are overwritten; `words` is scratch with `WORDS` words.
     """
     for i in range(8):
         words[_STATE + i] = _INITIAL[i]

@@ -2,13 +2,13 @@
 
 Folders, from the top; imports point down:
 
-- `run`: a live run, which holds the lease, begins and ends everything;
+- `run`: a live run, which holds the lease, and starts and stops everything else;
 - `replay`: work on closed ranges without the lease: replay, reprocessing, previews, comparison with the log, search;
 - `capture`: the source's stream becomes segments and ranges;
 - `deliver`: one deliverer per sink, with its dead letters;
-- `sensing`: what journaled segments tell of documents and tables;
+- `sensing`: examines journaled segments for what their JSON documents and tables look like;
 - `health`: whether a pipeline works, and whether its source and sinks are as it needs them;
-- `snapshots`: tables are read in chunks, which join the stream;
+- `snapshots`: tables are read in chunks, whose rows are merged into the captured stream;
 - `control`: decisions about pipelines: which exist, whether there is work, what is published, what may be deleted;
 - `process`: the chain of processors over each segment;
 - `encode`: segments become messages, in Spark's tasks;

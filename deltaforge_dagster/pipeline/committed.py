@@ -1,8 +1,8 @@
-"""The committed position: how far the source may forget, and which sinks it waits for.
+"""The committed position: how far the source may discard its log, and which sinks it waits for.
 
-Each sink's checkpoint moves alone. The commit policy only rules which of them the source has to
-wait for: `required` = the slowest required sink, `all` = the slowest sink, `quorum` N = the N-th
-fastest sink. A sink that is detached counts nowhere, one that is paused like any other.
+Each sink's checkpoint moves independently. The commit policy only decides for which of them the source
+has to wait: `required` = the slowest required sink, `all` = the slowest sink, `quorum` N = the N-th
+fastest sink. A detached sink is ignored; a paused one counts like any other.
 
 A hold keeps the position before its first event until the sinks that count have its events.
 """
@@ -27,11 +27,11 @@ def counted_sinks(spec: PipelineSpec) -> list[str]:
 
 
 def committed_without(spec: PipelineSpec, failing: Collection[str]) -> bool:
-    """Say whether the commit policy is content although some sinks do not have everything."""
-    pluralize = counted_sinks(spec)
+    """Return whether the commit policy can be satisfied without the sinks that fail."""
+    counted = counted_sinks(spec)
     policy = spec.spec.commit_policy
-    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(pluralize)
-    return sum(sink not in failing for sink in pluralize) >= needed
+    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
+    return sum(sink not in failing for sink in counted) >= needed
 
 
 def awaited_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> Collection[str]:
@@ -53,8 +53,8 @@ def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow
     policy = spec.spec.commit_policy
     if policy.mode == "quorum" and policy.quorum:
         return [one.sink for one in attached[: max(0, len(attached) - policy.quorum)]]
-    pluralize = counted_sinks(spec)
-    return [one.sink for one in attached if one.sink not in pluralize]
+    counted = counted_sinks(spec)
+    return [one.sink for one in attached if one.sink not in counted]
 
 
 def go_on_command(pipeline: str, sink: str, state: Attachment) -> str:
@@ -69,40 +69,40 @@ def committed_position(
     checkpoints: Mapping[str, CheckpointRow],
     holds: Sequence[HoldRow] = (),
 ) -> Position | None:
-    """Return the position that the source may forget up to, or None when there is none yet.
+    """Return the position up to which the source may discard its log, or None when there is none yet.
 
-    With `engine.journal.confirm: captured`, or when no sink counts, that is what the journal
-    holds durably.
+    With `engine.journal.confirm: captured`, or when no attached sink counts, this is the captured
+    position.
     """
     captured = _before(_parse(pipeline.captured_position), holds)
     if spec.spec.engine.journal.confirm == "captured":
         return captured
-    pluralize = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
-    if not pluralize:
+    counted = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
+    if not counted:
         return captured
-    reached = [_reached(checkpoints[sink], holds) for sink in pluralize]
+    reached = [_reached(checkpoints[sink], holds) for sink in counted]
     known = sorted(position for position in reached if position is not None)
     policy = spec.spec.commit_policy
-    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(pluralize)
+    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
     return known[-needed] if len(known) >= needed else None
 
 
 def segments_behind(pipeline: PipelineRow, checkpoint: CheckpointRow) -> int:
-    """Return how many segments of the journal a sink shall get and does not have whole."""
+    """Return how many journaled segments a sink does not have completely; 0 if it is detached."""
     if not checkpoint.attached:
         return 0
     return max(0, pipeline.next_segment - 1 - checkpoint.whole_segment)
 
 
 def _reached(checkpoint: CheckpointRow, holds: Sequence[HoldRow]) -> Position | None:
-    """Return a position up to which a sink has everything, also of what was held."""
+    """Return the position up to which a sink has everything, including released holds."""
     lacking = [hold for hold in holds if not hold.passed(checkpoint.whole_segment)]
     position = _parse(checkpoint.source_position)
     return _earliest(position, lacking)
 
 
 def _before(position: Position | None, holds: Sequence[HoldRow]) -> Position | None:
-    """Return the position, not beyond the first event that is in no segment."""
+    """Return the position, but not beyond the first held event that is not in the journal."""
     return _earliest(position, [hold for hold in holds if hold.state != "journaled"])
 
 
@@ -120,11 +120,11 @@ def _parse(position: str | None) -> Position | None:
 def sink_lag_seconds(
     store: StateStore, pipeline: PipelineRow, checkpoint: CheckpointRow, now: float
 ) -> float:
-    """Return how old the oldest change is that the journal holds and a sink still lacks.
+    """Return the age, in seconds, of the oldest change in the journal that a sink still lacks.
 
-    It is 0 when the sink has everything, however long nothing has changed, and for a sink that is
-    detached, to which nothing is kept. The age is that of the change in the source, by the clocks of
-    both databases; inside a segment that has come in part it may be that of a change that has arrived.
+    It is 0 when the sink has everything, however long ago the last change was, and for a detached
+    sink. The age counts from the time of the change in the source, by the clocks of both databases. It
+    is that of the first change of the segment, even if the sink already has a part of that segment.
     """
     if not segments_behind(pipeline, checkpoint):
         return 0.0

@@ -1,11 +1,11 @@
-"""Is it still the same server? Asked each time before a source is read.
+"""Failover: check, each time before a source is read, whether it is still the same server.
 
 Behind an unchanged DSN there may be another server one day: a promoted replica, a restored copy, an
-upgraded cluster. Then the source says where reading goes on, or that it cannot; every table is
-compared with the version that its rows were last decoded with; and what was found is recorded. A
-table whose key is another one stops the pipeline: consumers would take its rows for others.
-`on_schema_drift: halt` stops it for every difference; `adapt` goes on, since rows are decoded with
-what the log says of their table anyway.
+upgraded cluster. Then the source determines where reading resumes, or that it cannot; every table is
+compared with the version with which its rows were last decoded; and the result is recorded. A table
+whose primary key has changed stops the pipeline, because consumers would mistake its rows for others.
+`on_schema_drift: halt` stops it for every difference; `adapt` continues, since rows are decoded with the
+table version in the log anyway.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from deltaforge_dagster.tables import TableSchema
 logger = logging.getLogger(__name__)
 
 Deltas = dict[tuple[str, str], list[str]]
-"""(db, full table name) to what is different."""
+"""By (db, full table name), the differences of a table, one text each."""
 
 _KEY_CHANGED = "primary_key_changed"
 
 
 class Failover:
-    """Notices another server, and lets the source go on there if nothing can be lost.
+    """Detects another server, and has the source resume there if nothing can be lost.
 
     Args:
         store: Where table versions are read.
-        lease: The run's lease; what is found is written under it.
+        lease: The run's lease; fences what is written.
         source_id: `source.config.id`.
         on_schema_drift: Whether a table that changed stops the pipeline.
     """
@@ -52,11 +52,11 @@ class Failover:
         self._on_schema_drift = on_schema_drift
 
     def start(self, source: Source, start: Position) -> Position:
-        """Return where to read on: `start`, or what it is on a server that took the other's place.
+        """Return where reading resumes: at `start`, or at the equivalent position on a server that replaced the other.
 
         Raises:
-            PositionLost: What follows `start` cannot be read on this server.
-            SourceMisconfigured: Tables differ in a way that a person has to look at.
+            PositionLost: The log after `start` cannot be read on this server.
+            SourceMisconfigured: Tables differ in a way that somebody has to resolve.
             DeltaforgeError: The server cannot be asked.
         """
         identity = source.identity()
@@ -99,10 +99,10 @@ class Failover:
             except SourceMisconfigured:
                 now = None
             if now is not None and name not in existing:
-                continue  # it is there, and no longer captured
+                continue  # it exists, but is no longer captured
             deltas[newest.db, name] = differences(newest, now)
             if now is not None and any(not differences(one, now) for one in versions):
-                deltas[newest.db, name] = []  # an earlier form, which came back before
+                deltas[newest.db, name] = []  # equal to an earlier version
         return deltas
 
     def _refuse(self, deltas: Mapping[tuple[str, str], list[str]]) -> None:
@@ -124,7 +124,7 @@ class Failover:
 
 
 def differences(before: TableSchema, now: TableSchema | None) -> list[str]:
-    """Return what is different, one text each: the kind of the difference and the column."""
+    """Return the differences of two table versions, one text each: the kind of difference and the column."""
     if now is None:
         return ["table_dropped"]
     old = {column.name: column.data_type for column in before.columns}
@@ -134,7 +134,7 @@ def differences(before: TableSchema, now: TableSchema | None) -> list[str]:
     found += [
         f"column_type_changed {name}"
         for name in old
-        if new.get(name) and old[name] != new[name]  # a source may not know its types
+        if new.get(name) and old[name] != new[name]  # a source may not know a column's type
     ]
     if set(before.primary_key) != set(now.primary_key):
         found.append(f"{_KEY_CHANGED} ({', '.join(now.primary_key) or 'none'})")

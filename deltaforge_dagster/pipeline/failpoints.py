@@ -1,4 +1,4 @@
-"""Failpoints: named steps at which a test lets the process die, instead of sleeping and hoping.
+"""Failpoints: named steps at which a test has the process die, so that tests need not rely on timing.
 
 `failpoint(name)` stands after each durable step of a run. It does nothing unless the environment
 variable `DELTAFORGE_FAILPOINT` names that step:
@@ -26,20 +26,20 @@ VARIABLE = "DELTAFORGE_FAILPOINT"
 
 FAILPOINTS = (
     "chunk-noted",  # a chunk of a snapshot was read, and the pipeline's run may take it over
-    "held-file-written",  # what is kept back of tables is durable, no row names it
-    "held-row-written",  # it is kept, and the captured position has passed it
+    "held-file-written",  # a file of held events is durable, no row names it
+    "held-row-written",  # its row is committed, and the captured position has passed it
     "segment-file-written",  # the journal file is durable, its row does not exist
     "segment-row-written",  # the segment's row and the captured position are committed
-    "processed-file-written",  # what processors made of a segment is durable, nobody knows of it
-    "processed-noted",  # it is noted, sinks may have it
+    "processed-file-written",  # the processed segment's file is durable, no row names it
+    "processed-noted",  # its row is committed, sinks may have it
     "segment-encoded",  # Spark has written the messages, nothing is sent
     "sink-sent",  # the sink acknowledged, its checkpoint has not moved
-    "dead-letter-file-written",  # a change put aside is durable, it has no entry
+    "dead-letter-file-written",  # a change that is set aside is durable, it has no entry
     "dead-letter-written",  # it has its entry, the checkpoint has not passed it
     "redrive-sent",  # a dead letter was delivered, its entry is still there
     "redrive-written",  # its entry is gone
-    "checkpoint-written",  # the checkpoint moved, the source knows nothing of it
-    "source-confirmed",  # the source was told what it may forget
+    "checkpoint-written",  # the checkpoint moved, the source was not told
+    "source-confirmed",  # the source was told how far it may discard its log
     "range-closed",  # the range is closed, nothing of it is published
     "range-published",  # its materialization is written, the `published` row is not
 )

@@ -1,13 +1,12 @@
 """Keys that are held: later changes of a row wait behind a dead letter of that row.
 
-A key is a table and the row's key as JSON text. Some changes touch more than one: an update that
-changes the key is one of the old and of the new key; a TRUNCATE is one of every key of its table. A
-change waits as soon as one of its keys is held, and then its other keys are held, too, since what
-follows must not overtake it. A change of a table without keys is not known to be one of any row, so it
-waits for nothing but a TRUNCATE.
+A key is a table and the row's key as JSON text. Some changes touch several keys: an update that changes the
+key touches the old and the new one; a TRUNCATE touches every key of its table. A change waits if one of its
+keys is held, and then its other keys are held as well, since later changes must not overtake it. A change of
+a table without a primary key cannot be assigned to a row, so it waits only behind a TRUNCATE.
 
-A key is held from the place of its first entry in the queue on: after a sink was set back, changes
-from before that place pass.
+A key is held from the place of its first entry in the queue: if a sink's checkpoint was moved back, changes
+before that place pass.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a change is one of.
+    """The keys that a change touches.
 
     Attributes:
         table: Full name of its table.
-        row: The row's key, None where there is none.
-        old: The key that the row had before, where an update changed it.
-        whole: It is one of every row of the table.
+        row: The row's key, None if there is none.
+        old: The row's previous key, if an update changed it.
+        whole: Whether the change touches every row of the table.
     """
 
     table: str
@@ -39,12 +38,12 @@ class Keys:
 
     @classmethod
     def of_entry(cls, entry: DeadLetterRow) -> Keys:
-        """Return the keys of an entry that holds them."""
+        """Return the keys that an entry of the queue touches."""
         return cls(entry.table_name, entry.row_key, entry.old_key, entry.row_key is None)
 
     @property
     def some(self) -> bool:
-        """Whether it is known to be one of any row."""
+        """Whether it is known which rows the change touches."""
         return self.whole or self.row is not None
 
     @property
@@ -64,19 +63,19 @@ class HeldKeys:
                 self.hold((entry.segment, entry.ordinal), Keys.of_entry(entry))
 
     def __bool__(self) -> bool:
-        """Whether any is held."""
+        """Whether any key is held."""
         return bool(self._keys)
 
     @property
     def tables(self) -> Mapping[str, Collection[str] | None]:
-        """The keys that are held of each table; None where its whole is."""
+        """The held keys of each table; None if the whole table is held."""
         return {
             table: None if table in self._tables else keys.keys()
             for table, keys in self._keys.items()
         }
 
     def hold(self, place: Place, keys: Keys) -> bool:
-        """Hold what a change at a place is one of; say whether any of it was not held yet."""
+        """Hold the keys of a change at a place; return whether any of them was not held before."""
         held = self._keys.setdefault(keys.table, {})
         known = len(held) + len(self._tables)
         for key in keys.keys:
@@ -86,7 +85,7 @@ class HeldKeys:
         return len(held) + len(self._tables) > known
 
     def holds(self, place: Place, keys: Keys) -> bool:
-        """Say whether a change at a place must wait."""
+        """Return whether a change at a place must wait."""
         held = self._keys.get(keys.table, {})
         places = [held[key] for key in (held if keys.whole else keys.keys) if key in held]
         if keys.table in self._tables:
@@ -98,7 +97,7 @@ def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLe
     """Return the entries of a sink that may be delivered now, in order.
 
     Args:
-        entries: All of the sink's, in the order of the journal.
+        entries: All entries of the sink, in the order of the journal.
         reached: The sink's checkpoint.
     """
     found = []

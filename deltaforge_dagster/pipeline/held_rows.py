@@ -14,17 +14,17 @@ from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys
 from deltaforge_dagster.processors.messages.expansion import changed_keys
 
 COLUMNS = ["ordinal", "op", "db", "schema", "table", "before", "key"]
-"""Columns of the change frame that tell a change's keys."""
+"""Columns of the change frame from which a change's keys are derived."""
 
 _Mask = npt.NDArray[np.bool_]
 
 
 def waiting(held: HeldKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
-    """Return which rows wait, by their index; what else they touch is held from then on.
+    """Return the indexes of the rows that wait; all keys that they touch are held from then on.
 
     Args:
-        held: What is held.
-        segment: Of the rows.
+        held: The held keys, to which those of waiting rows are added.
+        segment: Segment of the rows.
         rows: Changes in order, with the columns `COLUMNS`.
     """
     found: list[int] = []
@@ -37,7 +37,7 @@ def waiting(held: HeldKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
 def _wait_from(
     start: int, held: HeldKeys, segment: int, rows: pa.RecordBatch, found: list[int]
 ) -> int | None:
-    """Find the rows that wait, up to one that holds more; return what comes after it."""
+    """Find the rows that wait, up to one that holds further keys; return the index after it, None at the end."""
     candidates = start + np.flatnonzero(_candidates(held, rows.slice(start)))
     for index, keys in zip(candidates.tolist(), keys_of(rows, candidates), strict=True):
         place = (segment, cast("int", rows.column("ordinal")[index].as_py()))
@@ -49,7 +49,7 @@ def _wait_from(
 
 
 def _candidates(held: HeldKeys, rows: pa.RecordBatch) -> _Mask:
-    """Return the rows that may have to wait: all that must, and few others."""
+    """Return a mask of the rows that may have to wait: all that must, and few others."""
     chosen = np.zeros(rows.num_rows, np.bool_)
     names = full_names(rows)
     moved, _ = changed_keys(rows)

@@ -1,4 +1,4 @@
-"""How many segments one Spark job takes."""
+"""How many segments one Spark job covers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from deltaforge_dagster.state.records import SegmentRow
 
 
 def first_together(rows: Sequence[SegmentRow], most: int, max_bytes: int) -> Sequence[SegmentRow]:
-    """Return the first segments, those that one job takes.
+    """Return the leading segments that one job covers.
 
     Args:
         rows: Segments in order.
-        most: So many at most.
-        max_bytes: Bytes of their files at most, unless the first one alone has more.
+        most: Maximum number of segments.
+        max_bytes: Maximum bytes of their files; the first segment may exceed it.
     """
     total = 0
     for count, row in enumerate(rows[:most]):

@@ -104,9 +104,9 @@ class HeldLease:
     ) -> T:
         """Run `block` in one fenced transaction and return its result.
 
-        While the store cannot be reached the block is run again, as the writer allows, until the
-        lease's deadline: an acknowledged segment or checkpoint is not given up for a hiccup.
-        `failed` is called each time that it could not.
+        While the store cannot be reached, the block is run again, in a new transaction, until the
+        lease's deadline, so that a short outage of the store does not cost a segment or checkpoint.
+        `failed` is called after each attempt that failed.
 
         Raises:
             LeaseLost: The lease is gone; nothing was written.

@@ -1,6 +1,6 @@
-"""What a run counts: tallies of segments captured and processed, and of what a sink was sent.
+"""What a run counts: tallies of captured and processed segments, and of messages sent to a sink.
 
-Each tally is handed to the transaction that makes true what it says (`state.metrics`).
+Each tally is written in the transaction that records what it counts (`state.metrics`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Versions: TypeAlias = "set[tuple[str, str]]"
 
 
 def captured(source: str, segment: WrittenSegment, now: float, met: Versions) -> Tally:
-    """Return the tally of a segment that was captured by `now`, seconds since 1970.
+    """Return the tally of a segment captured at `now`, seconds since 1970.
 
-    The table versions of the segment have been met then.
+    Adds the segment's table versions to `met`.
     """
     tally = Tally()
     versions = {
@@ -78,9 +78,9 @@ def processed(
     """Return the tally of a segment that went through the chain in `seconds`.
 
     Args:
-        segment: As it was captured.
-        counts: What the processors counted, by processor (`processors.chain`).
-        seconds: Time of the job that it was part of.
+        segment: The segment as captured.
+        counts: The counts of each processor (`processors.chain`).
+        seconds: Duration of the Spark job that processed it, perhaps with others.
     """
     tally = Tally()
     tally.observe(families.STAGE_LATENCY, seconds, stage="process", trigger=_trigger(segment))
@@ -103,7 +103,7 @@ def processed(
 
 
 def processing_failed(error: DeltaforgeError, processors: Iterable[str]) -> Tally:
-    """Return the tally of an error of the chain: the processor's that it names, if it does."""
+    """Return the tally of an error of the chain: one error of the processor that its message names, if any."""
     tally = Tally()
     named = _PROCESSOR.search(str(error))
     if named is not None and named[1] in processors:
@@ -112,7 +112,7 @@ def processing_failed(error: DeltaforgeError, processors: Iterable[str]) -> Tall
 
 
 class SinkMeter:
-    """What one deliverer counts, until a write takes it along; used by its thread alone.
+    """Counts what one deliverer does until the next write to the store; used by its thread alone.
 
     Args:
         sink: The sink's id.
@@ -151,7 +151,7 @@ class SinkMeter:
 
     @property
     def latencies(self) -> dict[str, float]:
-        """Median and 95 % of the newest deliveries' times, milliseconds; empty before the first."""
+        """Median and 95th percentile of recent delivery times, in milliseconds; empty before the first."""
         newest = sorted(self._latencies.copy())
         if not newest:
             return {}
@@ -186,7 +186,7 @@ class SinkMeter:
         tally.set(families.KAFKA_QUEUE_BYTES, done.waiting_bytes, sink=sink)
 
     def not_put_aside(self) -> None:
-        """Count that a change could not be put aside."""
+        """Count that a change could not be set aside as a dead letter."""
         self._tally.add(families.DLQ_WRITE_FAILURES)
 
     def panicked(self) -> None:
@@ -194,7 +194,7 @@ class SinkMeter:
         self._tally.add(families.PANICS)
 
     def acknowledged(self, segment: SegmentRow, *, complete: bool) -> Tally:
-        """Return what goes with a checkpoint inside a segment, or at its end."""
+        """Return the tally to write with a checkpoint inside a segment, or, if `complete`, at its end."""
         now = time.time()
         tally = self.drain()
         tally.add(families.CHECKPOINTS)

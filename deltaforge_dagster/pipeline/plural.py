@@ -1,4 +1,4 @@
-"""Numbers with the words for what they count, for messages and output."""
+"""Numbers with their nouns, for messages and output."""
 
 from __future__ import annotations
 

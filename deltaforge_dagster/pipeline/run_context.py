@@ -1,4 +1,4 @@
-"""What a run is given from outside: the installation to work with, what it is asked to do, and its lease."""
+"""What a run gets from its caller: the installation, its options and its lease."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from deltaforge_dagster.state.store import StateStore
 
 
 class Observer(Protocol):
-    """What a run tells the outside; called from the run's threads, must not block for long."""
+    """Receives the events of a run; called from the run's threads, must not block for long."""
 
     def range_opened(self, number: int) -> None:
-        """A range exists from its first segment on."""
+        """Handle that a range was opened: its first segment is durable."""
         ...
 
     def publish(self) -> None:
-        """Something may be due for publication (`publication.pending`)."""
+        """Publish what is due (`publication.pending`), if anything is."""
         ...
 
     def warn(self, message: str) -> None:
-        """Something happened that people should know, and that is no error of the run."""
+        """Show people a message that is no error of the run."""
         ...
 
 
@@ -40,7 +40,7 @@ class RunContext:
         journal: The journal.
         sessions: Makes the Spark sessions of a run from the session id stored with the lease
             (None at first) and a function that stores a new one.
-        replay_sessions: Lends Spark sessions of its own to a replay or a preview, and ends them.
+        replay_sessions: Lends a separate Spark session to a replay or a preview, and ends it.
         build_source: Makes a reader of the pipeline's source.
         build_sink: Makes the sink of the given id.
     """
@@ -59,11 +59,11 @@ class RunOptions:
 
     Attributes:
         run_id: Identifies the holder of the lease.
-        observer: Receives what people should see.
+        observer: Receives the events of the run.
         until_caught_up: End as soon as everything that the source had when the run began is
             captured and delivered (or its sinks are failing), instead of waiting for more.
-        awaits: Returns whether work beside the run, such as reading a snapshot, has results to come.
-            The run does not end by itself before, unless capture fails.
+        awaits: Returns whether other work, such as reading a snapshot, will still produce changes for this
+            run. Until then the run does not end by itself, unless capture fails.
     """
 
     run_id: str
@@ -80,7 +80,7 @@ class LeasedRun:
         store: The state store.
         journal: The journal.
         lease: The lease, which names the pipeline. Every write of the run is fenced by it.
-        warn: Tells people what is no error of the run.
+        warn: Shows people a message that is no error of the run.
     """
 
     store: StateStore

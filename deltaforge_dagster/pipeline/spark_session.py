@@ -1,4 +1,4 @@
-"""Spark, as the engine uses it: where a session comes from, and what an error of Spark is called."""
+"""The engine's interface to Spark: the provider of sessions, and short names of Spark's errors."""
 
 from __future__ import annotations
 

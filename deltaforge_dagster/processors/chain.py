@@ -96,7 +96,7 @@ class ChainSpec:
         return stages
 
     def sql_behind(self, stage: int) -> config.SqlProcessor | None:
-        """Return the SQL processor that Spark computes after a stage, None after the last one."""
+        """Return the SQL processor whose expressions Spark computes after a stage; None after the last one."""
         stages = self.stages
         return stages[stage + 1].sql if stage + 1 < len(stages) else None
 

@@ -32,7 +32,7 @@ def installed_pipelines(settings: Settings) -> list[AnyPipeline]:
 
 
 def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> list[FormerPipeline]:
-    """Return those of the broken pipelines that were at work before, none while the store cannot be read."""
+    """Return the broken pipelines as they were when last in use; none while the state store cannot be read."""
     broken = [one for one in pipelines if isinstance(one, BrokenPipeline)]
     if not broken:
         return []

@@ -19,9 +19,13 @@ nux:
 concurrency:
   runs:
     max_concurrent_runs: 10
-sensors:  # of all pipelines beside each other
+run_queue:  # looked through every second instead of every five; runs start beside each other
+  dequeue_interval_seconds: 1
+  dequeue_use_threads: true
+  dequeue_num_workers: 4
+sensors:  # of all pipelines beside each other; half of them may watch their sources
   use_threads: true
-  num_workers: 8
+  num_workers: 16
 """
 
 

@@ -58,7 +58,7 @@ _DEAD_SERVER = {
 
 
 class SparkSessions:
-    """The Spark session of one run; implements `pipeline.encoder.SessionProvider`.
+    """The Spark session of one run; implements `pipeline.spark_session.SessionProvider`.
 
     Args:
         settings: May name a Connect server; otherwise the server of the home directory is used.

@@ -37,11 +37,11 @@ _MANY = 1 << 40
 
 
 class DocumentSchema:
-    """The schema of one stream of documents.
+    """The schema of one sequence of documents.
 
     Args:
         options: The pipeline's `schema_sensing`.
-        around: The number of levels around the documents: 1 for documents in the columns of a row.
+        around: The number of levels around the documents: 1 if they are in the columns of a row, else 0.
 
     Attributes:
         fields: The fields by path; see `Fields`.

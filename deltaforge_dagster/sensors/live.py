@@ -14,10 +14,14 @@ from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.snapshot import due_snapshot_run
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.sensors.tick_cache import TickCache
+from deltaforge_dagster.sensors.watch_room import ROUND_SECONDS, WatchRoom
 
 
 def build_sensor(
-    loaded: LoadedPipeline, jobs: Sequence[UnresolvedAssetJobDefinition], cache: TickCache
+    loaded: LoadedPipeline,
+    jobs: Sequence[UnresolvedAssetJobDefinition],
+    cache: TickCache,
+    room: WatchRoom,
 ) -> dg.SensorDefinition:
     """Return the sensor of a pipeline, which is on by default.
 
@@ -28,7 +32,11 @@ def build_sensor(
         loaded: The pipeline.
         jobs: The job of its live runs, and the job that reads its snapshots.
         cache: The resources that ticks share.
+        room: Where ticks watch their sources. Those of a pipeline that asks for fewer ticks than the daemon has rounds
+            do not: it is to be looked at less.
     """
+    interval = loaded.spec.spec.engine.dagster.sensor_interval_seconds
+    own_room = room if interval <= ROUND_SECONDS else None
 
     @dg.sensor(
         name=f"{dagster_name(loaded.name)}_work",
@@ -49,7 +57,13 @@ def build_sensor(
                     outdated = is_outdated(opened.settings, loaded, now)
                     found = [
                         tick(
-                            instance, opened.store, now, source, opened.journal, outdated=outdated
+                            instance,
+                            opened.store,
+                            now,
+                            source,
+                            opened.journal,
+                            outdated=outdated,
+                            room=own_room,
                         ),
                         due_snapshot_run(instance, opened.store, now),
                     ]

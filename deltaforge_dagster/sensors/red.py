@@ -1,4 +1,4 @@
-"""Failing ticks, which make problems that prevent capture visible in Dagster's list of ticks.
+"""Make ticks fail that find a problem, so that it is visible in Dagster's list of ticks.
 
 The reason of a skipped tick is hidden behind a click, and a skipped tick looks like an idle one. A failed tick is
 red in the list, on the timeline and in *Automation*, with its message, for as long as the problem lasts.

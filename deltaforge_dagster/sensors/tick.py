@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -30,6 +30,7 @@ from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.control.head_watch import HeadWatch
 from deltaforge_dagster.pipeline.control.work import NoWork, Work, find_work
 from deltaforge_dagster.pipeline.health.health import (
     Health,
@@ -48,6 +49,7 @@ from deltaforge_dagster.sensors.report import (
     report_health,
     report_turn,
 )
+from deltaforge_dagster.sensors.watch_room import WatchRoom
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
@@ -76,8 +78,11 @@ def tick(
     journal: Journal,
     *,
     outdated: bool = False,
+    room: WatchRoom | None = None,
 ) -> dg.RunRequest | dg.SkipReason:
     """Return the run to start for a pipeline, or why none is needed now.
+
+    If the source has nothing new, and there is room, watch it for up to four seconds and answer when it has.
 
     Args:
         instance: The Dagster instance.
@@ -86,7 +91,9 @@ def tick(
         build_source: Builds its source.
         journal: The journal.
         outdated: Whether Dagster's definitions are older than the file and wait for Reload.
+        room: Where ticks watch the source; None for a tick that only looks.
     """
+    began = time.monotonic()
     live = _unfinished_runs(instance, loaded.name)
     ended = _report_dead(instance, store, loaded.name, live)
     if not _lease_is_held(store, loaded.name):
@@ -105,18 +112,45 @@ def tick(
         end_left_tasks(lease)
     next_look = _next_look(store, loaded)
     problem = inspect_source(store, loaded, build_source, journal, next_look)
-    try:
-        work: Work | NoWork | None = find_work(store, loaded, build_source, problem)
-    except DeltaforgeError as error:
-        if error is not problem:
-            capture_failed(store, loaded.name, "tick", error, next_look)
-        problem, work = error, None
-    found = _report_source(instance, store, loaded, build_source)
+    watching: AbstractContextManager[HeadWatch | None] = nullcontext()
+    # A run that reads a snapshot is requested after this tick, and must not wait for the end of a watch.
+    if room is not None and problem is None and store.snapshots.unfinished(loaded.name) is None:
+        watching = room.watch(instance, build_source, began)
+    with watching as watch:  # begins before the look: what is committed from now on is seen
+        work = _find_work(store, loaded, build_source, problem, next_look)
+        found = _report_source(instance, store, loaded, build_source)
+        if (
+            watch is not None
+            and isinstance(work, NoWork)
+            and work.after is not None
+            and watch.sees_changes(work.after)
+            and not _unfinished_runs(instance, loaded.name)
+        ):
+            # Meanwhile somebody may have paused the pipeline, or have begun to work on it.
+            work = _find_work(store, loaded, build_source, None, next_look, changed=True)
     if isinstance(work, Work):
         return dg.RunRequest(
             job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
         )
-    return _skip(found, str(problem) if work is None else work.detail)
+    return _skip(found, work.detail if isinstance(work, NoWork) else str(work))
+
+
+def _find_work(
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+    problem: DeltaforgeError | None,
+    next_look: float,
+    *,
+    changed: bool = False,
+) -> Work | NoWork | DeltaforgeError:
+    """Return what `find_work` does, or the error that it raises; one that is not `problem` is recorded."""
+    try:
+        return find_work(store, loaded, build_source, problem, changed=changed)
+    except DeltaforgeError as error:
+        if error is not problem:
+            capture_failed(store, loaded.name, "tick", error, next_look)
+        return error
 
 
 def _next_look(store: StateStore, loaded: LoadedPipeline) -> float:
@@ -196,7 +230,7 @@ def _publish(
 
 
 def _report_state(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> None:
-    """Report which sinks fail or are late, which have everything again, and which changes are held.
+    """Report which sinks fail or are late, which have caught up again, and which changes are held.
 
     A working sink that is only behind does not fail `delivered`; `freshness` fails when the file's limit is passed.
     """

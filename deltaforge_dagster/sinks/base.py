@@ -1,10 +1,10 @@
-"""The seam between a deliverer and a destination: what every sink promises.
+"""The interface between a deliverer and a destination: what every sink promises.
 
 Every sink delivers at least once. A sink whose `exactly_once` is true also keeps its own position: in
 the same atomic step as the messages, it stores a `SinkPosition` that names the last of them. The next
 opener of the sink reads it and knows what has arrived, even if the acknowledgement was lost. The
-position does not decide alone: `pipeline.resume` compares it with the checkpoint and decides which of
-the two applies.
+position does not decide alone: `pipeline.deliver.resume` compares it with the checkpoint and decides
+which of the two applies.
 
 Before it stores anything, a sink that keeps its own position checks that the stored position is still
 the one that it last read or stored. If it is not, another sender is active or the destination has lost
@@ -74,7 +74,7 @@ class SinkPosition:
             segments hold it by then.
         start: Position up to which everything has arrived, JSON text (`positions`): the start of that
             segment, or its end if the message is its last one.
-        end: Position behind the last message, JSON text: the end of that segment.
+        end: Position after the last message, JSON text: the end of that segment.
         source: Id of the pipeline's source in the pipeline file.
         redriven: Token of the last dead letter delivered since that message, or empty.
     """

@@ -1,4 +1,4 @@
-"""What the preflights of several kinds of sinks have in common."""
+"""Helpers shared by the preflights of several kinds of sinks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Collection
 from deltaforge_dagster.sources.findings import Finding, listed
 
 _CONNECT_SECONDS = 5.0
-"""For one attempt to connect; a run is more patient."""
+"""Maximum timeout of a preflight's connection attempt; runs wait as long as the file says."""
 
 
 def connect_seconds(configured: float) -> float:
-    """Return the time for one attempt to connect: that of the file, or less."""
+    """Return the timeout of a preflight's connection attempt: the configured one, but not more than 5 seconds."""
     return min(_CONNECT_SECONDS, configured)
 
 
@@ -20,7 +20,7 @@ def not_known(subject: str, what: str, names: Collection[str], question: str) ->
 
     Args:
         subject: The sink.
-        what: What its destinations are called.
+        what: Noun for its destinations: `topics`.
         names: The templates.
         question: What cannot be known about them: `may be written`.
     """

@@ -149,7 +149,7 @@ class SinkType(ABC, Generic[_Config]):
         return [Finding(f"sink {config.id}", "note", text)]
 
     def names(self, config: _Config, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
-        """Return what the sink creates or uses on servers beside its destinations, by what it is called."""
+        """Return the names of other objects that the sink creates or uses on servers, by kind of object."""
         return {}
 
     def metadata(self, config: _Config) -> Mapping[str, Any]:  # noqa: ARG002

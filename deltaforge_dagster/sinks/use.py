@@ -13,7 +13,7 @@ _SECONDS = 1.0
 
 
 class Use:
-    """Guards the use of one sink's connections. A new one is closed.
+    """Guards the use of one sink's connections; the sink is closed at first.
 
     Args:
         sink_id: Name of the sink in messages.

@@ -1,8 +1,8 @@
-"""The seam between the run and a database: what every source promises.
+"""The interface between the run and a database: what every source promises.
 
-A source knows its log and nothing else: not the journal, not the store, not Spark. The run asks
-for the head, reads change batches from a position on, and tells the source which position it may
-forget. `read` is one long-lived stream per run.
+A source knows its log and nothing else: not the journal, not the state store, not Spark. The run asks
+for the head, reads change batches from a position on, and tells the source up to which position it may
+discard its log. `read` is one long-lived stream per run.
 """
 
 from __future__ import annotations
@@ -20,50 +20,54 @@ from deltaforge_dagster.tables import SchemaStamp, TableDetails, TableSchema
 
 
 class SchemaRegistry(Protocol):
-    """Where a source registers the table versions it meets, with the position they start at."""
+    """Where a source registers each table version that it meets, with the position from which it applies."""
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return the stamp of `table`: an earlier one with the same fingerprint, or a new one.
+        """Return the stamp of `table`: that of an earlier version with the same fingerprint, or a new one.
 
         The version is durable when this returns.
 
         Raises:
-            LeaseLost: The run that reads no longer holds the pipeline.
+            LeaseLost: The run that reads no longer holds the pipeline's lease.
         """
         ...
 
 
 class DetachedRegistry:
-    """The registry of a decoder that works without a store: every table version has the same stamp."""
+    """The registry of a decoder without a state store: every table version gets the same stamp."""
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return that stamp, and register nothing."""
+        """Return the fixed stamp; register nothing."""
         del table, position
         return SchemaStamp("sha256:", 1, 1)
 
 
 class SourceNotes(SchemaRegistry, Protocol):
-    """What a source may keep between runs beside its position: notes on tables, by position."""
+    """What a source may store between runs besides its position: table definitions, by position."""
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
-        """Note what the log does not say of tables: how they look from `position` on.
+        """Store how tables look from `position` on, where the log itself does not say it.
 
-        Texts of the source's own, by table, None for one that is gone; durable when this returns.
+        The definitions are durable when this returns.
+
+        Args:
+            definitions: Definitions by table, in the source's own format; None for a dropped table.
+            position: Where they begin to apply.
 
         Raises:
-            LeaseLost: The run that reads no longer holds the pipeline.
+            LeaseLost: The run that reads no longer holds the pipeline's lease.
         """
         ...
 
     def defined(self, position: Position) -> dict[str, str]:
-        """Return what was noted of tables as they were at `position`."""
+        """Return the stored definitions that apply at `position`, by table."""
         ...
 
     def held(self) -> Mapping[str, str]:
-        """Return the full names of tables whose events are kept back, and why.
+        """Return the full names of tables that have a hold, each with the reason.
 
-        Everything that comes of them is kept back, too (`HeldEvent`), whether it is understood or
-        not: nothing may overtake what is held.
+        All later events of these tables are held as well (`HeldEvent`), even those that can be decoded,
+        because no change may overtake a held one.
         """
         ...
 
@@ -72,8 +76,8 @@ class SourceNotes(SchemaRegistry, Protocol):
 class ReadLimits:
     """How large one change batch may get, and how long the reader may wait for it.
 
-    `max_wait` (seconds) bounds the time between two batches: an idle source yields an empty one,
-    so that the caller can look at its own clocks and flags.
+    `max_wait` (seconds) bounds the time between two batches: an idle source yields an empty batch,
+    so that the caller can check its own deadlines and flags.
     """
 
     max_events: int = 200_000
@@ -83,12 +87,12 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True)
 class HeldEvent:
-    """An event of a table that cannot be decoded now, as the log has it.
+    """An undecoded log event that is kept back until the hold on its table is released.
 
     Attributes:
         table: Full name of the table.
-        reason: Why it is kept back, and what to do.
-        data: All that the source needs to decode it later (`Source.decode_held`).
+        reason: Why it is held, and what to do about it.
+        data: Everything that `Source.decode_held` needs to decode it later.
     """
 
     table: str
@@ -97,16 +101,16 @@ class HeldEvent:
 
 
 def pack_held(head: Mapping[str, Any], rest: bytes) -> bytes:
-    """Return the data of a held event: an 8-byte length of a JSON head, the head, and the rest."""
+    """Return `HeldEvent.data`: the length of a JSON head (8 bytes, little-endian), the head, and `rest`."""
     encoded = json.dumps(head, ensure_ascii=False).encode()
     return len(encoded).to_bytes(8, "little") + encoded + rest
 
 
 def unpack_held(data: bytes) -> tuple[Any, bytes]:
-    """Return what `pack_held` was given.
+    """Return the head and the rest that `pack_held` packed.
 
     Raises:
-        ValueError: It is no such data.
+        ValueError: `pack_held` did not write this data.
     """
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), data[end:]
@@ -117,12 +121,12 @@ class ChangeBatch:
     """Changes in log order.
 
     Attributes:
-        rows: Columns of `frame.CAPTURED`, or None when nothing was captured.
-        end: Where a segment may end: every transaction up to here is whole in the batches so
-            far. None while a transaction is open. On a batch without rows it is a position that
-            the log has passed without a change for us (idle progress), or None.
+        rows: The changes, with the columns of `frame.CAPTURED`; None if nothing was captured.
+        end: A position at which a segment may end: this batch and those before it contain every
+            transaction up to it completely. None while a transaction is open. In a batch without rows,
+            a position up to which the log has no change for us (idle progress), or None.
         log_bytes: Bytes of log read for this batch.
-        held: Events that are to be kept back, which stand before `end`, too.
+        held: Events that must be held. They, too, are before `end` in the log.
     """
 
     rows: pa.RecordBatch | None
@@ -131,7 +135,7 @@ class ChangeBatch:
     held: tuple[HeldEvent, ...] = ()
 
     def split(self, max_events: int) -> Iterator[ChangeBatch]:
-        """Yield batches of at most so many rows; only the last of them may end a segment."""
+        """Yield the changes in batches of at most `max_events` rows; a segment may end only after the last."""
         rows = self.rows
         if rows is None or rows.num_rows <= max_events:
             yield self
@@ -146,165 +150,179 @@ class ChangeBatch:
 
 
 class LogSection(Protocol):
-    """A part of a log between two transactions, which can be decoded by itself; may be pickled."""
+    """A part of the log that consists of whole transactions and can be decoded by itself; picklable."""
 
     @property
     def start(self) -> Position:
-        """Where the transaction before it ends."""
+        """The end of the last transaction before the section."""
         ...
 
     @property
     def end(self) -> Position:
-        """Where its last transaction ends."""
+        """The end of the section's last transaction."""
         ...
 
     @property
     def log_bytes(self) -> int:
-        """How much log it is, roughly."""
+        """Approximate size in bytes of log."""
         ...
 
 
 class Source(Protocol):
-    """One database's log. Methods raise errors of the one tree, with no secret in them."""
+    """One database's log. Methods raise only errors of the package's `errors`, which contain no secrets."""
 
     def head(self) -> Position:
-        """Return the newest position now, within 2 seconds or raise `SourceUnavailable`."""
+        """Return the newest position of the log; raise `SourceUnavailable` if that takes over 2 seconds."""
         ...
 
     def ensure_start(self, at: Position | None = None) -> Position:
         """Create what reading needs (slot, publication) and return the position to start at.
 
-        Every change committed after this returns is read by `read(start)`. A second call makes
-        nothing more; where the server holds nothing for us it returns a later position, so the
-        caller keeps the first. Takes 5 seconds at most, unless the log has to be read for `at`.
+        `read` from that position yields every change that is committed after this call returns. A
+        second call creates nothing more. Where the server keeps no slot for us, a second call returns a
+        later position, so the caller must keep the first. Takes at most 5 seconds, unless the log has
+        to be read to find `at`.
 
         Args:
-            at: How far another reader has come. Everything after it is read, perhaps a little of
-                what is before it again: whatever it says, reading starts between transactions.
+            at: Start here instead: a position that another reader has reached. Reading always starts
+                between transactions, so a few changes before `at` may be read again; none after it is
+                skipped.
 
         Raises:
-            PositionLost: What follows `at` cannot be read any more.
+            PositionLost: The log after `at` is no longer available.
         """
         ...
 
     def reset(self, *, dry_run: bool) -> list[str]:
-        """Drop what the server keeps for this pipeline and from which nothing can be read any more.
+        """Drop what the server keeps for this pipeline but can no longer be read from, such as a lost slot.
 
-        `ensure_start` recreates it. What can still be read from is kept. 5 seconds at most.
+        `ensure_start` recreates it. Whatever is still usable is kept. Takes at most 5 seconds.
 
         Args:
-            dry_run: Drop nothing.
+            dry_run: Drop nothing, only report.
 
         Returns:
-            What is (or would be) dropped, each with the reason; empty where nothing is in the way.
+            Each object that is (or would be) dropped, with the reason; empty if there is none.
 
         Raises:
-            DeltaforgeError: The server cannot be asked, or refuses.
+            DeltaforgeError: The server cannot be reached, or refuses.
         """
         ...
 
     def definitions(self, start: Position) -> dict[str, str]:
-        """Return how tables looked at a start position that was just fixed, in texts of its own.
+        """Return the definitions of tables at a start position that `ensure_start` just returned.
 
-        Only what the log does not say itself: `SourceNotes.defined` hands it to readers.
-        Takes 5 seconds at most; what cannot be had is left out.
+        They are in the source's own format and contain only what the log does not say; readers get them
+        back from `SourceNotes.defined`. Takes at most 5 seconds; tables that cannot be read are left out.
         """
         ...
 
     def has_changes(self, after: Position) -> bool:
-        """Say whether reading from `after` is worth a run; called while no run reads.
+        """Return whether it is worth starting a run that reads from `after`; called while no run reads.
 
-        True also when the answer takes too long, or much log has to be passed.
+        Also true if finding out takes too long, or if the run would have to skip much log.
         """
         ...
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Compare what is to be captured with what the server will send; return what is missing.
+        """Check that the server sends the changes of every table that the pipeline captures.
 
-        Where the source has made what decides that (a publication, triggers), it adds what is missing
-        instead. Called every few seconds, also beside a reader: one connection, a few bounded queries,
-        within 5 seconds.
+        Tables missing from a publication or triggers that the source itself created are added; anything
+        else that is missing is returned. Called every few seconds, even while a reader is connected: one
+        connection, a few bounded queries, at most 5 seconds.
 
         Args:
-            position: Up to where the log was captured, to see that what follows is still there; None
-                beside a reader, which finds that out by itself.
+            position: The captured position, to check that the log after it is still available; None
+                while a reader is connected, which notices that itself.
 
         Returns:
-            Findings of the levels `error` (changes are not captured) and `warning`.
+            Findings with the levels `error` (changes are not captured) and `warning`.
 
         Raises:
-            DeltaforgeError: The server cannot be asked, or nothing can be read from it any more.
+            DeltaforgeError: The server cannot be reached, or its log can no longer be read.
         """
         ...
 
     def preflight(
         self, position: Position | None, as_of: float | None, *, snapshot: bool = False
     ) -> list[Finding]:
-        """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
+        """Check the server's settings and permissions for capture, without changing anything.
+
+        Takes at most 30 seconds.
 
         Args:
-            position: Up to where the log was captured; None before the first run.
-            as_of: When the newest captured change was made, in seconds since 1970; None before.
-            snapshot: Whether the tables themselves are to be read, too.
+            position: The captured position; None before the first run.
+            as_of: When the newest captured change was made, in seconds since 1970; None before the
+                first.
+            snapshot: Whether snapshots of the tables will be read, too.
 
         Raises:
-            DeltaforgeError: The server cannot be asked.
+            DeltaforgeError: The server cannot be reached.
         """
         ...
 
     def read(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Generator[ChangeBatch]:
-        """Yield everything committed after `start`, in log order, until closed.
+        """Yield everything committed after `start`, in log order, until the generator is closed.
 
-        The generator answers the server's keepalives by itself, also while its consumer blocks.
+        The source answers the server's keepalives even while the consumer is busy.
         Unknown events and types raise `UnsupportedEvent`; nothing is skipped.
         """
         ...
 
     def identity(self) -> str:
-        """Return which server this is, within 10 seconds.
+        """Return a text that identifies the server; takes at most 10 seconds.
 
-        The text changes when positions may mean something else: another server, a promoted replica.
+        It changes whenever positions may mean something else: on another server, or a promoted replica.
         """
         ...
 
     def relocate(self, position: Position, previous: str) -> Position:
-        """Return where reading goes on, on a server that has taken the place of `previous`.
+        """Return where reading continues on this server after a failover from `previous`.
 
-        Everything after `position` is read from there, so far as that can be told; where it cannot,
-        a warning is logged.
+        Reading from there yields every change after `position`. If the source cannot verify that, it
+        logs a warning.
 
         Args:
-            position: Up to where the log was captured on the server before.
-            previous: The `identity` of that server.
+            position: The captured position, on the previous server.
+            previous: The `identity` of the previous server.
 
         Raises:
-            PositionLost: What follows `position` cannot be read on this server.
+            PositionLost: The log after `position` is not available on this server.
         """
         ...
 
     def tables(self) -> list[str]:
-        """Return the full name of every table that the patterns match now."""
+        """Return the full names of all existing tables that the pipeline's patterns match."""
         ...
 
     def database(self) -> str | None:
-        """Return the database of every table, without asking; None where full names of tables begin with it."""
+        """Return the one database that contains every table, without connecting; None if full names include it."""
         ...
 
     def details(self, table: str) -> TableDetails:
-        """Return what the catalog says of a table, by its full name, and the log does not; within 5 seconds.
+        """Return the properties of a table that are only in the catalog, not in the log.
+
+        Takes at most 5 seconds.
+
+        Args:
+            table: Full name of the table.
 
         Raises:
             SourceMisconfigured: There is no such table.
-            DeltaforgeError: The catalog cannot be asked.
+            DeltaforgeError: The catalog cannot be read.
         """
         ...
 
     def schema(self, table: str) -> TableSchema:
-        """Return a table by its full name, with the columns and key that its rows show now.
+        """Return the current columns and key of a table, as captured rows have them.
 
-        A column's `data_type` is as in registered versions, or empty where the source cannot say it.
+        A column's `data_type` is spelled as in registered table versions, or empty if the source does
+        not know it.
+
+        Args:
+            table: Full name of the table.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -314,10 +332,10 @@ class Source(Protocol):
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Iterator[ChangeBatch]:
-        """Yield what `read` would, beside a live run and without disturbing it.
+        """Yield what `read` yields, without disturbing a run that reads at the same time.
 
         Raises:
-            NotAllowed: The server forgets its log once it is confirmed.
+            NotAllowed: The server discards its log once it is confirmed, so it cannot be read again.
             PositionLost: The log does not go back that far.
         """
         ...
@@ -325,73 +343,100 @@ class Source(Protocol):
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of held events of one table, as if they had never been held.
+        """Decode the held events of one table, and yield the changes that `read` would have yielded.
 
         Args:
-            events: `HeldEvent.data` of every event, in order.
-            fix: What the user has said about the table since, JSON text (`deltaforge hold`).
-            position: Where the journal ends.
+            events: `HeldEvent.data` of each event, in log order.
+            fix: What the user has since declared about the table with `deltaforge hold`, as JSON text.
+            position: The captured position.
             registry: Where table versions are registered.
 
         Raises:
-            UnsupportedEvent: It is still not certain what they mean.
+            UnsupportedEvent: The events still cannot be decoded.
         """
         ...
 
     def confirm(self, position: Position) -> None:
-        """Let the server forget the log up to `position`: a committed position, never the head.
+        """Allow the server to discard its log up to `position`, which is the committed position.
 
-        Returns at once; the server learns of it with the reader's next status message.
+        Returns at once; the reader's next status message tells the server.
         """
         ...
 
     def close(self) -> None:
-        """End the stream and release every connection; safe to call twice, from any thread."""
+        """End the stream and release all connections. Safe to call twice, and from any thread."""
+        ...
+
+
+@runtime_checkable
+class WatchableSource(Source, Protocol):
+    """A source that can say at next to no cost, several times a second, whether its log may have grown."""
+
+    def log_ends(self, seconds: float) -> Generator[object]:
+        """Yield where the log ends, each time one asks; nothing where that would not be cheap.
+
+        A value differs from the one before if a change was committed in between, and perhaps without
+        one. Reading it neither reads the log nor disturbs who writes to the database.
+
+        Args:
+            seconds: How long the asking may last, on one connection.
+
+        Raises:
+            SourceUnavailable: The server does not answer, or the time is up.
+        """
         ...
 
 
 @runtime_checkable
 class SectionedSource(Source, Protocol):
-    """A source whose log several readers may read at the same time; may be pickled."""
+    """A source whose log can be read by several readers at the same time, in sections; picklable."""
 
     def behind(self, position: Position) -> int:
-        """Return how many bytes of log there are after a position, 0 if that cannot be said."""
+        """Return how many bytes of log there are after a position; 0 if unknown."""
         ...
 
     def warm(self) -> None:
-        """Load what reading takes, which may take seconds; connects to nothing."""
+        """Compile the kernels, or load them from the cache, so that the first read is fast.
+
+        May take seconds; does not connect to the server.
+        """
         ...
 
     def plan_sections(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]
     ) -> Generator[LogSection | None]:
-        """Yield consecutive log sections of the log, each with something captured; None meanwhile.
+        """Yield consecutive sections of the log, each with captured changes.
 
-        The first begins at `start`, which this server's log must have. The last one ends where the
-        log does now, or before something that has to be read by one reader after all before it.
-        Table versions are registered as they come, before a log section that has rows of them.
+        The last section ends at the log's current end, or before an event that must be read in sequence,
+        by `read`. Each table version is registered before a section with rows of it is yielded.
 
         Args:
-            start: Where to begin.
+            start: Where the first section begins; the server's log must still contain it.
             registry: As for `read`.
-            log_bytes: Asked before each log section for its size; one transaction may be larger.
+            log_bytes: Called before each section; returns the size that it should have. A section with
+                one large transaction may be larger.
+
+        Yields:
+            A section; or None while the search for the next one takes time, so that the caller gets
+            control.
 
         Raises:
-            DeltaforgeError: The server refused something, or the run lost its lease.
+            DeltaforgeError: The server refused a request, or the run lost its lease.
         """
         ...
 
     def read_section(
         self, section: LogSection, limits: ReadLimits, reader: int
     ) -> Iterator[ChangeBatch]:
-        """Yield exactly what `read` yields between the ends of a log section; the last batch ends it.
+        """Yield exactly the changes that `read` yields for the section; the last batch has the section's end.
 
         Args:
-            section: One that `plan_sections` yielded, of this source in any process.
+            section: A section that `plan_sections` yielded, in this or another process.
             limits: As for `read`.
-            reader: A small number, different for readers at the same time.
+            reader: A small number that no other reader uses at the same time.
 
         Raises:
-            DeltaforgeError: It cannot be decoded by itself, or not now: `read` says why.
+            DeltaforgeError: The section cannot be decoded by itself, or not now. Use `read`, which
+                raises the specific error.
         """
         ...

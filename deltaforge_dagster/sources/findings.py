@@ -1,8 +1,8 @@
-"""What a look at a source or sink found: one line per point, and the statement that fixes it.
+"""Findings: what an inspection of a source or sink found, one line each, with the statement that fixes it.
 
-`deltaforge check` shows them before the first run, the check `preflight` those of the source after
-each. A finding is an error when changes cannot be captured or delivered, or are about to be lost; a
-warning when somebody should look soon; a note when it works, but not as everybody expects.
+`deltaforge check` shows all of them; the Dagster check `preflight` shows those of the source after each
+run. A finding is an `error` if changes cannot be captured or delivered, or are about to be lost; a
+`warning` if somebody should act soon; a `note` if everything works, but perhaps not as expected.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from deltaforge_dagster.errors import DeltaforgeError
 Level = Literal["ok", "note", "warning", "error"]
 
 RISK = 0.8
-"""Share of the log's retention that is used up, from which changes are about to be lost."""
+"""At this used share of the log's retention, changes are about to be lost."""
 
 CAUTION = 0.5
-"""The share from which somebody should look."""
+"""At this used share of the log's retention, somebody should act soon."""
 
 _NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One point that was looked at.
+    """The result of inspecting one point.
 
     Attributes:
         subject: What it is about: `connection`, `grants`, `binlog_format`, `slot` ...
-        level: Whether it is as needed.
-        text: What was found; names, no secret and no value of a row.
-        remedy: Statements for the server, or a command, that fix it.
+        level: How serious it is; see the module.
+        text: What was found. It may contain names, but no secret and no value of a row.
+        remedy: Statements for the server, or a command, that fix it; None if there is nothing to fix.
     """
 
     subject: str
@@ -48,24 +48,24 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """Everything in one line: what it is about, what was found, what changes it."""
+        """The finding in one line: subject, text and remedy."""
         return f"{self.subject}: {and_run(self.text, self.remedy)}"
 
 
 def one_line(text: str) -> str:
-    """Return the first line of a server's message that says something, shortened."""
+    """Return the first non-blank line of a server's message, cut to 300 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else "no reason given"
 
 
 def and_run(text: str, command: str | None) -> str:
-    """Return a sentence with the command or statement that changes what it says, if there is one."""
+    """Append `; run: <command>` to a text, if there is a command or statement."""
     return text if command is None else f"{text}; run: {command}"
 
 
 @contextmanager
 def finding_errors(subject: str, found: list[Finding]) -> Iterator[None]:
-    """Turn an error of ours in the block into a finding; its message names the remedy."""
+    """Catch a `DeltaforgeError` raised in the block and append it to `found` as a finding."""
     try:
         yield
     except DeltaforgeError as error:
@@ -73,14 +73,14 @@ def finding_errors(subject: str, found: list[Finding]) -> Iterator[None]:
 
 
 def retention_level(used: float) -> Level:
-    """Return how bad it is that this share of the retention is used up."""
+    """Return the level of a finding about a used share of the log's retention."""
     return "error" if used >= RISK else "warning" if used >= CAUTION else "ok"
 
 
 def share_of_retention(text: str, used: float, remedy: str) -> Finding:
-    """Return what it means that something still to come takes this share of the log's retention.
+    """Return a finding about something planned that would use this share of the log's retention.
 
-    It need not come so: a warning, at most.
+    It is a forecast, so the finding is a warning at most.
     """
     if used >= RISK:
         return Finding("retention", "warning", f"HIGH RETENTION RISK: {text} ({used:.0%})", remedy)
@@ -90,12 +90,12 @@ def share_of_retention(text: str, used: float, remedy: str) -> Finding:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names with commas; of very many, the first and how many more there are."""
+    """Join names with commas: the first ten, and how many more there are."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def each(statements: Sequence[str]) -> str:
-    """Return statements to run one after the other; of very many, the first and how many more."""
+    """Join statements with semicolons: the first ten, and how many more there are."""
     more = len(statements) - _NAMED
     return "; ".join(statements[:_NAMED]) + (f"; and {more} more like these" if more > 0 else "")

@@ -1,7 +1,7 @@
-"""Outboxes: what applications write beside their changes, in the same transaction, to be sent on.
+"""Outboxes: messages that applications write in the same transaction as their changes, to be published.
 
-A source gives every change of an outbox the schema `__outbox`, by which the `outbox` processor knows
-it. In MySQL an outbox is a table, in PostgreSQL the prefix of logical messages.
+A source gives every change of an outbox the schema `__outbox`, by which the `outbox` processor recognizes
+it. In MySQL an outbox is a table; in PostgreSQL it is a prefix of logical messages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ SCHEMA = "__outbox"
 
 
 class MysqlOutboxTables:
-    """The tables of MySQL that are outboxes.
+    """The MySQL tables that are outboxes.
 
     Args:
-        patterns: Of tables, as in the pipeline file.
+        patterns: Table patterns, as in the pipeline file.
     """
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
@@ -30,7 +30,7 @@ class MysqlOutboxTables:
         return bool(self._patterns)
 
     def has(self, db: str, table: str) -> bool:
-        """Say whether a table is one."""
+        """Return whether a table is an outbox."""
         return any(first.match([db]) and second.match([table]) for first, second in self._patterns)
 
 

@@ -1,8 +1,8 @@
-"""The kinds of sources: what the product asks about a kind, and where it finds the kinds.
+"""The kinds of sources: the interface that describes a kind, and the registry that finds all kinds.
 
-A kind is one object, a `SourceType`. Files, plans, messages, stored positions, assets and commands ask it, so none of
-them names a kind. Ours are listed below. An installed package adds one with an entry point (Python Packaging User Guide,
-"Entry points specification")::
+A kind is one object, a `SourceType`. Pipeline files, plans, messages, stored positions, assets and commands use it, so
+none of them names a kind. Ours are listed below. An installed package adds one with an entry point (Python Packaging
+User Guide, "Entry points specification")::
 
     [project.entry-points."deltaforge.sources"]
     jsonl = "jsonl_source:JSONL"
@@ -55,8 +55,8 @@ class SourceContext:
     """What a source needs to know about its surroundings.
 
     Attributes:
-        pipeline: Name of the pipeline; servers show our sessions under it.
-        engine: `spec.engine` of the file: forms of values, hidden columns.
+        pipeline: Name of the pipeline, under which servers list our sessions.
+        engine: `spec.engine` of the pipeline file, with the formats of values and the column rules.
     """
 
     pipeline: str
@@ -65,10 +65,10 @@ class SourceContext:
 
 @dataclass(frozen=True, slots=True)
 class PositionField:
-    """A field of the event's `source` block that says where in the log a change is. Rows of snapshots lack it.
+    """A field of the event's `source` block that says where in the log a change is. Snapshot rows do not have it.
 
     Attributes:
-        name: Its name; templates know those in `config.templates.SOURCE_FIELDS`.
+        name: The field's name; templates can use those in `config.templates.SOURCE_FIELDS`.
         column: The column of the change frame that holds it; None for a constant.
         form: How it is written. `string`: a JSON string; `plain`: the same, of text that needs no escaping;
             `json`: text that is JSON already; `number`; `quoted number`: a number as a JSON string; `lsn`: a
@@ -93,12 +93,12 @@ class SourceType(ABC, Generic[_Config]):
             is the description of the block.
         connector: `source.connector` of its events.
         position_example: How a position is written in a pipeline file, for errors; empty if nobody writes one.
-        outbox: Field of `config.outbox` that says what is an outbox; None for a kind without outboxes.
-        timing: Fields that decide only when something happens. If one changes, Dagster does not show captured ranges as
-            stale.
-        marks_unchanged: Whether images have `{"_unchanged":true}` in place of values that the log lacks; of other kinds
+        outbox: Field of `config.outbox` that selects the outboxes; None for a kind without outboxes.
+        timing: Fields of `config` that affect only when something happens. A change of one of them does not make Dagster
+            show captured ranges as stale.
+        marks_unchanged: Whether images have `{"_unchanged":true}` in place of values that the log lacks; for other kinds
             that is a value like any other.
-        consequences: What `deltaforge plan` says about a changed field of `config`, by the field's name.
+        consequences: What `deltaforge plan` says when a field of `config` changes, by the field's name.
     """
 
     name: str
@@ -114,7 +114,7 @@ class SourceType(ABC, Generic[_Config]):
 
     @abstractmethod
     def build(self, config: _Config, context: SourceContext) -> Source:
-        """Return a source; connect to nothing yet.
+        """Return a source, without connecting to the server.
 
         Raises:
             SpecError: The configuration cannot work.
@@ -122,23 +122,23 @@ class SourceType(ABC, Generic[_Config]):
 
     @abstractmethod
     def position(self, fields: Mapping[str, Any]) -> Position | None:
-        """Return the position that its `to_json` wrote as this JSON object, None if it is another kind's.
+        """Parse a position of this kind from the JSON object that its `to_json` wrote; return None for another kind's.
 
-        The state store keeps no kind with a position, so each kind is asked, ours last. Recognize your own by a field
-        that nobody else has, such as one named like the kind.
+        The state store does not record the kind of a position, so every kind is asked, the built-in ones last. A kind
+        must recognize its positions by a field that no other kind uses, such as one named after the kind.
 
         Raises:
-            ValueError, KeyError, TypeError, CorruptLog: It is one of this kind, and broken.
+            ValueError, KeyError, TypeError, CorruptLog: The position is of this kind, but invalid.
         """
 
     def position_fields(self, config: _Config) -> tuple[PositionField, ...]:  # noqa: ARG002
-        """Return the fields of the event's `source` block that say where a change is, in their order."""
+        """Return the fields of the event's `source` block that say where in the log a change is, in order."""
         return ()
 
     def read_view(self, fields: Mapping[str, Any]) -> ReadView | None:  # noqa: ARG002
-        """Return the read view that its `to_json` wrote as this JSON object, None if it is another kind's.
+        """Parse a read view of this kind from the JSON object that its `to_json` wrote; return None for another kind's.
 
-        Only kinds with snapshots need it; see `position`.
+        Only kinds with snapshots implement it. Kinds are recognized as in `position`.
         """
         return None
 
@@ -151,42 +151,46 @@ class SourceType(ABC, Generic[_Config]):
         return TEXT
 
     def position_at(self, number: int) -> Position | None:  # noqa: ARG002
-        """Return the position that a single number denotes, as chaser files hold it; None if no number does."""
+        """Return the position for the one number in a chaser file; None if positions of this kind are not numbers."""
         return None
 
     def imported(self, position: Position) -> Position:
-        """Return where to begin for a checkpoint of DeltaForge, which may be inside a transaction."""
+        """Return where to start for a position imported from DeltaForge, which may be inside a transaction."""
         return position
 
     def place(self, file: str | None, pos: int | None) -> str:
-        """Return a place in the log as people write it, from the columns of the change frame."""
+        """Format a place in the log for people, from the columns `file` and `pos` of the change frame."""
         return f"{pos}" if file is None else f"{file}:{pos}"
 
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
-        """Return how many of these rows, in log order, stand before the end of a captured segment.
+        """Return how many of these rows, which are in log order, belong to the log up to `end`.
 
-        Only kinds whose log can be read again (`Source.read_again`) need it.
+        Only kinds whose log can be read again (`Source.read_again`) implement it.
+
+        Args:
+            rows: Captured changes.
+            end: The end of a captured segment.
         """
         del rows, end
         raise NotAllowed(f"the log of {self.title} cannot be captured again")
 
     def table_variables(self, pattern: str) -> Mapping[str, str]:
-        """Return the variables of templates whose values follow from a pattern in `tables`, wildcards included."""
+        """Return the template variables that a pattern of `tables` determines; values may contain the wildcards."""
         return {"source.table": pattern}
 
     def names(self, config: _Config, pipeline: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return what the source creates or uses on servers, by what it is called."""
+        """Return the names of what the source creates or uses on the server, such as a slot, by what each is."""
         return {}
 
     def warnings(self, config: Mapping[str, Any]) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Return a field and a text for each part of a `config` block that will be ignored.
+        """Return (field, text) for each part of a `config` block that will be ignored.
 
-        The block is as in the file and may be invalid, which the model reports.
+        The block is given as it is in the file. It may be invalid; the model reports that.
         """
         return []
 
     def dagster_kind(self) -> str:
-        """Return the kind of the source's assets in Dagster, which has icons for well-known ones."""
+        """Return the Dagster kind of the source's assets; Dagster has icons for well-known kinds."""
         return self.name
 
     def warm(self) -> None:
@@ -194,17 +198,17 @@ class SourceType(ABC, Generic[_Config]):
 
 
 def source_types() -> Mapping[str, SourceType[Any]]:
-    """Return the kinds of sources that can be used here, by name: ours, then those of installed packages."""
+    """Return the usable kinds of sources by name: the built-in ones, then those of installed packages."""
     return _found().types
 
 
 def source_blocks() -> tuple[type[BaseModel], ...]:
-    """Return the models of the source in a pipeline file, `type` and `config`, one for each kind."""
+    """Return the models of the source block of a pipeline file (`type` and `config`), one for each kind."""
     return _found().blocks
 
 
 def broken_source_types() -> Mapping[str, str]:
-    """Return why kinds of installed packages cannot be used, by name; the text names the package."""
+    """Return the kinds of installed packages that cannot be used, by name, with a reason that names the package."""
     return _found().broken
 
 
@@ -220,7 +224,7 @@ def _check(kind: SourceType[Any]) -> None:
 
 
 def no_chaser() -> str:
-    """Return why a chaser file is no seed for most kinds of sources, for messages."""
+    """Return the error text for a chaser file given to a kind of source whose positions are not single numbers."""
     titles = [kind.title for kind in source_types().values() if kind.position_at(0) is not None]
     return (
         f"a chaser file holds one number, which is a position of {' and '.join(titles)} only (use type "
@@ -229,7 +233,7 @@ def no_chaser() -> str:
 
 
 def parse_read_view(text: str) -> ReadView:
-    """Return what `to_json` wrote.
+    """Parse the read view that `ReadView.to_json` wrote, whatever its kind.
 
     Raises:
         CorruptLog: The text is not a read view.
@@ -244,7 +248,7 @@ def parse_read_view(text: str) -> ReadView:
 
 
 def parse_position(text: str) -> Position:
-    """Return the position that `to_json` wrote.
+    """Parse the position that `Position.to_json` wrote, whatever its kind.
 
     Raises:
         CorruptLog: The text is not a position that this version knows.
@@ -253,7 +257,7 @@ def parse_position(text: str) -> Position:
 
 
 def identify_position(text: str) -> tuple[SourceType[Any], Position]:
-    """Return the position that `to_json` wrote, and the kind of source that it is of.
+    """Parse the position that `Position.to_json` wrote; return its kind of source and the position.
 
     Raises:
         CorruptLog: The text is not a position that this version knows.

@@ -6,10 +6,10 @@
 `shop.order_%`        every table of `shop` whose name begins with `order_`
 `*.orders`            `orders` in any database or schema
 `orders`              PostgreSQL: `public.orders`; MySQL: `orders` in any database
-no pattern at all     every table of users
+no pattern at all     every user table
 ====================  =====================================================================
 
-Names compare case-sensitively, `_` is an ordinary character, and a wildcard stands only at the end
+Names compare case-sensitively, `_` is an ordinary character, and a wildcard is allowed only at the end
 of a part. System schemas are never captured, whatever the patterns say.
 """
 
@@ -26,17 +26,21 @@ _WILDCARDS = ("*", "%")
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """One part of a pattern: an exact name, or the beginning of one."""
+    """One part of a table pattern: an exact name, or a prefix."""
 
     text: str
     prefix: bool
 
     @classmethod
     def parse(cls, text: str, pattern: str) -> NamePattern:
-        """Return the part of `pattern` that `text` is.
+        """Parse one part of a pattern.
+
+        Args:
+            text: The part.
+            pattern: The whole pattern, for the error.
 
         Raises:
-            SpecError: It is no such part.
+            SpecError: The part is empty, or has a wildcard that is not at its end.
         """
         prefix = text.endswith(_WILDCARDS)
         literal = text[:-1] if prefix else text
@@ -48,20 +52,20 @@ class NamePattern:
         return cls(literal, prefix)
 
     def matches(self, name: str) -> bool:
-        """Say whether it stands for `name`."""
+        """Return whether `name` matches."""
         return name.startswith(self.text) if self.prefix else name == self.text
 
 
 class TablePatterns:
-    """The patterns of one pipeline, and the one matcher for all of them.
+    """The table patterns of one pipeline.
 
     Args:
-        patterns: As in the pipeline file; empty captures every table of users.
-        unqualified: The first part of a pattern that has none: a schema, or `*` for any.
+        patterns: As in the pipeline file; if empty, every user table is captured.
+        unqualified: The first part for patterns that have only a table: a schema, or `*` for any.
         system: Databases or schemas that are never captured; each may end in a wildcard.
 
     Raises:
-        SpecError: A pattern does not follow the table above.
+        SpecError: A pattern is not of a form that the module's docstring lists.
     """
 
     def __init__(self, patterns: Iterable[str], *, unqualified: str, system: Iterable[str]) -> None:
@@ -72,11 +76,11 @@ class TablePatterns:
         )
 
     def __str__(self) -> str:
-        """Return the patterns as the pipeline file has them, the first ten; `*` when there is none."""
+        """Return the first ten patterns as the pipeline file has them; `*` if there are none."""
         return listed(self._texts) or "*"
 
     def matches(self, schema: str, table: str) -> bool:
-        """Say whether `schema.table` is captured (`schema` is MySQL's database)."""
+        """Return whether `schema.table` is captured; for MySQL, `schema` is the database."""
         return not any(part.matches(schema) for part in self._system) and any(
             first.matches(schema) and second.matches(table) for first, second in self._patterns
         )

@@ -32,7 +32,7 @@ _NO_FAILURES: dict[str, Any] = {
 }
 
 NOTHING = (0, -1)
-"""Stands for the row in a sink's own position before anything was sent under an incarnation."""
+"""Value of `sent` while nothing has been sent under the checkpoint's incarnation."""
 
 
 class CheckpointRepository:
@@ -219,7 +219,7 @@ class CheckpointWrites:
         if source_position is not None:
             moved["source_position"] = source_position
         self._update(sink, moved)
-        # If the checkpoint has not moved, this repeats a write whose answer was lost, which has counted.
+        # If the checkpoint has not moved, this repeats a write whose answer was lost; it counted the tally.
         if (segment, ordinal, complete) != (row["segment"], row["ordinal"], row["complete"]):
             metrics.count(self._connection, self._pipeline, tally)
 

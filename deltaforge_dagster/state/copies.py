@@ -7,7 +7,7 @@ thus consistent, while runs continue. It does not contain the journal.
 A restored store knows nothing of what happened after the copy was made, so no run of that time may
 continue with it: its leases are free, and their epochs are so far ahead that a run that is still active
 somewhere cannot write, and that no file name is reused. Capture resumes at the copy's position, or stops
-if the source has discarded that part of its log; `pipeline.resume` describes how sinks resume.
+if the source has discarded that part of its log; `pipeline.deliver.resume` describes how sinks resume.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class DeadLetterRepository:
             return entries, int(of_these or 0), last or 0
 
     def depth(self, name: str) -> DeadLetterDepth:
-        """Return the size of a pipeline's queue, and how many entries its limits have cost so far."""
+        """Return the size of a pipeline's queue, and how many entries were lost to its limits so far."""
         dead = case((dead_letters.c.state == "dead", 1), else_=0)
         query = select(func.count(), func.sum(dead), func.min(dead_letters.c.created_at)).where(
             dead_letters.c.pipeline == name

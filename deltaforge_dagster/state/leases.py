@@ -91,7 +91,7 @@ class LeaseWrites:
         return expires_at
 
     def release(self) -> None:
-        """Release the lease at the end of this block; another run may acquire it at once."""
+        """Release the lease; another run may acquire it as soon as the transaction is committed."""
         self._update({"run_id": None, "expires_at": clock()})
 
     def set_session(self, session_id: str | None) -> None:

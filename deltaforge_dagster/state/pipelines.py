@@ -203,7 +203,7 @@ class PipelineRepository:
             since.begin(connection, name, since.FILE_BROKEN)
 
     def since(self, name: str, what: str) -> float | None:
-        """Return when something of `state.since` began last; None if nobody noted that."""
+        """Return when a condition of `state.since` last began; None if that was not recorded."""
         with self._database.read() as connection:
             return since.read_since(connection, name, what)
 

@@ -3,7 +3,7 @@
 A row may get another key or another place after the chunk that it moves into was read, and before the
 chunk that it leaves is read. Then neither chunk contains it. This is usually harmless, because the log
 contains the row's new state. But an update may omit columns (`sources.images`), whose values would then
-be missing. `pipeline.relocated_rows` detects rows to which this may apply. Their current keys are stored
+be missing. `pipeline.snapshots.relocated_rows` detects rows to which this may apply. Their current keys are stored
 here until a chunk is planned that looks for them in the whole table. A snapshot is not finished before.
 """
 
@@ -57,7 +57,7 @@ class RelocatedRowRepository:
 
 
 class RelocatedRowWrites:
-    """Notes the relocated rows that a lease holder has found: `FencedWriter.relocated_rows`."""
+    """Stores the relocated rows that a lease holder has found: `FencedWriter.relocated_rows`."""
 
     def __init__(self, connection: Connection, pipeline: str) -> None:
         self._connection = connection

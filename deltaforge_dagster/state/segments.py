@@ -54,7 +54,7 @@ class SegmentRepository:
         return found[0] if found else None
 
     def processed_counts(self, name: str, *, first: int, last: int) -> dict[str, Counter[str]]:
-        """Return the processors' counts over segments; empty if a segment is not decided yet."""
+        """Return the processors' counts over segments; empty if one of them may still be processed."""
         where = [segments.c.pipeline == name, *between(segments.c.segment, first, last)]
         query = select(segments.c.chain_hash, segments.c.processed_counts).where(*where)
         counts: dict[str, Counter[str]] = {}

@@ -70,7 +70,7 @@ class Findings:
 
 
 class SensingRepository:
-    """What is sensed of all pipelines: `StateStore.sensing`."""
+    """The results of schema sensing for all pipelines: `StateStore.sensing`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -96,7 +96,7 @@ class SensingRepository:
 
 
 class SensingWrites:
-    """Stores what a lease holder senses: `FencedWriter.sensing`."""
+    """Stores the results of a lease holder's schema sensing: `FencedWriter.sensing`."""
 
     def __init__(self, connection: Connection, pipeline: str) -> None:
         self._connection = connection

@@ -1,7 +1,7 @@
-"""Since when something lasts that no column dates: rows of the table of `primitives.Kv`.
+"""When lasting conditions began, such as a capture pause, for which no column has a time.
 
-Each row is written in the transaction that begins what it dates, and read only while that lasts. So it need not be
-deleted at the end: whatever begins the next time replaces it.
+Each start is a row of the key-value table (`primitives.Kv`), written in the transaction that begins the condition,
+and read only while the condition lasts. It need not be deleted at the end: the next start replaces it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ CAPTURE_PAUSED = "capture paused"
 
 
 def notice_of(sink: str) -> str:
-    """Return what dates the notice of a sink."""
+    """Return the key of the start of a sink's notice."""
     return f"notice/{sink}"
 
 
 def begin(connection: Connection, pipeline: str, what: str) -> None:
-    """Note that something begins now."""
+    """Record that a condition begins now."""
     put_value(connection, _namespace(pipeline), what, b"")
 
 
 def read_since(connection: Connection, pipeline: str, what: str) -> float | None:
-    """Return when something began last; None if nobody noted that."""
+    """Return when a condition last began; None if that was not recorded."""
     query = select(kv.c.updated_at).where(kv.c.ns == _namespace(pipeline), kv.c.key == what)
     since: float | None = connection.execute(query).scalar()
     return since

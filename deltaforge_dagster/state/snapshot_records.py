@@ -94,7 +94,7 @@ class StagedChunk:
         rows: Number of rows.
         bytes: Size of the file.
         sight: The read view: which changes the read could see, in a format of the source.
-        position: A position of the log behind all changes in the read view, JSON text.
+        position: A position of the log after all changes in the read view, JSON text.
         described: The table's definition at that time (`tables.TableSchema`), JSON text.
         first_segment: Number of the first segment that may contain a change outside the read view.
         seconds: Duration of the read.
@@ -118,10 +118,10 @@ class ChunkRow(PlannedChunk):
     Attributes:
         snapshot: Number of its snapshot.
         state: See the module's docstring.
-        attempts: How often the rows that were read could not be used.
+        attempts: How often its rows were read and could not be used.
         read_at: When it was read.
         segment: The segment that contains its rows; None if no rows remained.
-        spliced_rows: Number of rows that remained after deduplication.
+        spliced_rows: Number of its rows that were merged: those that had not changed since they were read.
     """
 
     snapshot: int
@@ -153,9 +153,9 @@ class SnapshotProgress:
     Attributes:
         planned: Number of chunks that must still be read.
         read: Number of chunks that wait for the pipeline's live run.
-        spliced: Number of chunks that are in the journal.
+        spliced: Number of chunks that were merged into the journal, without rows that have changed since.
         rows: Number of rows read so far.
-        staged_bytes: Size of the staging files that wait.
+        staged_bytes: Size of the staging files that wait for the live run.
     """
 
     planned: int = 0

@@ -211,7 +211,7 @@ class SnapshotRepository:
             connection.execute(insert(chunks), [row])
 
     def reopen(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
-        """Let `spliced` chunks of a snapshot, given by table and number, be read again."""
+        """Make `spliced` chunks of a snapshot, given by table and number, due to be read again."""
         with self._database.write() as connection:
             reopened = 0
             for table_name, number in names:
@@ -262,7 +262,7 @@ class SnapshotRepository:
 
 
 class SnapshotWrites:
-    """Takes the chunks of a lease holder's snapshots into the journal: `FencedWriter.snapshots`."""
+    """Records the chunks that a lease holder merges into the journal: `FencedWriter.snapshots`."""
 
     def __init__(self, connection: Connection, pipeline: str) -> None:
         self._connection = connection
@@ -315,7 +315,10 @@ def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collectio
 
 
 def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
-    """Let chunks that not all sinks have (`delivered`) be read again: the journal's files are lost."""
+    """Have chunks read again that not all sinks have, because the journal's files are lost.
+
+    `delivered` is the last segment that every attached sink has.
+    """
     again = and_(
         chunks.c.pipeline == pipeline,
         or_(chunks.c.state == "read", chunks.c.segment > delivered),

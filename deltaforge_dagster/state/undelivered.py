@@ -46,7 +46,7 @@ class UndeliveredWrites:
         self._pipeline = pipeline
 
     def forget_behind(self, sink: str, segment: int, ordinal: int, *, complete: bool) -> None:
-        """Delete the records of changes behind a checkpoint, because the sink will get these again.
+        """Delete the records of changes after a checkpoint, because the sink will get these again.
 
         Args:
             sink: The sink.

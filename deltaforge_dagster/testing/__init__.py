@@ -1,4 +1,4 @@
-"""For authors of sinks and sources: the tests that every sink (`sinks`) and every source (`sources`) passes. They need pytest."""
+"""Contract tests for authors of sinks (`sinks`) and sources (`sources`), which every sink and source must pass. They need pytest."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What every sink promises a deliverer, as tests to subclass.
+"""Contract tests of sinks: what every sink promises a deliverer, as test classes to subclass.
 
 ::
 
@@ -36,7 +36,7 @@ ORIGIN = Origin(
     end='{"lsn": "0/20"}',
     rows=100_000,
 )
-"""Where the batches of a sink that keeps its position come from."""
+"""Origin of the batches for a sink that stores its own position."""
 
 
 def messages(
@@ -47,9 +47,9 @@ def messages(
     replay: str | None = None,
     origin: Origin | None = None,
 ) -> SinkBatch:
-    """Return a batch of (destination, value), `each` of one change.
+    """Return a batch with a message for each (destination, value); `each` consecutive ones belong to one change.
 
-    Every third ordinal is an event filtered out.
+    Every third ordinal is missing, as if the sink's filter had removed that change.
     """
     columns = [
         {
@@ -68,11 +68,11 @@ def messages(
 
 
 def allow() -> None:
-    """A guard that lets everything pass."""
+    """Allow every send; used as a guard."""
 
 
 def refuse_from(call: int, error: Exception) -> tuple[Callable[[], None], list[int]]:
-    """Return a guard that raises from its `call`th call on, and the list that counts its calls."""
+    """Return a guard that raises from its `call`-th call on, and a list with one entry for each call."""
     calls: list[int] = []
 
     def guard() -> None:
@@ -89,10 +89,10 @@ class Subject:
 
     Attributes:
         sink: The sink; not open.
-        another: Makes one more sink of the same configuration, as another process would.
-        destination: Makes a destination of a short name.
-        delivered: Values at a destination, in order.
-        replayed: Values that replay `r1` delivered there, in order.
+        another: Makes a second sink with the same configuration, as another process would.
+        destination: Returns the destination for a short name.
+        delivered: Returns the values at a destination, in order.
+        replayed: Returns the values that replay `r1` delivered to a destination, in order.
     """
 
     sink: Sink
@@ -102,13 +102,13 @@ class Subject:
     replayed: Callable[[str], list[str]]
 
     def rows(self, values: list[str], *names: str) -> list[tuple[str, str]]:
-        """Return messages whose destinations take turns."""
+        """Return messages with these values, distributed in turn over the named destinations."""
         places = [self.destination(name) for name in names or ("a",)]
         return list(zip(itertools.cycle(places), values, strict=False))
 
 
 def numbered(count: int, size: int = 1) -> list[str]:
-    """Return values that say their number, `size` characters at least."""
+    """Return numbered JSON values of at least `size` characters."""
     return [f'{{"n":{n},"pad":"{"x" * size}"}}' for n in range(count)]
 
 
@@ -136,7 +136,7 @@ class SinkContract:
         assert values == subject.delivered("a")
 
     def test_guard_refuses_at_once(self, subject: Subject) -> None:
-        """A guard that raises before the first send lets nothing leave the process."""
+        """If the guard raises before the first send, nothing leaves the process."""
         guard, _ = refuse_from(1, LeaseLost("gone"))
 
         with pytest.raises(LeaseLost):
@@ -145,7 +145,7 @@ class SinkContract:
         assert subject.delivered("a") == []
 
     def test_guard_refuses_on_the_way(self, subject: Subject) -> None:
-        """A large batch asks its guard more than once; nothing is sent after the one that raised."""
+        """The guard is called more than once for a large batch; nothing is sent after the call that raised."""
         values = numbered(20_000, size=1000)
         guard, calls = refuse_from(2, LeaseLost("gone"))
 
@@ -169,7 +169,7 @@ class SinkContract:
         assert values == subject.delivered("a")
 
     def test_reopen_after_close(self, subject: Subject) -> None:
-        """A closed sink opens again and goes on after what it delivered."""
+        """A closed sink can be opened again and continues after what it delivered."""
         values = numbered(20)
 
         for first, part in ((0, values[:10]), (10, values[10:])):
@@ -185,7 +185,7 @@ class SinkContract:
         subject.sink.close()
 
     def test_nothing_is_sent_after_close(self, subject: Subject) -> None:
-        """A closed sink refuses, and may be tried again later."""
+        """A closed sink raises the retryable `SinkUnavailable` and sends nothing."""
         subject.sink.close()
 
         with pytest.raises(SinkUnavailable, match=r"subject.*closed"):
@@ -194,7 +194,7 @@ class SinkContract:
         assert subject.delivered("a") == []
 
     def test_close_during_a_send(self, subject: Subject) -> None:
-        """Closing under a sending thread ends the send: what arrived is a prefix, nothing follows."""
+        """Closing while another thread sends ends the send: a prefix has arrived, and nothing follows."""
         values = numbered(20_000, size=1000)
         batch = messages(subject.rows(values))
         sending = threading.Event()
@@ -225,7 +225,7 @@ class SinkContract:
         assert len(arrived) < len(values)
 
     def test_replay_is_marked(self, subject: Subject) -> None:
-        """A replay is told apart from live delivery, and its values are byte for byte the same."""
+        """A replay can be distinguished from live delivery, and its values are byte-identical."""
         values = [*numbered(5), '{"name":"ä"}']
         subject.sink.send(messages(subject.rows(values)), allow)
 
@@ -234,7 +234,7 @@ class SinkContract:
         assert (values, values) == (subject.delivered("a"), subject.replayed("a"))
 
     def test_position_is_optional(self, subject: Subject) -> None:
-        """A batch without an origin stores no position, in whatever sink."""
+        """A batch without an origin stores no position, whatever the kind of sink."""
         before = subject.sink.position()
         subject.sink.send(messages(subject.rows(numbered(3))), allow)
 
@@ -258,7 +258,7 @@ class ExactlyOnceContract:
         assert second.position_at(0).event_id == "e7000"
 
     def test_a_replay_leaves_the_position(self, exact: Subject) -> None:
-        """A replay, also one beside a live sender, moves no position and stops nobody."""
+        """A replay, even beside a live sender, moves no position and does not stop the live sender."""
         live = messages(exact.rows(numbered(3)), origin=ORIGIN)
         more = messages(exact.rows(numbered(3)), first=3, origin=ORIGIN)
         other = exact.another()
@@ -276,7 +276,7 @@ class ExactlyOnceContract:
         assert len(exact.replayed("a")) == 9002
 
     def test_another_sender_is_noticed(self, exact: Subject) -> None:
-        """After somebody else has moved the position a sender stores nothing, until it reads again."""
+        """After another sender has moved the position, a sender stores nothing until it has read the position again."""
         stalled = exact.another()
         stalled.open()
         assert (stalled.position(), exact.sink.position()) == (None, None)
@@ -297,7 +297,7 @@ class ExactlyOnceContract:
             exact.sink.send(messages(exact.rows(numbered(3)), first=3, origin=ORIGIN), allow)
 
     def test_position_says_which_prefix_arrived(self, exact: Subject) -> None:
-        """When a send stops on its way the position is that of the last change that arrived, whole."""
+        """If a send stops midway, the position is that of the last change that arrived completely."""
         values = numbered(20_000, size=1000)
         batch = messages(exact.rows(values), each=4, origin=ORIGIN)
         with pytest.raises(LeaseLost):

@@ -1,4 +1,4 @@
-"""What every source promises a run, as tests to subclass.
+"""Contract tests of sources: what every source promises a run, as a test class to subclass.
 
 ::
 
@@ -7,8 +7,8 @@
         def bench(self, tmp_path: Path) -> JsonLinesBench:
             return JsonLinesBench(tmp_path / "shop.jsonl")
 
-A source joins by a `Bench`: a database with the tables `orders` and `items` (`id` integer key, `v` text), which the source
-captures, and `other`, which it does not.
+A source is tested through a `Bench`: a database with the tables `orders` and `items` (`id` integer key, `v` text), which
+the source captures, and the table `other`, which it does not capture.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +29,7 @@ import pytest
 from deltaforge_dagster.errors import PositionLost, SourceUnavailable
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source, WatchableSource
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
@@ -37,22 +38,24 @@ SECONDS = 60.0
 
 
 class HasSource(Protocol):
-    """A bench of any database."""
+    """Anything that can make sources, such as a `Bench`."""
 
     def source(self) -> Source:
-        """Return one more source over its tables."""
+        """Return a new source for its tables."""
 
 
 class Bench(ABC):
-    """A database and the sources that read it.
+    """A database, and the sources that read it.
 
     Attributes:
-        holds_log: The server keeps its log until the source has confirmed it; otherwise by age.
-        has_transactions: The log says where transactions end; otherwise each change is one.
-        appends_only: Rows are only ever added. All statements are made by `insert` and `insert_large`;
-            otherwise they are SQL.
-        maintained: `Source.maintain` looks at tables and log.
-        lost_log_is_finding: It returns a finding for lost log, in place of raising `PositionLost`.
+        holds_log: Whether the server keeps its log until the source has confirmed it; otherwise it discards
+            log by age.
+        has_transactions: Whether the log says where transactions end; otherwise each change is a transaction.
+        appends_only: Whether rows can only be added. Then all statements are made by `insert` and
+            `insert_large`; otherwise statements are SQL.
+        maintained: Whether `Source.maintain` checks tables and log.
+        lost_log_is_finding: Whether `Source.maintain` returns a finding for lost log, instead of raising
+            `PositionLost`.
     """
 
     holds_log: bool
@@ -63,35 +66,35 @@ class Bench(ABC):
 
     @abstractmethod
     def source(self) -> Source:
-        """Return a new source; the bench closes it in the end."""
+        """Return a new source, which the bench closes at the end of the test."""
 
     @abstractmethod
     def execute(self, *statements: str) -> None:
         """Run the statements in one transaction."""
 
     def insert(self, table: str, *ids: int) -> str:
-        """Return a statement that inserts rows with these ids, and `v` the id as text."""
+        """Return a statement that inserts rows with these ids, each with its id as text in `v`."""
         return insert(table, *ids)
 
     def insert_large(self, table: str, id_: int, size: int) -> str:
-        """Return a statement that inserts one row, with so many characters in `v`."""
+        """Return a statement that inserts one row with `size` characters in `v`."""
         return f"INSERT INTO {table} VALUES ({id_}, repeat('x', {size}))"  # noqa: S608 - of a test
 
     @abstractmethod
     def cut(self) -> None:
-        """End the source's connections on the server's side."""
+        """Terminate the source's connections on the server."""
 
     def forget(self) -> None:
-        """Make the server lose the log that a source has not confirmed."""
+        """Make the server lose log that the source has not confirmed."""
         raise NotImplementedError
 
     def confirmed(self) -> Position | None:
-        """Return how far the server has been told to forget, if it can be told."""
+        """Return the position that was confirmed to the server; None if it keeps none."""
         return None
 
 
 class Versions:
-    """A registry in memory."""
+    """An in-memory schema registry (`sources.base.SourceNotes`)."""
 
     def __init__(self) -> None:
         self.registered: list[tuple[TableSchema, Position]] = []
@@ -99,16 +102,16 @@ class Versions:
         self.holds: dict[str, str] = {}
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Number the versions in the order they come."""
+        """Assign the next number to a version; every call counts as a new version."""
         self.registered.append((table, position))
         return SchemaStamp(f"f{len(self.registered)}", 1, len(self.registered))
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
-        """Note what tables look like."""
+        """Record table definitions."""
         self.definitions.append((position, dict(definitions)))
 
     def defined(self, position: Position) -> dict[str, str]:
-        """Return what tables looked like at a position."""
+        """Return the table definitions at a position."""
         found: dict[str, str | None] = {}
         for noted, definitions in self.definitions:
             if noted <= position:
@@ -122,9 +125,9 @@ class Versions:
 
 @dataclass
 class Taken:
-    """What was read: rows, and the last place where a segment may end.
+    """What was read: rows, batches, and the last position at which a segment may end.
 
-    Statements that define tables are no rows here: MySQL has them, and most tests make tables.
+    Rows of DDL statements, which MySQL's log contains, are left out of `rows`, because most tests create tables.
     """
 
     rows: list[dict[str, object]]
@@ -133,7 +136,7 @@ class Taken:
 
     @property
     def changes(self) -> list[tuple[object, object, object]]:
-        """(table, op, id and v of the newest image) of each row."""
+        """Table, operation and newest row image of each row."""
         return [
             (row["table"], row["op"], json.loads(str(row["after"] or row["before"])))
             for row in self.rows
@@ -149,7 +152,7 @@ def take(
     source: Source | None = None,
     seconds: float = SECONDS,
 ) -> Taken:
-    """Read from `start` until there is enough, and close the source."""
+    """Read from `start` until `until` returns True, and close the source."""
     source = source or bench.source()
     taken = Taken([], start, [])
     deadline = time.monotonic() + seconds
@@ -175,31 +178,31 @@ def add(taken: Taken, batch: ChangeBatch) -> None:
 
 
 def read_into(taken: Taken, reading: Iterator[ChangeBatch]) -> None:
-    """Add every batch there is."""
+    """Add all batches until the stream ends."""
     for batch in reading:
         add(taken, batch)
 
 
 def whole(count: int) -> Callable[[Taken], bool]:
-    """Enough: so many rows, and no transaction open."""
+    """Return a condition for `take`: at least `count` rows were read, and no transaction is open."""
     return lambda taken: len(taken.rows) >= count and taken.batches[-1].end is not None
 
 
 def inserts(table: str, *ids: int) -> list[tuple[object, object, object]]:
-    """The changes that inserting these ids makes."""
+    """Return the changes that result from inserting these ids."""
     return [(table, "c", {"id": id_, "v": str(id_)}) for id_ in ids]
 
 
 def insert(table: str, *ids: int) -> str:
-    """The statement that inserts these ids."""
+    """Return a statement that inserts rows with these ids."""
     return f"INSERT INTO {table} VALUES " + ", ".join(f"({id_}, '{id_}')" for id_ in ids)  # noqa: S608 - of a test
 
 
 def is_quiet(bench: HasSource, after: Position) -> bool:
-    """Say whether nothing of the captured tables changed after a position.
+    """Return whether `has_changes` reports no change of the captured tables after a position.
 
-    An answer that comes too late, and a reader that has not quite ended, count as changes: asked
-    again for a minute.
+    A timeout, or a reader that has not quite ended, counts as a change; so the source is asked again for up to
+    a minute.
     """
     deadline = time.monotonic() + SECONDS
     while bench.source().has_changes(after):
@@ -210,7 +213,7 @@ def is_quiet(bench: HasSource, after: Position) -> bool:
 
 
 def _reading_on(reading: Iterator[ChangeBatch], until: Callable[[], bool]) -> None:
-    """Keep reading until something is so."""
+    """Keep reading until a condition holds."""
     deadline = time.monotonic() + SECONDS
     while not until():
         next(reading)
@@ -218,16 +221,16 @@ def _reading_on(reading: Iterator[ChangeBatch], until: Callable[[], bool]) -> No
 
 
 def _only_if(condition: bool, reason: str) -> None:
-    """Skip the test otherwise."""
+    """Skip the test if a condition does not hold."""
     if not condition:
         pytest.skip(reason)
 
 
 class SourceContract:
-    """What every source promises; the fixture `bench` is that of a source."""
+    """The promises of every source; needs a fixture `bench`, a `Bench`."""
 
     def test_every_kind_of_change_arrives_in_log_order(self, bench: Bench) -> None:
-        """Inserts, updates and deletes of two tables, in the order of the transactions."""
+        """Inserts, updates and deletes of two tables arrive in the order of the log."""
         _only_if(not bench.appends_only, "rows are only added")
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
@@ -260,14 +263,14 @@ class SourceContract:
         assert len({row["tx_id"] for row in taken.rows}) == 2
 
     def test_a_change_after_ensure_start_is_read(self, bench: Bench) -> None:
-        """`ensure_start` fixes the start: what is committed afterwards arrives, before or after `read`."""
+        """`ensure_start` fixes the start: everything committed afterwards arrives, even if committed before `read`."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
 
         assert take(bench, start, whole(1)).changes == inserts("orders", 1)
 
     def test_ensure_start_can_be_called_again(self, bench: Bench) -> None:
-        """A second call makes nothing, and moves the start only where the server holds no log for us."""
+        """A second call creates nothing, and returns a later start only if the server keeps no log for the source."""
         first = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
 
@@ -277,7 +280,7 @@ class SourceContract:
         assert take(bench, first, whole(1)).changes == inserts("orders", 1)
 
     def test_reading_on_neither_repeats_nor_loses(self, bench: Bench) -> None:
-        """Reading in many short streams, each from the end of the last, gives what one gives."""
+        """Many short streams, each from the end of the previous one, give the same rows as a single stream."""
         begin = bench.source().ensure_start()
         for id_ in range(1, 21):
             bench.execute(bench.insert("orders", id_), bench.insert("items", id_))
@@ -291,12 +294,12 @@ class SourceContract:
             start = piece.end
 
         for row in () if bench.has_transactions else (*pieces, *once.rows):
-            # These versions are numbered as they come, and pieces begin with any table.
+            # `Versions` numbers versions in the order of arrival, and streams may begin with any table.
             del row["schema_version"], row["schema_sequence"]
         assert pieces == once.rows
 
     def test_a_position_survives_its_text(self, bench: Bench) -> None:
-        """An end that was written down as JSON is as good to read from."""
+        """Reading can continue from a position that was stored as JSON text."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
         end = take(bench, start, whole(1)).end
@@ -357,7 +360,7 @@ class SourceContract:
         assert [len(image["v"]) for image in images] == [12_000_000, 1, 1]
 
     def test_an_idle_source_yields_within_max_wait(self, bench: Bench) -> None:
-        """Without changes the reader gets empty batches to look at its clocks."""
+        """Without changes the source yields empty batches, so that the reader can check its time limits."""
         start = bench.source().ensure_start()
         source = bench.source()
         reading = source.read(start, LIMITS, Versions())
@@ -371,11 +374,11 @@ class SourceContract:
             assert batch.rows is None
         source.close()
 
-        # Most of them, and late: a busy machine may keep any of them waiting.
+        # The median, with a generous limit: a busy machine may delay any of them.
         assert sorted(times)[len(times) // 2] < 5
 
     def test_idle_progress_passes_changes_of_others(self, bench: Bench) -> None:
-        """Changes of an uncaptured table move the position that may be confirmed, and lose nothing."""
+        """Changes of uncaptured tables advance the position that may be confirmed, and nothing is lost."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("other", 1))
         passed = take(bench, start, lambda taken: taken.end > start)
@@ -387,7 +390,7 @@ class SourceContract:
         assert taken.changes == inserts("orders", 1)
 
     def test_only_confirmed_log_is_forgotten(self, bench: Bench) -> None:
-        """The server keeps everything after the confirmed position, whatever was read."""
+        """The server keeps its log after the confirmed position, even if more was read."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
         bench.execute(bench.insert("orders", 2))
@@ -408,7 +411,7 @@ class SourceContract:
         assert take(bench, confirmed, lambda _: True).rows in ([], taken.rows[1:])
 
     def test_a_cut_connection_is_retryable_and_reading_goes_on(self, bench: Bench) -> None:
-        """The stream ends with SourceUnavailable; reading again from the last end loses nothing."""
+        """The stream ends with `SourceUnavailable`; reading again from the last end loses nothing."""
         start = bench.source().ensure_start()
         source = bench.source()
         reading = source.read(start, LIMITS, Versions())
@@ -426,7 +429,7 @@ class SourceContract:
         assert taken.changes + more.changes == inserts("orders", 1, 2)
 
     def test_closing_from_another_thread_ends_the_stream(self, bench: Bench) -> None:
-        """`close` may be called twice, while a reader waits."""
+        """`close` ends a stream that another thread is reading, and may be called twice."""
         start = bench.source().ensure_start()
         source = bench.source()
         ended = threading.Event()
@@ -456,7 +459,7 @@ class SourceContract:
         assert start <= end <= bench.source().head()
 
     def test_changes_are_worth_a_run(self, bench: Bench) -> None:
-        """`has_changes` sees a change after the position, once, and none when nothing changed."""
+        """`has_changes` reports a change after the given position, and nothing if there is none."""
         start = bench.source().ensure_start()
         assert is_quiet(bench, start)
         bench.execute(bench.insert("orders", 1))
@@ -468,8 +471,23 @@ class SourceContract:
         bench.execute(bench.insert("orders", 2))
         assert bench.source().has_changes(end)
 
+    def test_changes_move_the_end_of_the_log(self, bench: Bench) -> None:
+        """`log_ends` yields another value once something was committed; of files, whose times are coarse, soon."""
+        source = bench.source()
+        _only_if(isinstance(source, WatchableSource), "the source cannot be watched")
+        assert isinstance(source, WatchableSource)
+        source.ensure_start()
+        with closing(source.log_ends(SECONDS)) as ends:
+            before = next(ends)
+            for number in range(100):
+                bench.execute(bench.insert("orders", number))
+                if next(ends) != before:
+                    break
+            else:
+                pytest.fail("the end of the log does not move")
+
     def test_a_look_finds_a_captured_table_that_is_gone(self, bench: Bench) -> None:
-        """`maintain` finds nothing where all is captured, and names a table that was renamed."""
+        """`maintain` finds nothing if all tables are captured, and names a captured table that was renamed."""
         start = bench.source().ensure_start()
         assert bench.source().maintain(start) == []
         _only_if(bench.maintained and not bench.appends_only, "`maintain` does not look at tables")
@@ -481,7 +499,7 @@ class SourceContract:
             assert "items" in found[0].text
 
     def test_a_look_at_lost_log(self, bench: Bench) -> None:
-        """`maintain` says that what follows the captured position is gone, as reading would."""
+        """`maintain` reports, as reading would, that the log after the captured position is gone."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
         bench.forget()
@@ -494,14 +512,14 @@ class SourceContract:
                 bench.source().maintain(start)
 
     def test_a_pipeline_may_start_over(self, bench: Bench) -> None:
-        """`reset` finds nothing in the way where the source can be read."""
+        """`reset` has nothing to drop if the source can be read."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
         assert bench.source().reset(dry_run=False) == []
         assert take(bench, start, whole(1)).changes == inserts("orders", 1)
 
     def test_a_busy_table_of_others_is_not_worth_a_run(self, bench: Bench) -> None:
-        """Changes of a table that is not captured start nothing."""
+        """Changes of an uncaptured table do not make `has_changes` true."""
         start = bench.source().ensure_start()
         for id_ in range(50):
             bench.execute(bench.insert("other", id_))
@@ -509,7 +527,7 @@ class SourceContract:
         assert is_quiet(bench, start)
 
     def test_lost_log_stops_the_pipeline(self, bench: Bench) -> None:
-        """When the server no longer has the log after the position, reading it is PositionLost."""
+        """Reading raises `PositionLost` if the server no longer has the log after the position."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
         bench.forget()
@@ -518,7 +536,7 @@ class SourceContract:
             take(bench, start, lambda _: True)
 
     def test_columns_of_a_batch_are_those_of_the_frame(self, bench: Bench) -> None:
-        """Every batch has the columns of the change frame, typed alike."""
+        """Every batch has the columns and types of the change frame."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
 

@@ -10,8 +10,9 @@ from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_lab.bench.capture import capture
 from deltaforge_lab.bench.debezium import debezium
 from deltaforge_lab.bench.decode import decode
-from deltaforge_lab.bench.drain import PAIRS, drain_command
+from deltaforge_lab.bench.drain import PAIRS
 from deltaforge_lab.bench.latency import latency
+from deltaforge_lab.bench.pairs import drain_command
 from deltaforge_lab.bench.seam import seam
 from deltaforge_lab.bench.snapshot import snapshot
 from deltaforge_lab.bench.typed import typed

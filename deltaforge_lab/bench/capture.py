@@ -36,9 +36,9 @@ from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sources.base import SectionedSource, Source
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.drain import progress
 from deltaforge_lab.bench.installation import Say
-from deltaforge_lab.bench.processes import Sampler
 from deltaforge_lab.bench.results import show
 from deltaforge_lab.bench.shapes import SHAPES, Shape
 from deltaforge_lab.bench.sources import STARTS, BenchSource
@@ -209,7 +209,7 @@ class _Bench:
         backlog = None
         if self._sessions is not None:
             backlog = Backlog(run, self._sessions, uid=row.uid, limits=limits)
-            with closing(self._source()) as source:  # as a run that delivered before has done
+            with closing(self._source()) as source:  # as an earlier delivering run would have done
                 if isinstance(source, SectionedSource):
                     backlog.warm_up(source).result()
         began = time.monotonic()

@@ -28,9 +28,9 @@ import typer
 
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_dagster.processes.java import find_java
+from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.drain import progress
 from deltaforge_lab.bench.installation import Say
-from deltaforge_lab.bench.processes import Sampler
 from deltaforge_lab.bench.results import show
 from deltaforge_lab.bench.shapes import SHAPES, Shape
 from deltaforge_lab.bench.sources import STARTS, BenchSource

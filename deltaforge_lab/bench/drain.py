@@ -8,25 +8,22 @@ explains the numbers.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass
 
-import typer
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_lab.bench.cost.processes import Sampler
+from deltaforge_lab.bench.cost.stages import StoreClock, stage_seconds
 from deltaforge_lab.bench.installation import Installation, Say, installed
-from deltaforge_lab.bench.processes import Sampler
-from deltaforge_lab.bench.shapes import SHAPES, Shape
+from deltaforge_lab.bench.shapes import Shape
 from deltaforge_lab.bench.sinks import STARTS as SINKS
 from deltaforge_lab.bench.sinks import SinkKind
 from deltaforge_lab.bench.sources import STARTS as SOURCES
@@ -67,6 +64,14 @@ class MachineLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class BusiestThread:
+    """The thread of a group of processes that used the most processor time, and its seconds per million events."""
+
+    name: str
+    seconds_per_million: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """The measured values.
 
@@ -84,6 +89,12 @@ class Drain:
         steady_events_per_second: The rate after the first acknowledgement, without its time and messages.
         cpu_seconds_per_million: Processor seconds per million events, of the run, Spark (JVM and
             Python workers), the source's server and the sink's server.
+        stage_seconds_per_million: Processor seconds per million events of the run and Spark, by stage; `cost.stages`
+            says what counts as what.
+        busiest_threads: The busiest thread of each of these groups.
+        serial_seconds_per_million: The serial part: the seconds of the busiest thread of run and Spark.
+        ceiling_events_per_second: The rate at which this thread would be busy all the time, which no number of
+            processors can exceed.
         peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
         peak_rss_mb_by: The peak of each of them; the peaks may be at different times.
         limits: The limits of the machine.
@@ -102,77 +113,14 @@ class Drain:
     events_per_second: int
     steady_events_per_second: int
     cpu_seconds_per_million: dict[str, float]
+    stage_seconds_per_million: dict[str, float]
+    busiest_threads: dict[str, BusiestThread]
+    serial_seconds_per_million: float
+    ceiling_events_per_second: int
     peak_rss_mb: int
     peak_rss_mb_by: dict[str, int]
     limits: MachineLimits
     cores: int
-
-
-def drain_command(pair: str) -> Callable[..., None]:
-    """Return the command that measures a pair of source and sink."""
-
-    def command(
-        *,
-        rows: Annotated[
-            int, typer.Option(min=1_000, help="Number of events in the backlog.")
-        ] = 1_000_000,
-        exactly_once: Annotated[
-            bool, typer.Option("--exactly-once", help="Enable exactly-once delivery of the sink.")
-        ] = False,
-        sensing: Annotated[
-            bool,
-            typer.Option("--sensing", help="Enable schema sensing, with its default settings."),
-        ] = False,
-        writers: Annotated[
-            int, typer.Option(min=1, max=64, help="Connections that fill the backlog.")
-        ] = 1,
-        max_bytes: Annotated[
-            int | None,
-            typer.Option(
-                "--max-bytes", min=1, help="`batch.max_bytes`: size limit of a delivery batch."
-            ),
-        ] = None,
-        timeout: Annotated[
-            float | None,
-            typer.Option(min=0.001, help="Seconds that the drain may take. Default: no limit."),
-        ] = None,
-        shape: Annotated[
-            Literal["orders6", "wide10", "documents3"],
-            typer.Option(help="Columns of the table."),
-        ] = "orders6",
-        as_json: Annotated[
-            bool, typer.Option("--json", help="Print one JSON object on the last line.")
-        ] = False,
-    ) -> None:
-        with progress(quiet=as_json) as say:
-            result = measure(
-                pair,
-                rows,
-                SHAPES[shape],
-                exactly_once=exactly_once,
-                sensing=sensing,
-                writers=writers,
-                max_bytes=max_bytes,
-                timeout=timeout,
-                say=say,
-            )
-        if as_json:
-            typer.echo(json.dumps(asdict(result)))
-        else:
-            Console().print(_table(result))
-
-    source, _, sink = pair.partition("-")
-    names = {
-        "pg": "PostgreSQL",
-        "mysql": "MySQL",
-        "redis": "Redis",
-        "kafka": "Kafka",
-        "nats": "NATS",
-    }
-    command.__doc__ = (
-        f"Measure draining a backlog from {names[source]} to {names[sink]}: rate, cost, limits."
-    )
-    return command
 
 
 def measure(
@@ -212,7 +160,7 @@ def measure(
         warm = min(WARM_ROWS, rows)
         for ready in range(0, warm, WARM_BACKLOG):
             say(f"warming up: {ready:,} of {warm:,} events")
-            _fill(source, 1 + ready, min(WARM_BACKLOG, warm - ready))
+            fill(source, 1 + ready, min(WARM_BACKLOG, warm - ready))
             installation.catch_up()
         source.begin_backlog()
         for written in source.write(1 + warm, rows, writers):
@@ -227,7 +175,11 @@ def measure(
             "sink": sink.server.pid,
         }
         began = time.monotonic()
-        with Sampler(groups, alone="run", together=("run", "spark")) as sampler:
+        store_clock = StoreClock()
+        with (
+            Sampler(groups, together=("run", "spark"), alone="run", threads=True) as sampler,
+            store_clock,
+        ):
             outcome = installation.catch_up(timeout)
         done = installation.acknowledged
         problem = outcome.capture_error or outcome.sink_errors.get("sink")
@@ -244,6 +196,12 @@ def measure(
         rate = rows / seconds
         steady = (rows - done.first_rows) / max(done.last_at - done.first_at, 1e-9)
         first_seconds = done.first_at - began
+        used = sampler.cpu_seconds()
+        stages = stage_seconds(
+            sampler.threads("run"), store_clock.seconds, run=used["run"], spark=used["spark"]
+        )
+        busiest = {name: _busiest(sampler, name, rows) for name in groups}
+        serial = max(busiest[name].seconds_per_million for name in ("run", "spark"))
         say("reading the raw log")
         raw_read = rows / source.read_raw()
         say("writing the raw messages")
@@ -260,9 +218,11 @@ def measure(
             first_seconds=round(first_seconds, 3),
             events_per_second=round(rate),
             steady_events_per_second=round(steady),
-            cpu_seconds_per_million={
-                name: round(used / rows * 1e6, 3) for name, used in sampler.cpu_seconds().items()
-            },
+            cpu_seconds_per_million=_per_million(used, rows),
+            stage_seconds_per_million=_per_million(stages, rows),
+            busiest_threads=busiest,
+            serial_seconds_per_million=serial,
+            ceiling_events_per_second=round(1e6 / serial),
             peak_rss_mb=sampler.peak_together >> 20,
             peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
             limits=MachineLimits(
@@ -275,6 +235,15 @@ def measure(
         )
 
 
+def _per_million(seconds: dict[str, float], rows: int) -> dict[str, float]:
+    return {name: round(one / rows * 1e6, 3) for name, one in seconds.items()}
+
+
+def _busiest(sampler: Sampler, group: str, rows: int) -> BusiestThread:
+    one = max(sampler.threads(group), key=lambda thread: thread.cpu_seconds)
+    return BusiestThread(one.name, round(one.cpu_seconds / rows * 1e6, 3))
+
+
 def _check_sensed(installation: Installation) -> None:
     """Check that sensing has processed everything; otherwise it would seem cheaper than it is."""
     store, name = installation.store, installation.loaded.name
@@ -284,7 +253,8 @@ def _check_sensed(installation: Installation) -> None:
         raise DeltaforgeError(f"sensing has not processed everything: {progress}")
 
 
-def _fill(source: BenchSource, first: int, rows: int) -> None:
+def fill(source: BenchSource, first: int, rows: int) -> None:
+    """Write rows from number `first` on."""
     for _ in source.write(first, rows):
         pass
 
@@ -336,24 +306,3 @@ def progress(*, quiet: bool) -> Iterator[Say]:
         return
     with Status("", console=Console(stderr=True)) as status:
         yield status.update
-
-
-def _table(result: Drain) -> Table:
-    table = Table("measure", "value", title=f"{result.pair}, {result.rows:,} events {result.shape}")
-    rows = {
-        "events per second": f"{result.events_per_second:,}",
-        "without the time to the first": f"{result.steady_events_per_second:,}",
-        "seconds to first, to last": f"{result.first_seconds:.2f}, {result.seconds:.2f}",
-        "raw read per second": f"{result.limits.raw_read_per_second:,}"
-        f" (ratio {result.limits.read_ratio:.2f})",
-        "raw write per second": f"{result.limits.raw_write_per_second:,}"
-        f" (ratio {result.limits.write_ratio:.2f})",
-        "peak memory of run and Spark": f"{result.peak_rss_mb:,} MiB",
-    }
-    rows |= {
-        f"cpu seconds per million, {name}": f"{value:.2f}"
-        for name, value in result.cpu_seconds_per_million.items()
-    }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import orjson
@@ -30,21 +31,37 @@ _PATIENCE = 60.0
 
 
 class BenchSink(ABC):
-    """A running server with one destination.
+    """A running server with the pipeline's destination, `DESTINATION`.
 
     Attributes:
         server: The server.
+        address: What clients connect to.
     """
 
     server: Server
+    address: str
 
     @abstractmethod
     def block(self, *, exactly_once: bool) -> str:
         """Return the sink's entry in the pipeline file, in YAML's flow style."""
 
     @abstractmethod
-    def count(self) -> int:
+    def create(self, destination: str) -> None:
+        """Create a further destination, like the pipeline's."""
+
+    @abstractmethod
+    def count(self, destination: str = DESTINATION) -> int:
         """Return how many messages a consumer can read."""
+
+    @abstractmethod
+    def sizes(self, destination: str) -> AbstractContextManager[Callable[[], int]]:
+        """Yield a function that returns the number of messages within a millisecond or so.
+
+        In Kafka it also counts the marks that end transactions.
+        """
+
+    def trim(self, destination: str) -> None:  # noqa: B027 - most servers keep messages on disk
+        """Discard all but the last message if the server keeps them in memory."""
 
     @abstractmethod
     def arrivals(self) -> Iterator[Arrival]:
@@ -63,6 +80,7 @@ class RedisBench(BenchSink):
             settings={"appendonly": "no"}, origins=["package", "installed"]
         )
         self.server = self._redis
+        self.address = self._redis.uri
 
     def block(self, *, exactly_once: bool) -> str:
         """Return the sink's block of a pipeline file, YAML."""
@@ -71,10 +89,24 @@ class RedisBench(BenchSink):
             f"exactly_once: {str(exactly_once).lower()}}}}}"
         )
 
-    def count(self) -> int:
+    def create(self, destination: str) -> None:
+        """Do nothing: the first XADD creates a stream."""
+
+    def count(self, destination: str = DESTINATION) -> int:
         """Return the stream's length."""
+        with self.sizes(destination) as size:
+            return size()
+
+    @contextmanager
+    def sizes(self, destination: str) -> Iterator[Callable[[], int]]:
+        """Yield a function that returns the stream's length."""
         with redis.Redis.from_url(self._redis.uri, socket_timeout=120) as client:
-            return int(client.xlen(DESTINATION))
+            yield lambda: int(client.xlen(destination))
+
+    def trim(self, destination: str) -> None:
+        """Discard all entries but the last."""
+        with redis.Redis.from_url(self._redis.uri, socket_timeout=120) as client:
+            client.xtrim(destination, maxlen=1, approximate=False)
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yield the stream's entries; the time is in their ids."""
@@ -87,9 +119,10 @@ class KafkaBench(BenchSink):
     def __init__(self) -> None:
         self._kafka = KafkaServer.start(quick=False)
         self.server = self._kafka
-        self._kafka.create_topic(
-            DESTINATION, PARTITIONS, {"message.timestamp.type": "LogAppendTime"}
-        )
+        self.address = self._kafka.brokers
+        self._counted: dict[str, int] = {}
+        self._next: dict[str, list[int]] = {}
+        self.create(DESTINATION)
 
     def block(self, *, exactly_once: bool) -> str:
         """Return the sink's block of a pipeline file, YAML."""
@@ -98,27 +131,42 @@ class KafkaBench(BenchSink):
             f"topic: {DESTINATION}, exactly_once: {str(exactly_once).lower()}}}}}"
         )
 
-    def count(self) -> int:
-        """Return how many records a consumer gets with isolation level read_committed."""
-        return sum(1 for _ in self._records())
+    def create(self, destination: str) -> None:
+        """Create the topic."""
+        settings = {"message.timestamp.type": "LogAppendTime"}
+        self._kafka.create_topic(destination, PARTITIONS, settings)
+
+    def count(self, destination: str = DESTINATION) -> int:
+        """Return how many records a consumer gets with isolation level read_committed; each is read once."""
+        offsets = self._next.setdefault(destination, [0] * PARTITIONS)
+        counted = self._counted.get(destination, 0)
+        for message in self._records(destination, offsets):
+            counted += 1
+            offsets[message.partition()] = message.offset() + 1
+        self._counted[destination] = counted
+        return counted
+
+    @contextmanager
+    def sizes(self, destination: str) -> Iterator[Callable[[], int]]:
+        """Yield a function that returns the sum of the partitions' last stable offsets."""
+        partitions = [TopicPartition(destination, n) for n in range(PARTITIONS)]
+        consumer = self._consumer()
+        try:
+            yield lambda: sum(
+                consumer.get_watermark_offsets(one, _PATIENCE)[1] for one in partitions
+            )
+        finally:
+            consumer.close()
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yield the records; a transaction becomes visible slightly after the timestamps of its records."""
-        for message in self._records():
+        for message in self._records(DESTINATION, [0] * PARTITIONS):
             yield Arrival(orjson.loads(message.value()), message.timestamp()[1])
 
-    def _records(self) -> Iterator[Any]:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._kafka.brokers,
-                "group.id": secrets.token_hex(6),
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-            }
-        )
+    def _records(self, topic: str, offsets: list[int]) -> Iterator[Any]:
+        consumer = self._consumer()
         try:
-            consumer.assign([TopicPartition(DESTINATION, n, 0) for n in range(PARTITIONS)])
+            consumer.assign([TopicPartition(topic, n, first) for n, first in enumerate(offsets)])
             unread = set(range(PARTITIONS))
             while unread:
                 message = consumer.poll(_PATIENCE)
@@ -134,6 +182,17 @@ class KafkaBench(BenchSink):
         finally:
             consumer.close()
 
+    def _consumer(self) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self._kafka.brokers,
+                "group.id": secrets.token_hex(6),
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+
 
 class NatsBench(BenchSink):
     """NATS: one stream stored in files, which is JetStream's default."""
@@ -141,11 +200,8 @@ class NatsBench(BenchSink):
     def __init__(self) -> None:
         self._nats = NatsServer.start()
         self.server = self._nats
-        with NatsClient(self._nats.url) as client:
-            wanted = {"name": DESTINATION, "subjects": [DESTINATION], "storage": "file"}
-            answer = client.ask(f"STREAM.CREATE.{DESTINATION}", wanted)
-            if "error" in answer:
-                raise SettingsError(f"NATS makes no stream: {answer['error']}")
+        self.address = self._nats.url
+        self.create(DESTINATION)
 
     def block(self, *, exactly_once: bool) -> str:
         """Return the sink's block of a pipeline file, YAML."""
@@ -154,10 +210,28 @@ class NatsBench(BenchSink):
             f"stream: {DESTINATION}, exactly_once: {str(exactly_once).lower()}}}}}"
         )
 
-    def count(self) -> int:
-        """Return how many messages the stream has."""
+    def create(self, destination: str) -> None:
+        """Create the stream, for the subject of the same name and those below it."""
+        wanted = {
+            "name": destination,
+            "subjects": [destination, f"{destination}.>"],
+            "storage": "file",
+        }
         with NatsClient(self._nats.url) as client:
-            return int(client.ask(f"STREAM.INFO.{DESTINATION}")["state"]["messages"])
+            answer = client.ask(f"STREAM.CREATE.{destination}", wanted)
+        if "error" in answer:
+            raise SettingsError(f"NATS makes no stream: {answer['error']}")
+
+    def count(self, destination: str = DESTINATION) -> int:
+        """Return how many messages the stream has."""
+        with self.sizes(destination) as size:
+            return size()
+
+    @contextmanager
+    def sizes(self, destination: str) -> Iterator[Callable[[], int]]:
+        """Yield a function that returns how many messages the stream has."""
+        with NatsClient(self._nats.url) as client:
+            yield lambda: int(client.ask(f"STREAM.INFO.{destination}")["state"]["messages"])
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yield the stream's messages with the time at which they were stored."""

@@ -60,6 +60,11 @@ class BenchSource(ABC):
     def block(self) -> str:
         """The `source` entry of the pipeline file, in YAML's flow style."""
 
+    @property
+    @abstractmethod
+    def table(self) -> str:
+        """The table's full name."""
+
     @abstractmethod
     def create(self, shape: Shape) -> None:
         """Create the table."""
@@ -140,8 +145,13 @@ class PostgresBench(BenchSource):
         """The `source` of the pipeline file."""
         return (
             f'{{type: postgres, config: {{id: shop, dsn: "{self.dsn}", slot: bench, '
-            f"publication: bench, tables: [public.{self._shape.name}]}}}}"
+            f"publication: bench, tables: [{self.table}]}}}}"
         )
+
+    @property
+    def table(self) -> str:
+        """Schema and table."""
+        return f"public.{self._shape.name}"
 
     def create(self, shape: Shape) -> None:
         """Create the table."""
@@ -232,10 +242,12 @@ class MysqlBench(BenchSource):
     @property
     def block(self) -> str:
         """The `source` of the pipeline file."""
-        return (
-            f'{{type: mysql, config: {{id: shop, dsn: "{self.dsn}", '
-            f"tables: [shop.{self._shape.name}]}}}}"
-        )
+        return f'{{type: mysql, config: {{id: shop, dsn: "{self.dsn}", tables: [{self.table}]}}}}'
+
+    @property
+    def table(self) -> str:
+        """Database and table."""
+        return f"shop.{self._shape.name}"
 
     def create(self, shape: Shape) -> None:
         """Create the table."""

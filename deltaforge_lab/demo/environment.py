@@ -1,7 +1,7 @@
 """The servers that the demo runs on: a database, Redis, Spark and Dagster's processes.
 
 This module starts all of them. They keep their files in one directory, listen on free ports of 127.0.0.1, and
-end with the environment: in order when the demo ends, through the guards of `servers.process` when it is killed.
+end with the environment: in order when the demo ends, through the guards of `processes.process` when it is killed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KERNELS: Mapping[DemoSource, Mapping[str, Sequence[str]]] = {
     },
     "turso": {"messages": _MESSAGES},
 }
-"""The modules whose kernels the first change needs, in parts that are compiled side by side. All other kernels
+"""The modules whose kernels the first change needs, in parts that are compiled at the same time. All other kernels
 would take three times as long, and the demo calls none of them."""
 
 _COMPILE = """

@@ -1,6 +1,7 @@
-"""nats-py for benchmarks and tests, which are not asynchronous: JetStream's API, and the messages of a stream.
+"""A synchronous wrapper of nats-py for benchmarks and tests: JetStream's API, and the messages of a stream.
 
-What our sink has sent is read back by another client than the sink's, so that a fault of that client shows.
+What our sink has sent is read back with another client than the sink's own, so that a fault of that client is
+detected.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _Result = TypeVar("_Result")
 
 
 async def _raised_by_calls(_: Exception) -> None:
-    """Log nothing: what concerns a call is raised there."""
+    """Ignore the error: nats-py also raises it in the call concerned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class StoredMessage:
 
 
 class NatsClient:
-    """A connection; a context manager. It answers the server only during a call, so it serves for minutes.
+    """A connection to a NATS server, as a context manager.
+
+    It answers the server's PINGs only during calls, so it can be idle for a few minutes only.
 
     Args:
         url: `nats://[token@]host:port`.

@@ -1,1 +1,4 @@
-"""Logs of MySQL and streams of PostgreSQL made without a server, for benchmarks and tests; one family of types each, too."""
+"""Synthetic MySQL binary logs and PostgreSQL replication streams, made without a server, for benchmarks and tests.
+
+There are streams of an ordinary table, and streams of one type family each.
+"""

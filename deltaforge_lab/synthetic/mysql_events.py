@@ -1,6 +1,6 @@
-"""Make binary log streams without a server: to measure the decoder and to test it.
+"""Makes binary log streams without a server, to measure and test the decoder.
 
-The functions build the events drawn in `binlog`, `table_map` and `scan_rows`; `orders` puts them together
+The functions build the events whose layouts `binlog`, `table_map` and `scan_rows` document; `orders` combines them
 into a stream of plain transactions on one table.
 """
 
@@ -42,13 +42,13 @@ def packed(number: int) -> bytes:
 
 
 def bitmap(bits: Sequence[bool]) -> bytes:
-    """Return bits as bytes, the first one in the lowest bit of the first byte."""
+    """Return `bits` packed into bytes, the first one in the lowest bit of the first byte."""
     size = (len(bits) + 7) // 8
     return sum(1 << i for i, bit in enumerate(bits) if bit).to_bytes(size, "little")
 
 
 def packets(content: bytes) -> bytes:
-    """Return what a server sends for `content`, the byte before an event included."""
+    """Return the packets in which a server sends `content`, which includes the status byte before an event."""
     parts = []
     sequence = 1
     at = 0
@@ -63,7 +63,7 @@ def packets(content: bytes) -> bytes:
 
 @dataclass
 class SyntheticLog:
-    """A stream in the making: what the server would send, and how far the file has grown."""
+    """Builds a binary log stream: the bytes that a server would send, and the position in the file."""
 
     checksums: bool = True
     pos: int = 4
@@ -73,8 +73,8 @@ class SyntheticLog:
     def event(
         self, kind: int, body: bytes, *, flags: int = 0, end: int | None = None
     ) -> SyntheticLog:
-        """Add an event; `end` stands in its header in place of where the file has grown to."""
-        # Before a file says that it has none, the server sends the checksums it was asked for.
+        """Add an event; `end` overrides the end position in its header."""
+        # Until a format description event says that a file has no checksums, the server sends them as requested.
         summed = self.checksums or kind == FORMAT_DESCRIPTION or not self.parts
         size = HEADER + len(body) + (CHECKSUM_SIZE if summed else 0)
         if end is None:
@@ -88,7 +88,7 @@ class SyntheticLog:
         return self
 
     def start(self, file: str = FILE, position: int = 4) -> SyntheticLog:
-        """Add what a dump of a file begins with."""
+        """Add the artificial ROTATE and the FORMAT_DESCRIPTION event with which the dump of a file begins."""
         self.event(
             ROTATE, struct.pack("<Q", position) + file.encode(), flags=FLAG_ARTIFICIAL, end=0
         )
@@ -102,7 +102,11 @@ class SyntheticLog:
         return self.query("BEGIN")
 
     def gtid(self, number: int, ts_us: int = 0, *, original: int | None = None) -> SyntheticLog:
-        """Add a GTID event; `original` is when another server committed it, at `ts_us` this one."""
+        """Add a GTID event (an ANONYMOUS_GTID event for number 0).
+
+        `ts_us` is the time of the commit on this server, `original` that on the server of origin, if it is another
+        one. Both are in microseconds since 1970.
+        """
         sid = SID if number else bytes(16)
         body = struct.pack("<B16sqBqq", 0, sid, number, 2, 0, 1)
         if original is None:
@@ -122,7 +126,7 @@ class SyntheticLog:
         return self.event(TABLE_MAP, table_id.to_bytes(6, "little") + b"\1\0" + description)
 
     def rows(self, kind: int, table_id: int, content: bytes, *, extra: bytes = b"") -> SyntheticLog:
-        """Add a rows event: `content` goes from the number of columns on."""
+        """Add a rows event; `content` is its body from the number of columns on."""
         head = table_id.to_bytes(6, "little") + b"\1\0"
         if kind >= WRITE_ROWS_2:
             head += struct.pack("<H", 2 + len(extra)) + extra
@@ -139,7 +143,7 @@ class SyntheticLog:
 
 @dataclass(frozen=True)
 class SyntheticColumn:
-    """A column for `description`: its type in the log, and what FULL metadata say of it."""
+    """A column for `description`: its type code in the log, and its metadata as with binlog_row_metadata=FULL."""
 
     name: str
     code: int
@@ -207,7 +211,7 @@ varchar(20), created_at datetime(6), note text`, all utf8mb4."""
 
 
 def orders_row(number: int) -> bytes:
-    """Return the image of a row of `ORDERS`, all columns in it and none null."""
+    """Return the image of a row of `ORDERS`, with all columns and no nulls."""
     customer = b"customer-%05d" % (number * 7919 % 100_000)
     status = (b"new", b"paid", b"shipped", b"cancelled")[number % 4]
     note = b"order %d: leave at the door, please" % number
@@ -228,9 +232,9 @@ def orders_row(number: int) -> bytes:
 
 
 def orders(rows: int, *, rows_per_tx: int = 1000, rows_per_event: int = 80) -> bytes:
-    """Return the stream of a statement and `rows` inserts into `shop.orders`.
+    """Return a stream with a CREATE TABLE statement and `rows` inserts into `shop.orders`.
 
-    Their events have the usual size, 8 KiB.
+    Rows events have the usual size, 8 KiB.
     """
     log = SyntheticLog().start().gtid(1).query("CREATE TABLE orders (id bigint PRIMARY KEY)")
     table = description("shop", "orders", ORDERS, (0,))

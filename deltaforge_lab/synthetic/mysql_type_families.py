@@ -1,7 +1,7 @@
-"""Synthetic logs of one family of types each: to measure what its values cost.
+"""Synthetic binary logs of one type family each, to measure what decoding its values costs.
 
-A row is a key, and ten columns of the family. There are few different rows, so that making a log takes
-less time than decoding it.
+A row has a key and ten columns of the family. A few distinct rows are repeated, so that making a log takes less
+time than decoding it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS_PER_TX = 1000
 _EVENT_BYTES = 8192
 
 _Make = Callable[[int, int], bytes]
-"""From the numbers of a row and a column to a value, with its size before it where it has one."""
+"""Makes a value in the log's format, with its length prefix if the type has one, from its row and column number."""
 
 
 def _text(encoding: str, words: str) -> _Make:
@@ -119,11 +119,11 @@ _MIXED = (
 """The columns of ordinary rows."""
 
 NAMES = ("mixed", *_FAMILIES)
-"""What `stream` makes logs of."""
+"""The families for which `stream` makes logs; `mixed` is a row of several types."""
 
 
 def stream(name: str, rows: int) -> bytes:
-    """Return the log of `rows` inserts into a table of a key and ten columns of a family."""
+    """Return the log of `rows` inserts into a table with a key and ten columns of a family."""
     columns = [_FAMILIES[one] for one in (_MIXED if name == "mixed" else [name] * COLUMNS)]
     fields = [
         SyntheticColumn("id", 8, nullable=False),

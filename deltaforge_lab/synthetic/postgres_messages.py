@@ -1,7 +1,7 @@
-"""Make replication streams without a server: to measure the decoder and to test it.
+"""Makes replication streams without a server, to measure and test the decoder.
 
-The functions build the messages drawn in `pgoutput`; `orders` puts them together into a stream of
-plain transactions on one table.
+The functions build the messages whose layouts `pgoutput` documents; `orders` combines them into a stream of plain
+transactions on one table.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, Literal
 from deltaforge_dagster.sources.postgres.decode.pgoutput import copy_data, xlog
 
 UNCHANGED: Final = False
-"""In place of a text: the value is an unchanged TOAST value and is not sent."""
+"""The cell of an unchanged TOAST value, which is not sent."""
 
 Cell = bytes | None | Literal[False]
 """A value as text, None for null, or `UNCHANGED`."""
 
 
 def keepalive(lsn: int, *, reply: bool = False) -> bytes:
-    """Return a keepalive as it comes over the wire."""
+    """Return a keepalive message, wrapped in CopyData as the server sends it."""
     return copy_data(b"k" + struct.pack(">qqB", lsn, 0, reply))
 
 
@@ -51,7 +51,7 @@ def relation(
 
 
 def row(cells: Sequence[Cell]) -> bytes:
-    """Return a tuple."""
+    """Return a TupleData, the part of a message that has a row's values."""
     parts = [struct.pack(">H", len(cells))]
     for cell in cells:
         if cell is None:
@@ -71,7 +71,7 @@ def insert(oid: int, new: Sequence[Cell]) -> bytes:
 def update(
     oid: int, new: Sequence[Cell], old: Sequence[Cell] | None = None, old_part: bytes = b"K"
 ) -> bytes:
-    """Return an Update message; `old_part` says whether `old` is the key or the row (`O`)."""
+    """Return an Update message; `old_part` is `K` if `old` is the key, `O` if it is the whole row."""
     old_image = b"" if old is None else old_part + row(old)
     return b"U" + struct.pack(">I", oid) + old_image + b"N" + row(new)
 

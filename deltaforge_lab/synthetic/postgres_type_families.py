@@ -1,7 +1,7 @@
-"""Synthetic streams of one family of types each, to measure what its values cost to decode.
+"""Synthetic replication streams of one type family each, to measure what decoding its values costs.
 
-Every row has a key and ten columns of one type; a thousand different rows, in transactions of a
-hundred, repeat as often as is asked for.
+Every row has a key and ten columns of one type. A thousand distinct rows, in transactions of a hundred, are
+repeated as often as needed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _FAMILIES: Mapping[str, tuple[int, Callable[[int], bytes]]] = {
     "integer arrays": (1016, lambda n: b"{%d,%d,NULL,%d,7}" % (n, n * 7919, n % 100)),
     "text arrays": (1009, lambda n: b'{red,"dark blue %d",NULL,"say \\"hi\\""}' % n),
 }
-"""Name -> type OID, and the text of a value by its number."""
+"""By name: the type OID, and a function that makes the text of a value from a number."""
 
 NAMES = tuple(_FAMILIES)
-"""The families, as `stream` takes them."""
+"""The names of the families, for `stream`."""
 
 
 def stream(family: str, rows: int) -> bytes:

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from deltaforge_dagster.cli.installation.dagster_processes import ANSWER_SECONDS
+from deltaforge_dagster.cli.installation.dagster_processes import (
+    ANSWER_SECONDS,
+    THREAD_VARIABLES,
+    THREADS,
+)
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from tests.docker.compose import DOCKER, ROOT, Service, read, services, variables
@@ -97,6 +101,12 @@ def test_a_run_has_the_time_to_start_that_dev_gives(parts: dict[str, Service]) -
     """Who waits for the code server waits as long; by Dagster's own time a busy host's runs fail."""
     for name in ("webserver", "daemon"):
         assert parts[name].environment["DAGSTER_GRPC_TIMEOUT_SECONDS"] == f"{ANSWER_SECONDS}"
+
+
+def test_the_code_server_has_the_threads_that_dev_gives(parts: dict[str, Service]) -> None:
+    """Both of its processes; by Dagster's own number, ticks that watch would leave too few for others."""
+    for name in THREAD_VARIABLES:
+        assert parts["code"].environment[name] == f"{THREADS}"
 
 
 def test_the_image_has_what_the_services_use() -> None:

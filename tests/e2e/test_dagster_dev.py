@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deltaforge_dagster.cli.installation.dagster_processes import THREAD_VARIABLES, THREADS
 from deltaforge_dagster.processes.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
@@ -59,7 +60,8 @@ def test_deltaforge_dev(
     """The same for ours, which ends everything in order, also when a script started it with `&`.
 
     It says since when changes are captured. It is asked to end again and again. A pipeline that is added shows by
-    itself. Its code server, webserver and daemon give a run's process longer to start than Dagster does.
+    itself. Its code server, webserver and daemon give a run's process longer to start than Dagster does, and the code
+    server has more threads.
     """
     # It would end a server of its own; the tests' one is named to it.
     elsewhere = SparkAddress(spark_server.remote, None)
@@ -82,6 +84,7 @@ def test_deltaforge_dev(
     eventually(lambda: ["late", "changes"] in asset_keys(port), what="the new pipeline's asset")
 
     assert deployment.told("DAGSTER_GRPC_TIMEOUT_SECONDS", "300") >= 3
+    assert all(deployment.told(name, str(THREADS)) >= 3 for name in THREAD_VARIABLES)
 
     def ended() -> bool:
         process.send_signal(signal.SIGTERM)

@@ -58,7 +58,8 @@ def test_a_sink_that_awaits_capture_is_never_paused_for(
         pressure.check(3)
         assert pressure.paused is None
         assert (
-            said[-1] == "capture goes on: a sink waits for what it has already to be captured again"
+            said[-1]
+            == "capture goes on: a sink waits until changes that it already has are captured again"
         )
     finally:
         lease.release()

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 import dagster as dg
 import psycopg
 import pytest
 
-from deltaforge_dagster.assets.names import asset_key, health_key
+from deltaforge_dagster.assets.names import REASON_TAG, RUN_TAG, asset_key, health_key
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health.health import Health, health
 from deltaforge_dagster.resources.platform import build_source
+from deltaforge_dagster.sensors import tick as module
+from deltaforge_dagster.sensors import watch_room
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick import tick
+from deltaforge_dagster.sensors.watch_room import WatchRoom
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_postgres import StartPostgres
+from tests.pipeline.changes import eventually
 from tests.sources.postgres.bench import PostgresBench
 
 pytestmark = pytest.mark.postgres
@@ -44,17 +51,22 @@ class Ticked:
     instance: dg.DagsterInstance
     journal: str = "memory://looked"
 
-    def tick(self) -> str:
+    def tick(self, room: WatchRoom | None = None) -> str:
         """Tick; return why nothing is started."""
-        found = tick(
+        found = self.answer(room)
+        assert isinstance(found, dg.SkipReason), found
+        return str(found.skip_message)
+
+    def answer(self, room: WatchRoom | None) -> dg.RunRequest | dg.SkipReason:
+        """Tick; return the answer."""
+        return tick(
             self.instance,
             self.store,
             self.loaded,
             lambda: build_source(self.loaded.spec),
             Journal(self.journal),
+            room=room,
         )
-        assert isinstance(found, dg.SkipReason), found
-        return str(found.skip_message)
 
     def check(self, name: str) -> str | None:
         """Return the description of a check of `changes`; None if it passes or was never evaluated."""
@@ -82,9 +94,13 @@ class Ticked:
 
 
 @pytest.fixture
-def ticked(sqlite_store: StateStore, tmp_path: Path) -> Iterator[Callable[[PostgresBench], Ticked]]:
+def ticked(
+    sqlite_store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[PostgresBench], Ticked]]:
     """Start a pipeline over a database with its first tick."""
-    with dg.DagsterInstance.ephemeral() as instance:
+    monkeypatch.setattr(module, "_preflighted", {})  # of other tests' pipelines of that name
+    threads = {"sensors": {"use_threads": True, "num_workers": 8}}
+    with dg.DagsterInstance.ephemeral(settings=threads) as instance:
 
         def begin(bench: PostgresBench) -> Ticked:
             (tmp_path / "orders.yaml").write_text(FILE.format(dsn=bench.dsn, slot=bench.slot))
@@ -201,3 +217,110 @@ def test_a_slot_that_is_gone(postgres_dsn: str, ticked: Callable[[PostgresBench]
         assert (
             "deltaforge checkpoint reset orders --all && deltaforge snapshot start orders" in said
         )
+
+
+@contextmanager
+def watching(
+    bench: PostgresBench, made: Ticked, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Future[dg.RunRequest | dg.SkipReason]]:
+    """Tick in another thread; yield once the tick has found nothing and asks where the log ends."""
+    monkeypatch.setattr(watch_room, "WATCH_SECONDS", 300.0)
+    asks = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'deltaforge/orders'"
+        " AND query LIKE 'SELECT pg_current_wal_flush_lsn%%' AND query_start > %s"
+    )
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(made.answer, WatchRoom(1))
+        eventually(lambda: bench.value(asks, "-infinity"))
+        seen = bench.value("SELECT clock_timestamp()")
+        eventually(lambda: bench.value(asks, seen))
+        assert not answer.done()
+        yield answer
+        bench.execute(bench.insert("orders", 99))  # also ends a watch that a test has not ended
+
+
+def test_a_tick_answers_when_something_is_committed(
+    postgres_dsn: str,
+    ticked: Callable[[PostgresBench], Ticked],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tick that began before the commit requests a run; health was reported before it watched."""
+    with PostgresBench(postgres_dsn) as bench:
+        made = ticked(bench)
+        with watching(bench, made, monkeypatch) as answer:
+            assert made.shown() == "running"
+            bench.execute(bench.insert("other", 1))
+            bench.execute(bench.insert("orders", 1))
+
+            requested = answer.result()
+        assert isinstance(requested, dg.RunRequest)
+        assert requested.tags[RUN_TAG] == "live"
+        assert requested.tags[REASON_TAG] == "changes"
+
+
+def test_a_tick_without_a_change_ends(
+    postgres_dsn: str,
+    ticked: Callable[[PostgresBench], Ticked],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When its time is up the tick says what it says without a watch."""
+    with PostgresBench(postgres_dsn) as bench:
+        made = ticked(bench)
+        monkeypatch.setattr(watch_room, "WATCH_SECONDS", 2.0)
+        assert made.tick(WatchRoom(1)) == made.tick()
+
+
+def pause(store: StateStore) -> None:
+    """Pause the pipeline."""
+    store.pipelines.set_desired_state("orders", "paused")
+
+
+def work(store: StateStore) -> None:
+    """Begin to work on the pipeline, as `deltaforge run` does."""
+    assert store.leases.acquire("orders", "by hand", 300) is not None
+
+
+@pytest.mark.parametrize(
+    ("happens", "said"), [(pause, "capture is paused"), (work, "run by hand is working on it")]
+)
+def test_what_happens_during_a_watch_counts(
+    postgres_dsn: str,
+    ticked: Callable[[PostgresBench], Ticked],
+    monkeypatch: pytest.MonkeyPatch,
+    happens: Callable[[StateStore], None],
+    said: str,
+) -> None:
+    """No run is requested if somebody has paused the pipeline, or works on it, since the tick began."""
+    with PostgresBench(postgres_dsn) as bench:
+        made = ticked(bench)
+        with watching(bench, made, monkeypatch) as answer:
+            happens(made.store)
+            bench.execute(bench.insert("orders", 1))
+
+            skipped = answer.result()
+        assert isinstance(skipped, dg.SkipReason)
+        assert said in str(skipped.skip_message)
+
+
+class NoRoom(WatchRoom):
+    """Fails the test when a tick wants to watch."""
+
+    def watch(self, *arguments: object) -> NoReturn:
+        """Fail."""
+        pytest.fail(f"watched: {arguments}")
+
+
+def test_nothing_waits_behind_a_watch(
+    start_postgres: StartPostgres, ticked: Callable[[PostgresBench], Ticked]
+) -> None:
+    """A tick does not watch while a snapshot's run may be due, or the source is down."""
+    server = start_postgres(None)
+    with PostgresBench(server.create_database()) as bench:
+        made = ticked(bench)
+        server.stop(immediate=True)
+        assert "NOT WELL" in made.tick(NoRoom(1))
+        server.restart()
+        made.store.snapshots.request("orders", cause="command")
+        assert "no changes" in made.tick(NoRoom(1))
+        bench.connection.close()
+        bench.connection = psycopg.connect(bench.dsn, autocommit=True)

@@ -29,6 +29,13 @@ ANSWER_SECONDS = 300
 """How long Dagster waits for the code server, which answers once a run's process has started. With Dagster's
 default of 60 seconds, a busy machine reports runs as "failed to start" although they do start."""
 
+THREADS = 24
+"""How many requests the code server and its proxy answer at a time: more than the daemon's threads for sensors
+(`resources.instance`), because starting a run and the UI need some, too. Dagster's default is four more than processors."""
+
+THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS")
+"""Where the code server and its proxy read `THREADS`."""
+
 _WORKSPACE = """\
 load_from:
   - grpc_server: {{host: 127.0.0.1, port: {port}, location_name: deltaforge_dagster}}
@@ -68,10 +75,13 @@ class DagsterProcesses:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         # The runs, which the code server starts, inherit these as well.
         os.environ["DAGSTER_HOME"] = str(dagster_home)
-        if not os.environ.get("DAGSTER_GRPC_TIMEOUT_SECONDS"):
-            os.environ["DAGSTER_GRPC_TIMEOUT_SECONDS"] = str(ANSWER_SECONDS)
-        if not os.environ.get("DELTAFORGE_DAGSTER_URL"):
-            os.environ["DELTAFORGE_DAGSTER_URL"] = f"http://127.0.0.1:{port}"
+        for name, usual in {
+            "DAGSTER_GRPC_TIMEOUT_SECONDS": str(ANSWER_SECONDS),
+            **dict.fromkeys(THREAD_VARIABLES, str(THREADS)),
+            "DELTAFORGE_DAGSTER_URL": f"http://127.0.0.1:{port}",
+        }.items():
+            if not os.environ.get(name):
+                os.environ[name] = usual
         # Create Dagster's SQLite tables first: processes that do so concurrently leave them unusable.
         dg.DagsterInstance.from_config(str(dagster_home)).dispose()
         started = cls(f"http://127.0.0.1:{port}")

@@ -72,7 +72,7 @@ class Overview:
 
     @property
     def lag_seconds(self) -> float:
-        """Return the lag of the sink that is furthest behind."""
+        """The lag, in seconds, of the sink that is furthest behind."""
         return max((one.lag_seconds for one in self.sinks), default=0.0)
 
     def to_json(self) -> dict[str, Any]:

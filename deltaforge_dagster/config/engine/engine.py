@@ -47,11 +47,11 @@ class RangeLimits(Block):
     """When a range closes: at the first limit that it reaches."""
 
     max_seconds: Seconds = 60.0
-    """After this time."""
+    """It closes after this time."""
     max_events: Count = 2_000_000
-    """At this many changes."""
+    """It closes at this many changes."""
     max_bytes: Count = GIB
-    """At this total size of its journal files."""
+    """It closes at this total size of its journal files."""
 
 
 class SegmentLimits(Block):
@@ -62,11 +62,11 @@ class SegmentLimits(Block):
     waits for work.
     """
     max_events: Count = 200_000
-    """At this many changes."""
+    """It ends at this many changes."""
     max_bytes: Count = 64 * MIB
-    """At this size."""
+    """It ends at this size of its rows in memory."""
     max_ms: Count = 1000
-    """At the latest after this time."""
+    """It ends after this time at the latest."""
 
     @model_validator(mode="after")
     def _check_times(self) -> SegmentLimits:
@@ -221,7 +221,7 @@ class Engine(Block):
     """The fields that DeltaForge does not have."""
 
     run: RunLimits = RunLimits()
-    """One Dagster run of the pipeline."""
+    """How long one Dagster run of the pipeline may take, and how it holds its lease."""
     range: RangeLimits = RangeLimits()
     """A range, which is a Dagster partition, closes at the first of these limits."""
     segment: SegmentLimits = SegmentLimits()

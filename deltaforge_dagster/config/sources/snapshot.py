@@ -8,7 +8,7 @@ from deltaforge_dagster.config.blocks import Block, Count
 
 
 class Snapshot(Block):
-    """`snapshot` of a source. Without the block, and in a block without it, `mode` is `never`."""
+    """`snapshot` of a source. Without the block, too, `mode` is `never`."""
 
     mode: Literal["initial", "always", "never"] = "never"
     """When the source's tables are read automatically. `initial`: once, when the pipeline starts for the

@@ -42,24 +42,24 @@ from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceN
 logger = logging.getLogger(__name__)
 
 WORTH_BYTES = 128 << 20
-"""So much log must lie ahead: less is read before tasks have begun."""
+"""Least unread log, in bytes, that is worth reading in parallel; less is read before tasks have started."""
 
 LOOK_BYTES = 64 << 20
-"""So much the run's own reader reads before it is asked again whether to plan sections of what is ahead."""
+"""Bytes of log that the run's own reader reads between two checks whether to read the rest in parallel."""
 
 _LARGEST = 256 << 20
 _MOST = 64
 _FAILURES = 3
 _WAIT_SECONDS = 0.05
 _PATIENCE = 10.0
-"""How long tasks may go on when the run ends."""
+"""Seconds that running tasks get to finish when the run ends."""
 
 _REPORT = "written string, problem string"
 
 
 @dataclass(slots=True)
 class _Pace:
-    """What the newest log became: bytes of log, changes, their Arrow memory."""
+    """How much log was read most recently, in bytes, and what it became: changes, and bytes of Arrow memory."""
 
     log_bytes: int = 0
     rows: int = 0
@@ -74,7 +74,7 @@ class _Reading:
 
 
 class Backlog:
-    """Reads backlogs of one run in parallel, when that is of use.
+    """Has Spark read the backlogs of one run in parallel, when that is faster.
 
     Args:
         run: The run.
@@ -104,22 +104,22 @@ class Backlog:
         self._pool = ThreadPoolExecutor(_MOST + 1, thread_name_prefix=f"backlog {self._pipeline}")
 
     def passed(self, log_bytes: int) -> None:
-        """Take note of log that the run's own reader has read."""
+        """Count bytes of log that the run's own reader has read."""
         self._read.log_bytes += log_bytes
 
     def sealed(self, rows: int, size: int, *, awaited: bool) -> None:
-        """Take note of a segment that it has written, and whether a sink waited for it."""
+        """Count a segment that the run's own reader has written; `awaited` says whether a sink waited for it."""
         self._read.rows += rows
         self._read.bytes += size
         self._sealed += 1
         self._awaited += awaited
 
     def due(self, source: SectionedSource, position: Position) -> bool:
-        """Say whether what is behind `position` should be read in parallel; cheap, mostly.
+        """Return whether the log after `position` should be read in parallel; most calls are cheap.
 
-        It should, when capture is what the pipeline waits for: most of the last segments found a sink
-        idle at the journal's end; and when at least `WORTH_BYTES` of log lie ahead. The workers load
-        what they need first, while the run's own reader goes on.
+        It should if capture is the bottleneck (most of the last segments found a sink idle at the
+        journal's end) and at least `WORTH_BYTES` of log are unread. Before the first time, Spark's workers
+        load code and kernels, while the run's own reader continues.
         """
         if self._failures >= _FAILURES or self._journal.url.startswith("memory:"):
             return False
@@ -129,14 +129,14 @@ class Backlog:
             return False
         useful = self._awaited * 2 > self._sealed and source.behind(position) >= WORTH_BYTES
         if useful and self._warming is None:
-            self.warm_up(source)  # what was seen so far decides again as soon as they are ready
+            self.warm_up(source)  # the counts are kept, and decide again once the workers are ready
             return False
         self._pace, self._read = self._read, _Pace()
         self._sealed = self._awaited = 0
         return useful
 
     def warm_up(self, source: SectionedSource) -> Future[int]:
-        """Begin to have Spark's workers load what they need; the result is how many there are."""
+        """Start loading code and kernels in Spark's workers; the result is how many tasks run at a time."""
         self._warming = self._pool.submit(self._warm, source)
         return self._warming
 
@@ -150,18 +150,22 @@ class Backlog:
         add: Callable[[WrittenSegment, Position], bool],
         going_on: Callable[[], bool],
     ) -> Position:
-        """Journal what follows `start`, as far as sections can be planned; return where the last one ends.
+        """Capture the log after `start` in parallel, as far as sections can be planned.
 
-        Ends earlier when sinks have not waited for a while: they have enough to do.
+        It stops earlier if no sink has waited for a while: then delivery is the bottleneck.
 
         Args:
-            source: Whose log.
+            source: The source whose log is read.
             registry: Where table versions are registered.
-            start: Where the journal ends, or the log behind that has no changes.
-            number: Of the next segment.
-            add: Adds a segment that ends at a position, and says whether a sink waited for it; called
-                in the log's order.
-            going_on: Asked now and then; when it says no, what tasks have begun is still added.
+            start: The end of the journal, or a later position before which the log has no captured change.
+            number: Number of the next segment.
+            add: Adds a segment that ends at the given position, and returns whether a sink waited for it;
+                called in the log's order.
+            going_on: Checked regularly; once it returns False, no section is started any more, and those
+                that tasks are reading are added if they finish within seconds.
+
+        Returns:
+            The end of the last section that was added; `start` if there was none.
 
         Raises:
             LeaseLost: The lease is gone.
@@ -200,11 +204,11 @@ class Backlog:
                 one.written.add_done_callback(self._discard)
 
     def close(self) -> None:
-        """Begin no task any more; those that have begun are not waited for."""
+        """Start no further tasks; running ones are not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _size(self) -> int:
-        """Return how much log becomes a segment, as the newest did."""
+        """Return how many bytes of log make one segment, judging by the log that was read last."""
         pace, limits = self._pace, self._limits
         if not pace.rows:
             return _LARGEST
@@ -213,20 +217,20 @@ class Backlog:
         return max(1, min(by_rows, by_bytes, _LARGEST))
 
     def _warm(self, source: SectionedSource) -> int:
-        """Have all workers load what they need; return how many tasks run at a time."""
+        """Have all Spark workers load code and kernels; return how many tasks run at a time."""
         session = self._sessions.session()
-        # As many tasks as Spark thinks best: one for each of its cores.
+        # Without a number of partitions, Spark starts one task per core.
         tasks = session.range(_MOST).mapInArrow(WarmJob(source).run, "task int").toArrow()
         return min(tasks.num_rows, _MOST)
 
     def _width(self) -> int:
-        """Return how many log sections are read at a time; one waits, so that no core does."""
+        """Return how many log sections are submitted at a time: one more than cores, so that none is idle."""
         assert self._warming is not None
         try:
             return self._warming.result() + 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, there is the one reader
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run's own reader continues
             self._fail(error)
-            self._warming = None  # the next one tries again
+            self._warming = None  # the next check tries again
             return 0
 
     def _next(self, sections: Generator[LogSection | None]) -> tuple[LogSection | None, bool]:
@@ -264,10 +268,10 @@ class Backlog:
         return written_by(one.mapInArrow(job.run, _REPORT).toArrow())
 
     def _written(self, reading: _Reading) -> WrittenSection | None:
-        """Return what a task has written, None if it could not."""
+        """Return what a task has written, None if it failed."""
         try:
             written = reading.written.result()
-        except Exception as error:  # noqa: BLE001 - whatever it is, there is the one reader
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run's own reader continues
             self._fail(error)
             return None
         self._failures = 0
@@ -277,9 +281,9 @@ class Backlog:
         return written
 
     def _fail(self, error: Exception) -> None:
-        """Take note that the run's own reader has to go on."""
+        """Count and log a failure, after which the run's own reader continues."""
         self._failures += 1
-        # Only our own texts are known to quote nothing.
+        # Only our own error texts are known to contain no secrets and no row values.
         what = str(error) if isinstance(error, DeltaforgeError) else type(error).__name__
         if isinstance(error, PySparkException):
             self._sessions.lost(error)
@@ -288,7 +292,7 @@ class Backlog:
 
     def _discard(self, written: Future[WrittenSection]) -> None:
         """Remove a segment that was not added."""
-        with contextlib.suppress(Exception):  # there is none, or the sweep removes it
+        with contextlib.suppress(Exception):  # no file was written, or the orphan sweep removes it
             self._journal.delete(written.result().segment.path)
 
 

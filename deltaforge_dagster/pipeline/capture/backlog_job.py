@@ -21,7 +21,7 @@ from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.sources.base import LogSection, ReadLimits, SectionedSource
 
 REPORT = pa.schema([pa.field("written", pa.string()), pa.field("problem", pa.string())])
-"""What a task reports: the segment as JSON text, or else why there is none."""
+"""Columns of a task's report: the written segment as JSON text, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SectionJob:
     epoch: int
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the segment; what Spark maps over the one number of the one task.
+        """Write the segment; Spark calls this in a job with a single task and a single input row.
 
         Yields:
             One row of `REPORT`.
@@ -97,7 +97,7 @@ def written_by(report: pa.Table) -> WrittenSection:
     """Return what a task wrote.
 
     Raises:
-        DeltaforgeError: It wrote nothing, for the reason that it gives.
+        DeltaforgeError: The task wrote nothing; the message is the reason that it reported.
     """
     (row,) = report.to_pylist()
     if row["written"] is None:
@@ -108,12 +108,12 @@ def written_by(report: pa.Table) -> WrittenSection:
 
 @dataclass(frozen=True, slots=True)
 class WarmJob:
-    """Has every worker load what reading takes, before the first log section waits for it."""
+    """Has every Spark worker load the code and kernels for reading, before the first log section needs them."""
 
     source: SectionedSource
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Load it, and yield one row for each task."""
+        """Load code and kernels, and yield one row for each task."""
         for _ in numbers:
             pass
         self.source.warm()

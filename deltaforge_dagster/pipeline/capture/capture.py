@@ -236,7 +236,7 @@ class Capture:
             except DeltaforgeError as error:
                 self.error = error
                 self.failed = True
-                self._failed("until a person acts", error)
+                self._failed("until its cause is removed", error)
                 return
             except Exception as error:
                 self.error = DeltaforgeError(f"{self._pipeline}: capture broke: {error!r}")
@@ -257,14 +257,15 @@ class Capture:
         logger.warning(message, extra={"fields": {**fields, "attempt": self._attempt or None}})
 
     def _count(self, tally: Tally) -> None:
-        with contextlib.suppress(DeltaforgeError):  # the loop meets it again
+        with contextlib.suppress(DeltaforgeError):  # the capture loop will meet the same error
             self._lease.write(lambda writer: writer.metrics.count(tally))
 
     def _read(self, backoff: Backoff) -> None:
         source = self._build_source()
         with self._source_lock:
             self._source = source
-            # Idle progress may be confirmed beyond the journal's end: the source has let go of it.
+            # While nothing is captured, positions beyond the journal's end are confirmed: the source may
+            # have discarded its log up to there.
             start = max(self._position, self._confirmed)
         try:
             self._release_holds(source, start)
@@ -298,7 +299,7 @@ class Capture:
             open_hold=self._holds.open,
             start=start,
         )
-        # As many changes a batch as fit a segment; small waits keep the cut prompt.
+        # A batch holds at most as many changes as a segment; short waits let segments end on time.
         reading = ReadLimits(
             max_events=self._limits.max_events, max_wait=self._limits.min_ms / 1000
         )
@@ -336,9 +337,11 @@ class Capture:
         return start
 
     def _still_fails(self) -> bool:
-        """Whether an error persists: a read ends an error of the source, only a write one of the journal.
+        """Return whether the last error may persist.
 
-        What could not be written is read again, but not at once: servers send empty batches before it.
+        A batch read proves that an error of the source is over. An error of the journal or the state
+        store is over only after a write. The source repeats changes that could not be written, but may send
+        empty batches first; these prove nothing.
         """
         if not isinstance(self.error, StoreUnavailable | JournalDamaged):
             return False
@@ -395,7 +398,7 @@ class Capture:
     def _moved_to(self, end: Position) -> None:
         """Note that everything before `end` is durable."""
         self._unwritten = False
-        # Before the position: who finds that something was reached must also find that something moved (`run.end`).
+        # Set before the position: a thread that sees the new position must also see the new time (`run.end`).
         self.moved_at = time.monotonic()
         self._position = end
 
@@ -411,7 +414,7 @@ class Capture:
         )
 
     def _take_over_chunks(self, cutter: SegmentCutter) -> None:
-        """Merge chunks of a snapshot whose place is here, after everything read so far."""
+        """Merge the snapshot chunks that are due after everything read so far."""
         if cutter.in_transaction or self._paused.is_set():
             return
         if self._deduplicator.due(cutter.reached):

@@ -5,9 +5,8 @@ transaction that is still open wait in memory until its commit arrives, so that 
 transactions before it can be cut and delivered meanwhile; once they outgrow `SPILL_BYTES` they
 begin a segment of their own, written row group by row group, and memory stays bounded.
 
-Held events (`sources.base.HeldEvent`) take the same way into files of their own, which are cut with
-the segment: what is captured and what is kept back end at one position. While only held events
-come there are cuts without a segment.
+Held events (`sources.base.HeldEvent`) are written to files of their own, which end together with the
+segment, at the same position. If only held events arrive, these files end without a segment.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ class SegmentCutter:
     Args:
         limits: `engine.segment` of the pipeline file.
         open_writer: Makes the writer of the next segment.
-        seal: Makes a written segment durable, None when there is none, and the files of held
-            events; all of them end at the given position.
-        open_hold: Begins a file for events of a table that are kept back, all after a position.
+        seal: Makes a segment (None if there were only held events) and the files of held events
+            durable; all of them end at the given position.
+        open_hold: Opens a file for held events of one table, all of which come after the given position.
         start: Where the stream begins.
         someone_waits: Whether a sink at the journal's end waits for work, which lets a segment
             end as soon as it is `min_ms` old.
@@ -66,7 +65,7 @@ class SegmentCutter:
     Attributes:
         passed: A position the log has passed without a change for us since the last one that
             was written, or None.
-        trigger: Why the segment ended that was cut last.
+        trigger: Why the last segment ended.
         age: Seconds from the first change of that segment until it was cut.
     """
 
@@ -128,7 +127,7 @@ class SegmentCutter:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether changes were taken whose commit has not been read."""
+        """Whether changes were accepted whose commit has not been read."""
         open_ones = self._writer is not None or bool(self._holds)
         return bool(self._waiting or self._waiting_held) or (open_ones and self._end is None)
 

@@ -9,8 +9,9 @@ go back and the positions that sinks keep stay in order. Nothing else of a held 
 held events come first in every sink. Events that still cannot be decoded are held again, with the new reason,
 and the run continues.
 
-A table may have two holds: its rows wait for approval (`schemas.approval`), and then events follow that cannot
-be decoded. Approved rows are released first, and events that can be decoded at last pass schema approval.
+A table may have two holds: one of rows that wait for approval (`schemas.approval`), and one of later events that
+cannot be decoded. The approved rows are released first; the events, once they can be decoded, then pass schema
+approval like any others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from deltaforge_dagster.state.records import HeldPart, HoldRow
 from deltaforge_dagster.state.store import StateStore
 
 TABLE = "table"
-"""Kind of the holds that a source requests."""
+"""Kind of hold of events that a source cannot decode."""
 
 
 def kind_of(event: HeldEvent) -> str:
@@ -96,12 +97,12 @@ class Holds:
         self._lease = lease
 
     def open(self, event: HeldEvent, since: Position) -> OpenPart:
-        """Begin a file for the events of a table, which all stand after `since`."""
+        """Open a file for held events of one table, all of which come after `since` in the log."""
         writer = self._journal.held_writer(self._lease.pipeline, self._lease.epoch)
         return OpenPart(event, since, writer)
 
     def keep(self, parts: Sequence[HeldPart], end: Position) -> None:
-        """Record files of held events where there is no segment to go with them."""
+        """Record files of held events that come without a segment; the captured position moves to `end`."""
         reached = end.to_json()
         self._lease.write(lambda writer: writer.holds.keep(parts, reached))
 
@@ -119,12 +120,12 @@ class Holds:
 
         Args:
             source: Decodes the events.
-            registry: For the source.
+            registry: The table versions, for the source's decoder.
             approval: Holds rows that wait for approval.
             position: Where the journal ends.
             open_writer: Makes the writer of the next segment.
-            seal: Makes it durable, and the hold's events journaled with it, but for those of it that
-                are kept back again.
+            seal: Makes the segment durable and marks the hold as journaled, except for the given files
+                of events that are held again.
         """
         holds = self._store.holds.read(self._lease.pipeline)
         approval.begin({one.subject: one.reason for one in holds if _waits(one)})
@@ -169,19 +170,19 @@ class Holds:
         self._lease.write(lambda writer: writer.holds.revoke_release(hold, reason))
 
     def _empty(self, hold: HoldRow, again: Sequence[HeldPart]) -> None:
-        """There was nothing for the journal: what is captured next may follow."""
+        """Record that a released hold contained no rows for the journal; events in `again` stay held."""
         self._lease.write(lambda writer: writer.holds.replace(hold, again))
 
 
 class _HeldAgain:
-    """What of a released hold is kept back again: all of one table."""
+    """The events of a released hold that are held again; all are of one table."""
 
     def __init__(self, open_part: Callable[[HeldEvent], OpenPart]) -> None:
         self.part: OpenPart | None = None
         self._open = open_part
 
     def write(self, batches: Iterator[ChangeBatch], writer: SegmentWriter) -> None:
-        """Write what passes into the segment, and keep the rest."""
+        """Write rows that may be captured to the segment, and the others to a file of held events."""
         for batch in batches:
             if batch.rows is not None:
                 writer.write(batch.rows)
@@ -190,7 +191,7 @@ class _HeldAgain:
                 self.part.write(event)
 
     def close(self) -> list[HeldPart]:
-        """Return what is to be kept, durable."""
+        """Make the file of held events durable; return its row, or nothing if no event is held again."""
         return [] if self.part is None else [self.part.close()]
 
     def abort(self) -> None:

@@ -147,7 +147,7 @@ class Ranges:
         *,
         tally: Tally | None,
     ) -> int:
-        """Add a segment to the open range, opening one if need be; return its number."""
+        """Add a segment to the open range, opening one if need be; return the range's number."""
         if self._open is None:
             number = writer.ranges.open(row.start_position, self._spec_hash, row.segment)
         else:

@@ -8,7 +8,7 @@ Each step is taken only if the one before it was not enough:
    behind first. What they lack may then be deleted, and they get nothing until they are attached again. This
    includes paused sinks: an optional sink must not stop the others.
 3. Otherwise required sinks retain the journal, and capture pauses until the journal is below four fifths of
-   its limit. If one of these sinks is paused, that is after it was resumed.
+   its limit. If one of these sinks is paused, capture stays paused until the sink is resumed.
 
 The limit is checked whenever a segment was added, so the journal may exceed it by what is captured in the
 meantime; a single transaction larger than the limit is captured whole. While a sink waits for changes that it
@@ -82,7 +82,7 @@ class BackPressure:
         if self._fits():
             self._go_on("the journal has room again")
         elif self._awaits_capture():
-            self._go_on("a sink waits for what it has already to be captured again")
+            self._go_on("a sink waits until changes that it already has are captured again")
         elif self.paused is None:
             self._pause()
 
@@ -98,7 +98,7 @@ class BackPressure:
         drop_delivered(self._run.store, self._run.journal, self._pipeline, down_to=self._room)
 
     def _detach_holders(self) -> None:
-        """Detach what can be done without, if that makes room, one sink at a time."""
+        """Detach sinks that the commit policy does not need, one at a time, as long as that makes room."""
         while True:
             checkpoints = self._run.store.checkpoints.read(self._pipeline)
             free = detachable_sinks(self._spec, checkpoints)
@@ -116,7 +116,7 @@ class BackPressure:
             self._drop()
 
     def _held(self, checkpoints: list[CheckpointRow]) -> int:
-        """Return the bytes of the journal that one of these sinks has yet to get."""
+        """Return the bytes of the journal that at least one of these sinks still lacks."""
         if not checkpoints:
             return 0
         has = min(one.whole_segment for one in checkpoints)

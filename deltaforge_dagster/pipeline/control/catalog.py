@@ -48,7 +48,7 @@ def installed(settings: Settings, store: StateStore | None) -> list[AnyPipeline]
 
 
 class PipelineFiles:
-    """The pipelines of an installation, again and again: a file that has not changed is not read again.
+    """Lists an installation's pipelines repeatedly; reads the files again only when one has changed.
 
     For one thread at a time.
 
@@ -90,7 +90,7 @@ class PipelineFiles:
 
 
 def _stamp(path: Path) -> tuple[Path, int, int, int]:
-    """Return what changes with a file's content; zeros for one that is gone by now."""
+    """Return a file's path, modification time, size and inode; zeros for a file that is gone."""
     try:
         found = path.stat()
     except OSError:
@@ -99,7 +99,7 @@ def _stamp(path: Path) -> tuple[Path, int, int, int]:
 
 
 def known_names(files: Iterable[AnyPipeline], rows: Iterable[PipelineRow]) -> list[AnyPipeline]:
-    """Return pipelines of files; one that cannot be read has the name that it had when it was at work last."""
+    """Return the pipelines of files; one that cannot be read gets the name under which it last ran."""
     files = list(files)
     taken = {one.name for one in files}
     by_file = {row.file: row.name for row in rows if row.file is not None}
@@ -113,11 +113,12 @@ def known_names(files: Iterable[AnyPipeline], rows: Iterable[PipelineRow]) -> li
 
 
 def of_row(row: PipelineRow, pipelines: Iterable[AnyPipeline]) -> AnyPipeline | None:
-    """Return the file or document of a pipeline at work; None when it is gone.
+    """Return the file or document of a pipeline that the state store knows; None when it is gone.
 
     Args:
         row: The pipeline.
-        pipelines: Those that are installed: it may also have been started with the path of its file.
+        pipelines: The installed pipelines; a pipeline that is not among them was started with the path
+            of its file, which is read then.
     """
     for one in pipelines:
         if one.name == row.name:

@@ -26,7 +26,7 @@ _LENGTH = 12
 
 _OF_SOURCE = frozenset({"snapshot", "on_schema_drift"})
 _OF_SINK = frozenset({"required", "start"})
-"""Fields that decide nothing about the data; a kind of source or sink names its own (`timing`)."""
+"""Fields that do not affect the data; a kind of source or sink adds its own (`timing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class CodeParts:
     """The parts of the code versions of a pipeline's assets.
 
     Attributes:
-        capture: Of what is captured.
-        chain: Of the processors.
-        sinks: Of each sink, by its id.
+        capture: Hash of the source and of how its values look.
+        chain: Hash of the processors.
+        sinks: Hash of each sink, by its id.
     """
 
     capture: str
@@ -50,7 +50,7 @@ class CodeParts:
 
 
 def chain_part(hashes: Collection[str]) -> str:
-    """Return the part of chains with these hashes, which processed one range; none has an empty one."""
+    """Return the part for a range that chains with these hashes processed; an empty hash means no chain."""
     return "+".join(sorted(one[:_LENGTH] or NO_CHAIN for one in hashes))
 
 

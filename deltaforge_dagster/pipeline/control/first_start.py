@@ -1,15 +1,15 @@
-"""Where a new pipeline begins, once: the first of these that says anything.
+"""Where a new pipeline begins: decided once, by the first of these that is given.
 
-1. Checkpoints of DeltaForge that were imported (`state.legacy`). Reading begins at the minimum over
-   the sinks' own keys, as it does there; a sink that is further gets only what ends after its own.
-   Without any such key the pipeline's plain key counts, for every sink.
-2. The file's seed (`engine.checkpoint.seed`): a position, or a chaser file, the 8 bytes that event
-   stores keep their log position in: little-endian, signed (`SourceType.position_at`).
+1. Imported checkpoints of DeltaForge (`state.legacy`). Reading begins at the minimum of the sinks' own
+   checkpoints, as in DeltaForge; a sink that is further ahead gets only segments that end after its own.
+   If no sink has a key of its own, the source's plain key counts for every sink.
+2. The file's seed (`engine.checkpoint.seed`): a position, or a chaser file: 8 bytes, a little-endian
+   signed integer, in which event stores keep their log position (`SourceType.position_at`).
 3. The source's own rule: `start_position`, or now.
 
-A checkpoint of DeltaForge may be inside a transaction; the kind of source says where that begins
-(`SourceType.imported`). What the sinks had of the transaction arrives again. A checkpoint or position that
-is none, or of another kind of source, stops the pipeline: beginning at the log's end instead would lose changes in silence.
+A checkpoint of DeltaForge may be inside a transaction; the kind of source says where that transaction begins
+(`SourceType.imported`), and sinks get its first changes again. A checkpoint or position that is malformed, or
+belongs to another kind of source, stops the pipeline: beginning at the log's end instead would silently lose changes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class FirstStart:
     """Where a new pipeline begins.
 
     Attributes:
-        at: There; None where the source's own rule says.
-        has: What sinks have beyond that, by id: everything up to a position.
+        at: The position; None if the source's own rule decides.
+        has: By sink id, the position up to which a sink has everything, for sinks that are beyond `at`.
     """
 
     at: Position | None = None
@@ -53,23 +53,24 @@ class FirstStart:
 
 
 def first_start(store: StateStore | None, loaded: LoadedPipeline) -> FirstStart:
-    """Return where a pipeline begins that has no position yet; without a store nothing was imported.
+    """Return where a pipeline without a position begins; without a store nothing was imported.
 
     Raises:
-        PositionLost: What was imported is no position of such a source.
-        SettingsError: The file that the seed names holds none, or cannot be read.
+        PositionLost: An imported checkpoint is no position of this kind of source.
+        SettingsError: The seed's file cannot be read, or holds no position of this kind of source.
     """
     imported = None if store is None else _imported(store, loaded)
     return imported if imported is not None else FirstStart(_seed(loaded))
 
 
 def sink_positions(loaded: LoadedPipeline, found: Mapping[str, bytes]) -> dict[str, Position]:
-    """Return how far each sink of a pipeline has come, by checkpoints of DeltaForge.
+    """Return how far each sink of a pipeline is, according to checkpoints of DeltaForge.
 
-    The plain key counts for all of them when none has its own; a sink without one is left out.
+    If no sink has a key of its own, the source's plain key counts for all; otherwise a sink without a
+    key is left out.
 
     Raises:
-        PositionLost: One of them is no position of such a source.
+        PositionLost: A checkpoint is no position of this kind of source.
     """
     source_id = loaded.spec.spec.source.config.id
     ids = [sink.config.id for sink in loaded.spec.spec.sinks]
@@ -137,7 +138,7 @@ def _seed(loaded: LoadedPipeline) -> Position | None:
 
 
 def _chaser(loaded: LoadedPipeline, path: Path) -> Position | None:
-    """Return the position of a chaser file; without a sound one the pipeline begins as without a seed."""
+    """Return the position of a chaser file; None, with a warning, if the file is missing or malformed."""
     name, kind = loaded.name, _kind(loaded)
     try:
         content = path.read_bytes()

@@ -33,9 +33,9 @@ class Publication:
     asset: str
     metadata: Mapping[str, Value]
     code_version: str | None
-    """Of the spec that the range was captured and delivered with; None where nobody knows."""
+    """Of the spec that the range was captured and delivered with; None if unknown."""
     run_id: str | None = None
-    """Of the run that captured the range, or moved the sink past its end; None where nobody knows."""
+    """Of the run that captured the range, or moved the sink past its end; None if unknown."""
     file: str | None = None
     """Path below the journal's root of the range's first segment; None when it is gone."""
 
@@ -51,7 +51,7 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
     }
     checkpoints = store.checkpoints.read(pipeline)
     histories = store.schemas.histories(pipeline)
-    pluralize = {
+    facts = {
         number: _counted(store, pipeline, ranges[number]) | _numbers(histories, ranges[number])
         for number in set(numbers)
     }
@@ -65,7 +65,7 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
             number,
             asset,
             _metadata(ranges[number], asset, checkpoints, now, captured[number])
-            | pluralize[number]
+            | facts[number]
             | sensed.get(asset, {}),
             versions.of(ranges[number], None if asset == CHANGES else asset),
             _run_id(lease, ranges[number], asset),
@@ -100,16 +100,16 @@ def publication_of(
 
 
 def processor_metrics(processors: Mapping[str, Mapping[str, int]]) -> dict[str, Value]:
-    """Return what processors counted under names that plot, such as `processor/mask/events_out`.
+    """Return the processors' counts as metadata that Dagster plots, such as `processor/mask/events_out`.
 
-    What a processor counts itself has its metric's name, and what that is labelled behind it:
-    `processor/outbox/outbox_dropped/non_insert`. The latency is that of a call, on average.
+    The name of a counter of the processor's own contains the metric and its label:
+    `processor/outbox/outbox_dropped/non_insert`. `latency_seconds` is the average of a call.
     """
     metrics: dict[str, Value] = {}
     for name, counts in processors.items():
-        for pluralize, count in sorted(counts.items()):
-            if pluralize not in {"calls", "busy_us"}:
-                metrics[f"processor/{name}/{pluralize.replace(':', '/')}"] = count
+        for counter, count in sorted(counts.items()):
+            if counter not in {"calls", "busy_us"}:
+                metrics[f"processor/{name}/{counter.replace(':', '/')}"] = count
         if counts.get("calls"):
             seconds = counts.get("busy_us", 0) / counts["calls"] / 1e6
             metrics[f"processor/{name}/latency_seconds"] = round(seconds, 6)
@@ -147,7 +147,7 @@ def facts(row: RangeRow) -> dict[str, Value]:
 
 
 def _numbers(histories: Iterable[TableHistory], row: RangeRow) -> dict[str, Value]:
-    """Return which versions of each table a range has, by number."""
+    """Return the numbers of the table versions that a range contains, for each table."""
     known: dict[str, Value] = {}
     for history in histories:
         number = {one.stamp.fingerprint: one.stamp.version for one in history.versions}
@@ -165,9 +165,10 @@ def _metadata(
     now: float,
     captured_at: float,
 ) -> dict[str, Value]:
-    """Return what is told of a range: first how it went, which differs by asset, then its facts.
+    """Return the metadata of a range: first how it went, which differs by asset, then its facts.
 
-    Lag, rates and counts come first: Dagster plots the first hundred numbers alone. The lag counts from the range's last change to when that was captured, or when the sink had it.
+    Lag, rates and counts come first, because Dagster plots only the first hundred numbers. The lag is the
+    time from the range's last change until it was captured, or until the sink had it.
     """
     ended_at = arrived_at = row.closed_at or row.opened_at
     if asset == CHANGES:
@@ -196,7 +197,7 @@ def _metadata(
 
 
 def _run_id(lease: LeaseRow | None, row: RangeRow, asset: str) -> str | None:
-    """Return the run that a range's asset is the work of, as long as the lease still names it."""
+    """Return the run that produced a range's asset; None if the lease does not name it any more."""
     if lease is None or (asset == CHANGES and row.epoch != lease.epoch):
         return None
     return lease.run_id
@@ -214,7 +215,7 @@ def _file(store: StateStore, pipeline: str, row: RangeRow) -> str | None:
 
 
 def _counted(store: StateStore, pipeline: str, row: RangeRow) -> dict[str, Value]:
-    """Return what processors counted over a range; nothing before the last segment is processed."""
+    """Return the processors' counts for a range; empty until its last segment is processed."""
     counts = store.segments.processed_counts(
         pipeline, first=row.first_segment, last=row.last_segment
     )

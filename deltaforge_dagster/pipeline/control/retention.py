@@ -1,11 +1,11 @@
-"""Retention: what the journal, the store and Dagster may forget.
+"""Retention: what may be deleted from the journal, the state store and Dagster.
 
 A segment goes when its range is closed and published, it is older than
 `engine.journal.retention_hours`, and every attached sink has it: never one that such a sink
-still needs. A journal that has reached its limit lets go of them earlier (`drop_delivered`). The
-row goes first, then its file; a crash in between leaves a file without a row. Such files, also a
-killed run's, are orphans and go after an hour; messages encoded by runs that are gone after a
-day, since a long replay may still be reading its own.
+still needs. When the journal has reached its limit, segments go earlier (`drop_delivered`). The row is
+deleted first, then its file; a crash in between leaves a file without a row. Such files, also those
+of killed runs, are orphans and are deleted after an hour. Messages that earlier runs have encoded are
+deleted after a day, since a long replay may still be reading its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Expired:
 
 
 def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expired:
-    """Remove what is old and delivered; returns the ranges whose partitions may go too."""
+    """Remove what is old and delivered; the result names the ranges whose Dagster partitions may go too."""
     row = store.pipelines.get(loaded.name)
     lease = store.leases.get(loaded.name)
     if row is None or lease is None:
@@ -83,7 +83,7 @@ def drop_delivered(store: StateStore, journal: Journal, pipeline: str, *, down_t
 def _forget(
     store: StateStore, journal: Journal, pipeline: str, segments: Sequence[SegmentRow]
 ) -> int:
-    if not segments:  # without taking the lock that the run's own writes need
+    if not segments:  # do not take the lock that the run's own writes need
         return 0
     gone = store.segments.expire(pipeline, [segment.segment for segment in segments])
     for segment in gone:

@@ -1,8 +1,8 @@
-"""What a changed pipeline file changes about a pipeline that is known, and what follows from it.
+"""The differences between two versions of a pipeline file, and the consequence of each.
 
-Compared are effective specs as `specs` keeps them, field by field; sinks and processors by their ids.
-Each difference comes with what it means for data that is captured or delivered already, and for
-what comes.
+Effective specs are compared as `specs` stores them, field by field; sinks and processors are matched by
+id. A consequence says what a difference means for data that is already captured or delivered, and for
+later data.
 """
 
 from __future__ import annotations
@@ -19,49 +19,47 @@ from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 _Spec = Mapping[str, Any]
 _Block = Mapping[str, Any]
 
-_STARTED = "means nothing any more: the pipeline has its position"
-_NEXT_RUN = "holds from the next run on; a run at work notices the changed file and ends"
+_STARTED = "has no effect any more: the pipeline has a position"
+_NEXT_RUN = "applies from the next run; an active run notices the changed file and ends"
 _RELOADED = (
-    "waits until Dagster has loaded the file again: by itself under `deltaforge dev` and where "
+    "applies when Dagster has reloaded the file: by itself under `deltaforge dev` and where "
     "DELTAFORGE_DAGSTER_URL names the webserver, else by Reload in its UI"
 )
-_ASSET = "Dagster shows that once it has loaded the file again"
+_ASSET = "Dagster shows it when it has reloaded the file"
 
 _CONSEQUENCES = (
-    ("spec.source.type", "positions of the other source mean nothing here: give the pipeline another name, or start over with `deltaforge checkpoint reset PIPELINE --all`"),
-    ("spec.source.config.id", "events captured from then on have other ids"),
-    ("spec.source.config.dsn", "if it is another server or database, and not only another address, a run goes on only where that is safe, and says otherwise why not"),
-    ("spec.source.config.outbox", "decides what is an event of an outbox from then on"),
-    ("spec.source.config.snapshot", "decides when tables are read from then on; `initial` means nothing once the pipeline has begun"),
+    ("spec.source.type", "positions of the other source are not valid here: give the pipeline another name, or start over with `deltaforge checkpoint reset PIPELINE --all`"),
+    ("spec.source.config.id", "events captured after the change have other ids"),
+    ("spec.source.config.dsn", "if this is another server or database, and not only another address, a run continues only where that is safe; otherwise it ends with the reason"),
+    ("spec.source.config.outbox", "decides which later changes are outbox events"),
+    ("spec.source.config.snapshot", "decides when tables are read from now on; `initial` has no effect once the pipeline has begun"),
     ("spec.source.config.start_position", _STARTED),
     ("spec.engine.checkpoint.seed", _STARTED),
-    ("spec.engine.values", "holds for what is captured from then on; the journal and the sinks keep the old form"),
-    ("spec.engine.columns", "holds for what is captured from then on; the journal and the sinks keep what they have"),
-    ("spec.engine.schemas", "holds for forms that tables get from then on; with `continue` what waits for approval is delivered"),
-    ("spec.engine.dagster.freshness", "holds from the sensor's next look at the sinks on"),
+    ("spec.engine.values", "applies to changes captured from now on; the journal and the sinks keep the old form"),
+    ("spec.engine.columns", "applies to changes captured from now on; the journal and the sinks keep what they have"),
+    ("spec.engine.schemas", "applies to later changes of table definitions; with `continue`, changes that wait for approval are delivered"),
+    ("spec.engine.dagster.freshness", "applies from the sensor's next check of the sinks"),
     ("spec.engine.dagster", _RELOADED),
-    ("spec.engine.alerts", f"holds from the sensor's next look at the checks on; where no pipeline had a hook before, it {_RELOADED}"),
-    ("spec.commit_policy", "decides from the next run on what the source may forget"),
-    ("spec.journal", "holds for what cannot be delivered from then on"),
-    ("metadata.tenant", "is part of the idempotency keys of later events: consumers that drop repeated ones see new ones"),
-    ("metadata", f"is only shown; in Dagster it {_RELOADED}"),
+    ("spec.engine.alerts", f"applies from the sensor's next evaluation; if no pipeline had a hook before, it {_RELOADED}"),
+    ("spec.commit_policy", "decides from the next run which part of its log the source may discard"),
+    ("spec.journal", "applies to messages that cannot be delivered from now on"),
+    ("metadata.tenant", "is part of the idempotency keys of later events: consumers that deduplicate by key take repeated events for new ones"),
+    ("metadata", f"is displayed only; in Dagster it {_RELOADED}"),
     ("", _NEXT_RUN),
 )  # fmt: skip
-"""Beginnings of paths, the first that fits counts; a kind of source has more (`SourceType.consequences`)."""
+"""Path prefixes and consequences; the first match counts. A kind of source adds its own (`SourceType.consequences`)."""
 
-_ELSEWHERE = "later messages go there, from the checkpoint on; what was delivered stays where it is"
-_NEW_FORM = (
-    "later messages are like that; `deltaforge replay` sends delivered ranges again in the new form"
-)
+_ELSEWHERE = "messages after the checkpoint go there; delivered messages stay where they are"
+_NEW_FORM = "later messages have the new form; `deltaforge replay` sends delivered ranges again in the new form"
 _OF_SINKS = {
-    "type": "another kind of server behind the same checkpoint: it gets what comes after, nothing before",
+    "type": "another kind of server with the same checkpoint: it gets the changes after it, and none before it",
     **dict.fromkeys(
         ["envelope", "encoding", "filter", "skipped_operations", "key_updates"], _NEW_FORM
     ),
-    "key": "later messages have other keys: the order of a key holds before the change and after it",
-    "exactly_once": "holds from the next batch on, which begins at the checkpoint",
-    "required": "decides from the next run on what the source may forget",
-    "start": "means nothing any more: the sink has its checkpoint",
+    "key": "later messages have other keys: order per key is kept before the change and after it, not across it",
+    "exactly_once": "applies from the next batch, which begins at the checkpoint",
+    "required": "decides from the next run which part of its log the source may discard",
+    "start": "has no effect any more: the sink has a checkpoint",
 }
 
 
@@ -100,15 +98,17 @@ class Standing:
         """Return where a sink that is added now begins."""
         attached = [row for row in self.checkpoints.values() if row.attached]
         if start == "tail":
-            return "begins with what is captured after it was added"
+            return "begins with changes captured after it was added"
         if start == "snapshot":
             return (
-                "begins with what is captured after it was added, and a snapshot brings it the rows of "
-                "before"
+                "begins with changes captured after it was added, and a snapshot brings it the rows "
+                "that exist already"
             )
         if attached and start is None:
             last = min(attached, key=lambda row: (row.whole_segment, row.ordinal))
-            return f"begins with segment {last.whole_segment + 1}, where sink {last.sink} stands"
+            return (
+                f"begins with segment {last.whole_segment + 1}, the checkpoint of sink {last.sink}"
+            )
         return "begins with the oldest segment of the journal"
 
 
@@ -182,21 +182,21 @@ def _of_tables(before: Sequence[str], after: Sequence[str]) -> str:
     said = []
     if more:
         said.append(
-            f"changes of {more} are captured from then on; rows that are there before come only "
-            "with a snapshot"
+            f"changes of {more} are captured from now on; rows that exist already come only with a "
+            "snapshot"
         )
     if fewer:
         said.append(
-            f"{fewer}: captured from then on only where another pattern fits; what the journal has "
-            "is still delivered"
+            f"{fewer}: captured from now on only if another pattern matches; changes in the journal "
+            "are still delivered"
         )
-    return "; ".join(said) or "the order of patterns means nothing"
+    return "; ".join(said) or "the order of patterns has no effect"
 
 
 def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterator[SpecChange]:
     consequence = (
-        "segments that were not processed yet go through the new chain; what was processed or "
-        "delivered stays as it is (`deltaforge preview` compares, `replay --reprocess` sends again)"
+        "segments that were not processed yet go through the new chain; processed and "
+        "delivered messages stay unchanged (`deltaforge preview` compares, `replay --reprocess` sends again)"
     )
     old, new = ({one["id"]: one for one in chain} for chain in (before, after))
     for name in dict.fromkeys([*old, *new]):
@@ -230,12 +230,12 @@ def _of_sinks(
         else:
             text = (
                 f"a renamed sink is a new one: the checkpoint of {former} is dropped, {name} "
-                f"{begins}, and what lies after that arrives there again; {_ASSET}"
+                f"{begins}, and changes after that arrive there again; {_ASSET}"
             )
             yield SpecChange(f"spec.sinks[{name}]", "renamed", former, name, text)
     for name in gone.values():
         text = (
-            "gets nothing any more; its checkpoint is dropped, and the journal keeps nothing for it; "
+            "gets no more changes; its checkpoint is dropped, and the journal keeps nothing for it; "
             f"{_ASSET}"
         )
         yield SpecChange(f"spec.sinks[{name}]", "removed", old[name]["type"], None, text)
@@ -262,5 +262,5 @@ def _begins_whole(sink: _Block) -> bool:
 
 
 def _but_id(sink: _Block) -> str:
-    """Return what tells a sink apart from sinks that differ in more than their id."""
+    """Return a sink's block without its id, as text that is equal if a sink was only renamed."""
     return json.dumps({**sink, "config": {**sink["config"], "id": None}}, sort_keys=True)

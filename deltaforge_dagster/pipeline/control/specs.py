@@ -1,9 +1,9 @@
-"""The pipeline's file as it was whenever it was at work: what ranges were captured with.
+"""Every version of a pipeline's file that was in use, so that it is known what ranges were captured with.
 
-Namespace `spec/{pipeline}` of the state store: under the hash of each spec its effective content, secrets
-masked, and the parts of its code versions. A range has the hash of its spec, so that it can be said
-what of it today's file would make otherwise; `deltaforge plan` compares files with the newest. While a
-file cannot be loaded, Dagster shows the pipeline's assets as the newest describes them.
+They are in the namespace `spec/{pipeline}` of the state store, under the spec's hash: the effective content,
+secrets masked, and the parts of its code versions. A range has the hash of its spec, which tells what today's
+file would do differently; `deltaforge plan` compares a file with the newest version. While a file cannot be
+loaded, Dagster shows the pipeline's assets as the newest version describes them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from deltaforge_dagster.state.store import StateStore
 
 @dataclass(frozen=True, slots=True)
 class NotedSpec:
-    """A spec that was at work.
+    """A version of a pipeline file that was in use.
 
     Attributes:
         content: The effective file as plain values, secrets masked, scripts as their hashes.
-        parts: Of its code versions.
+        parts: The parts of its code versions.
     """
 
     content: Mapping[str, Any]
@@ -39,7 +39,7 @@ class NotedSpec:
 
 
 def note_spec(store: StateStore, loaded: LoadedPipeline) -> None:
-    """Keep a spec that is about to be at work; it is written once, and when a function's source changed."""
+    """Store a spec that is about to be used; written only if it is new or a Python function's source changed."""
     specs = _specs(store, loaded.name)
     noted = {"content": kept_form(loaded.spec), "parts": asdict(code_parts(loaded.spec))}
     text = json.dumps(noted).encode()
@@ -48,7 +48,7 @@ def note_spec(store: StateStore, loaded: LoadedPipeline) -> None:
 
 
 def kept_form(spec: PipelineSpec) -> dict[str, Any]:
-    """Return a spec as it is kept: a script may hold what an environment variable gave it."""
+    """Return a spec as it is stored: scripts, which may contain values of environment variables, as hashes."""
     content = spec.masked()
     for processor in content["spec"]["processors"]:
         if "inline" in processor:
@@ -58,7 +58,7 @@ def kept_form(spec: PipelineSpec) -> dict[str, Any]:
 
 
 def noted_spec(store: StateStore, pipeline: str, spec_hash: str) -> NotedSpec | None:
-    """Return a spec that was at work; None for one of a version that kept none."""
+    """Return a spec that was in use; None if an older DeltaForge used it and stored no specs."""
     text = _specs(store, pipeline).get(spec_hash)
     if text is None:
         return None
@@ -68,11 +68,11 @@ def noted_spec(store: StateStore, pipeline: str, spec_hash: str) -> NotedSpec | 
 
 @dataclass(frozen=True, slots=True)
 class FormerPipeline:
-    """A pipeline whose file cannot be loaded, as it was when it was at work last.
+    """A pipeline whose file cannot be loaded, as it was when it was last in use.
 
     Attributes:
         loaded: The pipeline, without secrets and scripts: it can be shown, but must not run.
-        parts: Of its code versions.
+        parts: The parts of its code versions.
         problem: Why its file cannot be loaded now.
     """
 
@@ -82,9 +82,9 @@ class FormerPipeline:
 
 
 def former_pipeline(store: StateStore, broken: BrokenPipeline) -> FormerPipeline | None:
-    """Return a broken pipeline as it was at work last.
+    """Return a broken pipeline as it was when it was last in use.
 
-    None if it never was, or if another version kept its spec in a form that this one does not know.
+    None if it never was, or if another version of DeltaForge stored its spec in a form that this one cannot read.
     """
     row = store.pipelines.get(broken.name)
     noted = None if row is None else noted_spec(store, broken.name, row.spec_hash)
@@ -99,7 +99,7 @@ def former_pipeline(store: StateStore, broken: BrokenPipeline) -> FormerPipeline
 
 
 class RangeVersions:
-    """The code versions that ranges of a pipeline have in its assets."""
+    """Determines the code versions under which a pipeline's ranges are published."""
 
     def __init__(self, store: StateStore, pipeline: str) -> None:
         self._store = store
@@ -109,13 +109,13 @@ class RangeVersions:
         self._today = None if row is None else self._parts(row.spec_hash)
 
     def of(self, row: RangeRow, sink: str | None, *, reprocessed: bool = False) -> str | None:
-        """Return the version of a range; None where nobody knows.
+        """Return the version of a range; None if unknown.
 
         Args:
             row: The range.
-            sink: The sink that has it now, with the spec that is at work; None for `changes`.
-            reprocessed: Whether the sink has what today's processors made of it, and not what those
-                made that its segments were processed with.
+            sink: The sink to which it was delivered with the current spec; None for `changes`.
+            reprocessed: Whether the sink has the output of today's processors, not of those with which the
+                range's segments were processed.
         """
         then, today = self._parts(row.spec_hash), self._today
         if then is None:

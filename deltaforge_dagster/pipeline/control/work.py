@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.held_keys import due_entries
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
@@ -36,6 +37,8 @@ from deltaforge_dagster.state.store import StateStore
 logger = logging.getLogger(__name__)
 
 MAX_PROBE_WAIT = 60.0
+
+_CHANGED = "the source has changes beyond the captured position"
 
 Reason = Literal[
     "range open", "sink behind", "dead letters", "hold released", "chunks read", "changes"
@@ -52,15 +55,21 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class NoWork:
-    """Why no run is needed now."""
+    """Why no run is needed now.
+
+    Attributes:
+        detail: In a sentence for people.
+        after: The position after which the source has nothing, if that is the only reason.
+    """
 
     detail: str
+    after: Position | None = None
 
 
 def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
     """Make the pipeline, and the checkpoints of its sinks, known to the store.
 
-    Where a sink begins that was added, and which one is gone, is said in the log.
+    Logs where an added sink begins, and which sinks were removed.
     """
     configs = [sink.config for sink in loaded.spec.spec.sinks]
     before = store.checkpoints.read(loaded.name)
@@ -105,10 +114,10 @@ def ensure_start(
 def begin(
     store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
 ) -> PipelineRow:
-    """Make a pipeline known and, if it is to capture, fix where it starts; return it as it then is.
+    """Register a pipeline and, if it is to capture, fix where it starts; return its row.
 
     Raises:
-        DeltaforgeError: The source cannot be asked, or is not as needed.
+        DeltaforgeError: The source cannot be reached, or is not set up as required.
     """
     row = register(store, loaded)
     if row.start_position is not None or row.want != "running":
@@ -125,17 +134,21 @@ def find_work(
     loaded: LoadedPipeline,
     build_source: Callable[[], Source],
     problem: DeltaforgeError | None = None,
+    *,
+    changed: bool = False,
 ) -> Work | NoWork:
-    """Say whether a run should start now; fixes the start position when it is not yet fixed.
+    """Return whether a run should start now; fixes the start position when it is not yet fixed.
 
     Args:
         store: The state store.
         loaded: The pipeline.
-        build_source: Makes its source, where that has to be asked.
-        problem: Why the source cannot be used now, if a look at it has shown that.
+        build_source: Makes its source; called only if the source has to be asked.
+        problem: Why the source cannot be used now, if a check has found that; raised if there is no
+            other work.
+        changed: The source was just seen to have changes; it is not asked again.
 
     Raises:
-        DeltaforgeError: The source or the store cannot be asked, and nothing else is to be done.
+        DeltaforgeError: The source cannot be used and there is no other work, or the store is unavailable.
     """
     pipeline = register(store, loaded)
     now = store.now()
@@ -157,6 +170,8 @@ def find_work(
     work = _released(store, loaded) or chunks_read(store, loaded.name)
     if work is None and problem is not None:
         raise problem
+    if work is None and changed:
+        return Work("changes", _CHANGED)
     return work or _probe(store, loaded, pipeline, now, build_source)
 
 
@@ -184,8 +199,8 @@ def _query(
         return NoWork("start position fixed")
     after = parse_position(pipeline.captured_position or pipeline.start_position)
     if source.has_changes(after):
-        return Work("changes", "the source has changes beyond the captured position")
-    return NoWork("no changes in the source, every sink has what was captured")
+        return Work("changes", _CHANGED)
+    return NoWork("no changes in the source, every sink has what was captured", after)
 
 
 def next_probe(store: StateStore, pipeline: str, *, captured: bool) -> None:
@@ -208,14 +223,14 @@ def _left_open(store: StateStore, pipeline: str) -> Work | None:
 def _released(store: StateStore, loaded: LoadedPipeline) -> Work | None:
     asks = loaded.spec.spec.engine.schemas.pauses
     for hold in store.holds.read(loaded.name):
-        # A run approves what waits when nobody is to be asked any more.
+        # If forms need no approval any more, a run approves what still waits.
         if hold.state == "released" or (hold.state == "held" and hold.kind == SCHEMA and not asks):
             return Work("hold released", f"what is held of {hold.kind} {hold.subject} was released")
     return None
 
 
 def chunks_read(store: StateStore, pipeline: str) -> Work | None:
-    """Return why chunks of a snapshot are to be taken over; None where none are, or all of held tables."""
+    """Return work if chunks of a snapshot wait to be merged; those of tables with a hold do not count."""
     snapshot = store.snapshots.unfinished(pipeline)
     if snapshot is None:
         return None

@@ -192,7 +192,7 @@ class _Waiting:
 
 
 def _choose(ends: _Numbers, begin: int, fit: int, rows: int) -> int:
-    """Return the last end up to `fit`, else the next one: a single change or transaction is larger."""
+    """Return the last possible end up to `fit`; the next one if a single change or transaction is larger."""
     if fit >= rows:
         return rows
     after = int(np.searchsorted(ends, begin, "right"))

@@ -20,7 +20,7 @@ class SinkConnection:
 
     Attributes:
         connected: Whether the sink is open and has said what it holds.
-        settled: Whether the checkpoint stands where the sink really is.
+        settled: Whether the checkpoint was compared with what the sink holds since it was opened.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SinkConnection:
         if self._sink is None:
             self._sink = self._build_sink()
         if not self.connected:
-            self._lease.guard()  # whoever opens may end the sender that was there before
+            self._lease.guard()  # opening may cut off an earlier sender, which must not be our successor
             self._sink.open()
             self._meter.opened()
             self._resumption.begin(self._sink, checkpoint)
@@ -64,6 +64,6 @@ class SinkConnection:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Close the sink under the thread that uses it, which ends a send that hangs."""
+        """Close the sink while another thread may be using it, which ends a send that hangs."""
         if self._sink is not None:
             self._sink.close()

@@ -1,4 +1,4 @@
-"""What an entry of the queue shows of its change: the event, and its place in the source's log."""
+"""What a dead letter shows of its change: the event, and its place in the source's log."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class View:
 
     Attributes:
         event: The native event, JSON text.
-        truncated: Its row images were too large, and are not in it.
-        cursor: Where it stands in the source's log, a JSON object as text.
+        truncated: Whether the row images were too large, and were left out.
+        cursor: Its place in the source's log, a JSON object as text.
     """
 
     event: str
@@ -32,7 +32,7 @@ class View:
 
 
 def views(origin: EventOrigin, changes: pa.RecordBatch, max_event_bytes: int) -> list[View]:
-    """Return what is shown of each change, with events up to so many bytes as they are.
+    """Return what is shown of each change.
 
     Args:
         origin: Where the events come from.

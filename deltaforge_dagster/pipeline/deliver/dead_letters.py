@@ -1,13 +1,13 @@
-"""Dead letters of one sink: changes that it can never be given as they are, put aside in order.
+"""Dead letters of one sink: changes that can never be delivered to it as they are, set aside in order.
 
-A change that cannot be delivered goes to the queue (`state.dead_letters`) and lets the others pass;
-never because of a connection or of credentials. The order of writes:
+Such a change goes to the queue (`state.dead_letters`), so that later changes can pass. A lost connection or
+wrong credentials never make a change a dead letter. The order of writes:
 
-1. the whole change, a row of the frame, goes into a file of the journal that is its own (`dead/`), so
-   that a segment need not outlive its time, and any size is kept;
-2. its entry, fenced, before anything after it is sent. There is one entry for a sink and an event: a
-   run that died here finds the same change again, and the entry with it;
-3. the checkpoint, which then passes it.
+1. the whole change, a row of the frame, is written to a separate file of the journal (`dead/`), so that its
+   segment can be deleted on time, and a change of any size is kept;
+2. its entry in the queue, fenced, before anything after it is sent. There is one entry for a sink and an
+   event: a run that repeats the change after a crash finds the entry;
+3. the checkpoint, which then passes the change.
 
 With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`held_keys`), and
 nothing of that key reaches the sink before it.
@@ -38,20 +38,20 @@ from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import CheckpointRow, NewDeadLetter, SegmentRow
 
 LOOK_SECONDS = 1.0
-"""How often a queue with entries is looked at."""
+"""Seconds between two checks of a queue that has entries."""
 
 _AT_ONCE = 1_000
-"""Entries of one file and one transaction."""
+"""The maximum number of entries in one file and one transaction."""
 
 WAITING = "waiting"
-"""The kind of an entry that nothing is wrong with."""
+"""The error kind of an entry that only waits behind another dead letter of its key."""
 
 
 class QueueFull(Retryable):
-    """The queue has no room for a change that must go there; the sink waits until it has.
+    """The queue has no room for a change that must be set aside; the sink waits for room.
 
     Attributes:
-        ordinal: Of the change in its segment.
+        ordinal: The change's ordinal in its segment.
     """
 
     kind = "backpressure"
@@ -63,7 +63,7 @@ class QueueFull(Retryable):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Consecutive rows of a segment, with the columns that tell keys."""
+    """Consecutive rows of a segment, with the columns from which their keys are derived."""
 
     segment: int
     rows: pa.RecordBatch
@@ -74,7 +74,7 @@ class _Read:
         return cast("int", self.rows.column("ordinal")[0].as_py())
 
     def covers(self, segment: int, first: int, last: int) -> bool:
-        """Say whether the rows from `first` to `last` are here."""
+        """Return whether these rows include the ordinals `first` to `last` of a segment."""
         begin = self.first
         return segment == self.segment and begin <= first and last < begin + self.rows.num_rows
 
@@ -89,7 +89,7 @@ class _Refusal:
 
 
 class DeadLetterWriter:
-    """What one deliverer puts aside.
+    """Sets changes of one sink aside, and filters out later changes that must wait behind them.
 
     Args:
         context: The sink.
@@ -116,14 +116,15 @@ class DeadLetterWriter:
 
     @property
     def enabled(self) -> bool:
-        """Whether changes are put aside at all."""
+        """Whether undeliverable changes are set aside; otherwise they stop the sink."""
         return self._options.enabled
 
     def poll(self, checkpoint: CheckpointRow) -> None:
-        """Read the queue again if it is not what it was: what is held, and what lies ahead.
+        """Read the queue again if it has changed: which keys are held, which entries the checkpoint has not passed.
 
-        A sink that was set back meets changes again that are in the queue; they stay there. Only
-        this deliverer adds entries; those that others remove hold a little longer.
+        After its checkpoint was moved back, a sink reaches changes again that are already in the queue; they
+        stay there. Only this deliverer adds entries. An entry that is removed elsewhere holds its key for up
+        to `LOOK_SECONDS` longer.
         """
         now = time.monotonic()
         if not self._changed and (not self._entries or now - self._looked_at < LOOK_SECONDS):
@@ -148,7 +149,7 @@ class DeadLetterWriter:
         self._known = known
 
     def passing(self, row: SegmentRow, batches: Iterable[SinkBatch]) -> Iterator[SinkBatch]:
-        """Yield what is left of a segment's batches; the rest is in the queue before that.
+        """Yield a segment's batches without the changes that are set aside; these are in the queue by then.
 
         Raises:
             QueueFull: There is no room for a change; everything before it was yielded.
@@ -173,11 +174,11 @@ class DeadLetterWriter:
                 raise self._full(row, stop)
 
     def refuse(self, row: SegmentRow, error: Undeliverable | QueueFull) -> None:
-        """Put a change aside that the sink was found unable to take.
+        """Set a change aside that the sink has refused.
 
         Raises:
-            Undeliverable: Nothing is put aside in this pipeline; says how to.
-            QueueFull: There is no room for it.
+            Undeliverable: This pipeline sets no changes aside; the message says how to enable that.
+            QueueFull: The queue has no room for it.
         """
         if isinstance(error, QueueFull):
             raise error
@@ -194,14 +195,14 @@ class DeadLetterWriter:
             raise self._full(row, error.ordinal)
 
     def _left_in_queue(self, batch: SinkBatch) -> SinkBatch:
-        """Return a batch without what is in the queue already."""
+        """Return a batch without the changes that are in the queue already."""
         ahead = self._ahead.get(batch.segment)
         return batch if ahead is None else _without(batch, sorted(ahead), None)
 
     def _aside(
         self, row: SegmentRow, batch: SinkBatch, refused: Sequence[_Refusal]
     ) -> list[_Refusal]:
-        """Return the changes that go to the queue now, in order: refused ones, and who follows."""
+        """Return the changes to set aside now, in order: refused ones, and those that wait behind held keys."""
         numbers = np.array([one.ordinal for one in refused], np.int64)
         if self._hold_key and refused:
             for keys, one in zip(self._keys(row, numbers), refused, strict=True):
@@ -221,7 +222,7 @@ class DeadLetterWriter:
         return keys_of(self._columns(row, ordinals), range(len(ordinals)))
 
     def _columns(self, row: SegmentRow, ordinals: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Return what tells the keys of some changes of a segment; it is read once."""
+        """Return the columns that the keys of some changes are derived from; a batch's file is read once."""
         first, last = int(ordinals[0]), int(ordinals[-1])
         if self._read is None or not self._read.covers(row.segment, first, last):
             found = self._journal.share(
@@ -231,7 +232,7 @@ class DeadLetterWriter:
         return self._read.rows.take(pa.array(ordinals - self._read.first, pa.int64()))
 
     def _put(self, row: SegmentRow, refused: Sequence[_Refusal]) -> int:
-        """Put changes into the queue; return how many are done with, from the first on."""
+        """Put changes into the queue; return how many of them, from the first on, had room."""
         done = 0
         while done < len(refused):
             some = refused[done : done + _AT_ONCE]
@@ -256,7 +257,7 @@ class DeadLetterWriter:
         return done
 
     def _letters(self, row: SegmentRow, refused: Sequence[_Refusal]) -> list[NewDeadLetter]:
-        """Return the entries of changes, whose file is durable."""
+        """Write changes to a durable file; return their entries, which are not stored yet."""
         changes = self._changes(row, [one.ordinal for one in refused], FRAME.names)
         writer = self._journal.dead_writer(self._pipeline, self._lease.epoch)
         try:
@@ -342,7 +343,7 @@ def _ordinals(batch: SinkBatch) -> npt.NDArray[np.int64]:
 
 
 def _without(batch: SinkBatch, ordinals: Sequence[int], stop: int | None) -> SinkBatch:
-    """Return a batch without some changes, and without what comes from `stop` on."""
+    """Return a batch without the changes `ordinals`, and without everything from ordinal `stop` on."""
     numbers = _ordinals(batch)
     left = ~np.isin(numbers, ordinals)
     if stop is not None:

@@ -1,4 +1,4 @@
-"""The outer limit of one delivery: a sink that hangs in it is closed from outside, which ends it."""
+"""The time limit of a delivery batch: a sink that exceeds it is closed by a timer, which ends the send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Deadline:
         seconds: The limit (`sink_batch_deadline_secs`); None for none.
 
     Attributes:
-        missed: How often it was missed.
+        missed: How often the limit was exceeded.
     """
 
     def __init__(self, sink_id: str, seconds: float | None) -> None:
@@ -31,9 +31,9 @@ class Deadline:
 
     @contextmanager
     def over(self, sink: Sink) -> Iterator[None]:
-        """Close `sink` when the block takes too long, and say so instead of what it then raises.
+        """Close `sink` if the block takes too long; an error that the block then raises becomes `SinkOverdue`.
 
-        What was acknowledged all the same, in the last moment, counts.
+        If the block succeeds although the limit was exceeded, its result counts.
 
         Raises:
             SinkOverdue: The block failed, because it took too long.
@@ -62,7 +62,7 @@ class Deadline:
             self._end(timer)
 
     def _end(self, timer: threading.Timer) -> bool:
-        """Let the timer close nothing any more; say whether it has."""
+        """Cancel the timer; return whether it has already closed the sink."""
         timer.cancel()
         with self._lock:
             self._sending = None

@@ -4,11 +4,11 @@ Deliverers are independent: a sink that was down catches up while the others sta
 and a sink that hangs slows no other. This module owns the thread, which does one of these at a time:
 
 =====================  ==============================================================================
-`connection`           open the sink, and close it after a failure
-`resumption`           a sink that keeps its own position is asked for it whenever it was opened, and
-                       delivery may have to resume there
+`connection`           open the sink; close it after a failure
+`resumption`           ask a sink that keeps its own position for it whenever the sink was opened, and
+                       determine where delivery resumes
 `sender`               send a segment; a change that can never be delivered becomes a dead letter
-`progress`             move the checkpoint behind what the sink has acknowledged
+`progress`             advance the checkpoint to what the sink has acknowledged
 `redrive`              deliver dead letters again on request, between two segments
 `retries`              record a failure and wait; then the same rows are sent again, in order
 =====================  ==============================================================================
@@ -37,7 +37,7 @@ from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 
 
 class _Waits(Retryable):
-    """A sink cannot continue before more was captured."""
+    """A sink can continue only after more was captured."""
 
 
 class Deliverer:
@@ -54,7 +54,7 @@ class Deliverer:
     Attributes:
         sink_id: The sink.
         progress: What the sink has acknowledged.
-        retries: Whether it fails, and why.
+        retries: Whether the sink fails, and why.
         sender: What sends segments, and counts missed deadlines.
         waiting: Whether it is idle at the end of the journal.
         redriving: Whether dead letters are, or may be, due for redelivery.
@@ -109,7 +109,7 @@ class Deliverer:
         return isinstance(self.retries.error, _Waits)
 
     def stuck(self, captured: str | None) -> bool:
-        """Whether it fails; if it awaits capture, only once it has checked everything that was captured."""
+        """Return whether the sink fails; if it awaits capture, only once it has searched everything up to `captured`."""
         if self.awaits_capture:
             return self._resumption.looked_up_to == captured
         return self.retries.error is not None
@@ -148,7 +148,7 @@ class Deliverer:
                     return
                 except StoreUnavailable:  # not the sink's failure: it stays connected
                     if not self._connection.connected:
-                        self._connection.close()  # opened, but not asked what it holds
+                        self._connection.close()  # opened, but not asked for its position
                     self._stop.wait(1.0)
                 except DeltaforgeError as error:
                     self._failed(error)
@@ -159,7 +159,7 @@ class Deliverer:
                     self._failed(defect)
         finally:
             self._connection.close()
-            with contextlib.suppress(DeltaforgeError):  # whatever it is, nothing more is sent
+            with contextlib.suppress(DeltaforgeError):  # only counts are lost: the thread ends
                 self._count()
 
     def _deliver_until_stopped(self) -> None:
@@ -189,7 +189,7 @@ class Deliverer:
         return self._context.segments.segment(number)
 
     def _settle(self) -> None:
-        """Open the sink and resume after what it really has, once that was captured."""
+        """Open the sink and set the checkpoint to what the sink really has, once that is in the journal."""
         checkpoint = self._connection.settle(self.progress.checkpoint)
         if checkpoint is not None:
             self.progress.resume(checkpoint)
@@ -197,7 +197,7 @@ class Deliverer:
                 self.retries.error = None
         elif not self._news.wait(1.0):
             self.retries.error = _Waits(
-                f"sink {self.sink_id}: waits until what it has already is captured again"
+                f"sink {self.sink_id}: waits until changes that it already has are captured again"
             )
 
     def _deliver_dead_letters(self) -> None:

@@ -31,8 +31,8 @@ class DelivererSet:
         context: Makes Spark sessions and sinks.
         run: The run.
         only: Deliver to this sink alone.
-        until: Deliver nothing after this segment, for which the wait after a failure is skipped:
-            somebody asked for it now.
+        until: Deliver nothing after this segment, and skip the wait after earlier failures: somebody
+            has asked for this delivery.
 
     Attributes:
         sessions: The run's Spark session.
@@ -174,7 +174,7 @@ class DelivererSet:
 
     @property
     def awaits_capture(self) -> bool:
-        """Whether a sink can continue only after more was captured."""
+        """Whether a sink can continue only after changes that it already has were captured again."""
         return any(one.awaits_capture for one in list(self._working.values()))
 
     @property

@@ -1,4 +1,4 @@
-"""The progress of a sink: what it has acknowledged, and the checkpoint in the store that says so."""
+"""The progress of a sink: what it has acknowledged, and its checkpoint in the state store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 
 
 class SinkProgress:
-    """Counts what arrives, and moves the checkpoint behind it.
+    """Counts acknowledged messages, and advances the checkpoint accordingly.
 
     Args:
         context: The sink.
@@ -44,7 +44,7 @@ class SinkProgress:
         self._sent = None
 
     def redriven(self, checkpoint: CheckpointRow, messages: int) -> None:
-        """Count dead letters that have arrived; continue after the checkpoint as it is then."""
+        """Count redelivered dead letters; continue after the checkpoint that redelivery has left."""
         self.resume(checkpoint)
         self._meter.redriven(messages)
         self.rows += messages

@@ -1,17 +1,15 @@
 """Re-drive: dead letters are delivered again, by the deliverer of their sink, between two segments.
 
-What is due is what somebody asked for, and what waits for nothing any more
-(`held_keys.due_entries`). It is
-encoded from the changes kept with the entries, by today's pipeline file, so a routing that was fixed
-counts; and sent in the order of the journal, so that each key's changes keep theirs. An entry goes once
-the sink has acknowledged it; what is refused again stays, with one attempt more.
+Due are entries that somebody has asked for, and entries that no longer wait behind another dead letter
+(`held_keys.due_entries`). They are
+encoded from the changes stored with them, with today's pipeline file, so that corrected routing takes effect,
+and are sent in journal order, which preserves the order of each key. An entry is removed once the sink has
+acknowledged it; one that is refused again stays, and its attempts are counted.
 
-Nothing is delivered that the checkpoint has not passed: the sink gets it from the journal, or leaves
-it in the queue.
+Entries beyond the checkpoint are not delivered: they stay in the queue until the sink has passed their place.
 
-A sink that keeps its own position stores, with each atomic step, the position that it has already and
-the token of the last entry delivered. Whoever opens it next finds there what has arrived, so nothing
-arrives twice, and the position stays where it was.
+A sink that keeps its own position stores with each atomic step its unchanged position and the token of the
+last entry delivered. Whoever opens the sink next reads there which entries have arrived, so none arrives twice.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from deltaforge_dagster.state.store import FencedWriter
 
 _CHUNK_ROWS = 500
 _CHUNK_BYTES = 8 << 20
-"""What is delivered at once; the bytes are those of changes as they are kept."""
+"""The maximum number of entries that are delivered at once, and of bytes of their stored changes."""
 
 
 class Redriver:
@@ -61,14 +59,14 @@ class Redriver:
         self._lease = run.lease
         self._encoder = encoder
         self._resumption = resumption
-        self._enabled = context.spec.spec.journal.enabled  # or there is only what is there already
+        self._enabled = context.spec.spec.journal.enabled  # if not, no entries are added
         self._watched = True
         self._looked_at = -LOOK_SECONDS
         self._seen: tuple[tuple[int, int, int], Place] | None = None
         self._due = False
 
     def due(self, checkpoint: CheckpointRow) -> bool:
-        """Say whether anything is to be delivered; asks the store once a second at most."""
+        """Return whether an entry is due; asks the store at most once a second."""
         now = time.monotonic()
         if self._due or not self._watched or now - self._looked_at < LOOK_SECONDS:
             return self._due
@@ -84,12 +82,12 @@ class Redriver:
         return self._due
 
     def deliver(self, sink: Sink, checkpoint: CheckpointRow) -> tuple[CheckpointRow, int]:
-        """Deliver some of what is due; return the checkpoint as it is then, and how many messages.
+        """Deliver some due entries; return the checkpoint as it is then, and the number of messages.
 
         Raises:
-            DeltaforgeError: The sink failed; what is left stays due.
+            DeltaforgeError: The sink failed; entries that were not delivered stay due.
         """
-        # Asked again: what a sink was found to have when it was opened is gone since.
+        # Read again: opening the sink may have removed entries that had already arrived.
         due = self._due_entries((checkpoint.segment, checkpoint.ordinal))
         chunk, changes = self._chunk(due)
         self._due, self._seen, self._looked_at = False, None, -LOOK_SECONDS
@@ -123,7 +121,7 @@ class Redriver:
         return checkpoint, sum(batch.messages.num_rows for batch in batches)
 
     def _begin(self, sink: Sink, checkpoint: CheckpointRow, seqs: Mapping[int, int]) -> Origin:
-        """Give entries their tokens, and return the origin under which they are sent."""
+        """Store the tokens of entries, and return the origin under which they are sent."""
         attempt = uuid.uuid4().hex
         origin = self._resumption.redrive_origin(sink, checkpoint, attempt)
         assert origin.redrive is not None
@@ -139,7 +137,7 @@ class Redriver:
     def _settle(
         self, chunk: Sequence[DeadLetterRow], passed: int, refused: Mapping[int, Undeliverable]
     ) -> None:
-        """Remove what was delivered, all before `passed`, and keep what was refused again."""
+        """Remove the delivered entries, those before index `passed`, and keep those that were refused again."""
         delivered = [
             entry.seq for place, entry in enumerate(chunk[:passed]) if place not in refused
         ]
@@ -163,10 +161,10 @@ class Redriver:
     def _chunk(
         self, due: Sequence[DeadLetterRow]
     ) -> tuple[list[DeadLetterRow], list[dict[str, Any]]]:
-        """Return what is delivered at once, with its changes.
+        """Return the entries that are delivered at once, with their changes.
 
-        What may be refused again comes last of its key: nothing is sent behind it before it is known
-        to have arrived.
+        An entry that may be refused again is the last of its key: nothing follows it before it is known to
+        have arrived.
         """
         risky = HeldKeys()
         some: list[DeadLetterRow] = []
@@ -182,9 +180,9 @@ class Redriver:
     def _kept(
         self, entries: Sequence[DeadLetterRow]
     ) -> tuple[list[DeadLetterRow], list[dict[str, Any]]]:
-        """Return the first of some entries, with their changes, as far as these fit into memory.
+        """Return the first of some entries, with their stored changes, up to `_CHUNK_BYTES`.
 
-        None of them when what was kept of the first is lost: it waits for a person then.
+        Returns none if the file of the first is damaged; that entry is then marked as failed.
         """
         chunk: list[DeadLetterRow] = []
         changes: list[dict[str, Any]] = []
@@ -209,7 +207,7 @@ class Redriver:
         return chunk, changes
 
     def _give_up(self, seqs: Sequence[int], error: JournalDamaged) -> None:
-        """Note that entries cannot be delivered any more, so that they do not stop the others."""
+        """Mark entries whose stored changes are lost as failed, so that they do not stop the others."""
         text = f"what was kept of it is lost: {error}; acknowledge it"
 
         def give_up(writer: FencedWriter) -> None:
@@ -220,7 +218,7 @@ class Redriver:
 
 
 def _numbered(changes: Sequence[dict[str, Any]]) -> pa.Table:
-    """Return changes as rows of the frame that are in no segment."""
+    """Return stored changes as rows of the frame, numbered from 0 in the placeholder segment."""
     rows = [
         change | {"segment": AT_HAND.segment, "ordinal": ordinal}
         for ordinal, change in enumerate(changes)

@@ -45,7 +45,7 @@ from deltaforge_dagster.state.records import CheckpointRow
 
 
 class Segment(Protocol):
-    """What deciding needs to know of a segment: its row in the state store."""
+    """The fields of a segment's row in the state store that the decision depends on."""
 
     @property
     def segment(self) -> int:
@@ -81,7 +81,7 @@ class JournalEnd:
         uid: Of the pipeline, new whenever the journal starts afresh.
         source: Id of the pipeline's source.
         next_segment: Number of the segment to be captured next.
-        start: Where its first segment starts, JSON text; where the next one will, when it is empty.
+        start: Where its first segment starts, JSON text; where the next one will start if it is empty.
     """
 
     uid: str
@@ -92,7 +92,7 @@ class JournalEnd:
 
 @dataclass(frozen=True, slots=True)
 class JournalPlace:
-    """Everything of the journal up to here has arrived; see `CheckpointRow`."""
+    """A place in the journal up to which everything has arrived; the fields are those of `CheckpointRow`."""
 
     segment: int
     ordinal: int
@@ -105,18 +105,18 @@ class JournalPlace:
 
     @property
     def next_row(self) -> tuple[int, int]:
-        """Segment and ordinal to send next; in the order of places."""
+        """Segment and ordinal to send next; comparable."""
         return (self.segment + 1, 0) if self.complete else (self.segment, self.ordinal + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SkipToEvent:
-    """What a sink has, told by its own position: everything up to an event.
+    """What a sink has according to its own position: everything up to and including an event.
 
     Attributes:
         event_id: The last event that has arrived.
-        start: Everything up to here has arrived, so it is not in a segment that ends before.
-        end: It lies before this position; equal to `start` when it is the last one before it.
+        start: Position before which everything has arrived; segments that end there or earlier need no search.
+        end: Position that the event precedes; equal to `start` if the event is the last one before it.
     """
 
     event_id: str
@@ -126,7 +126,7 @@ class SkipToEvent:
 
 @dataclass(frozen=True, slots=True)
 class SkipSegments:
-    """What a sink has, told by its checkpoint: whole segments that end at `end` or earlier."""
+    """What a sink has according to its checkpoint: whole segments that end at `end` or earlier."""
 
     end: Position
 
@@ -140,16 +140,16 @@ def decide(
     segment: Segment | None,
     journal: JournalEnd,
 ) -> JournalPlace | SkipToEvent:
-    """Return where a sink goes on that keeps a position of its own.
+    """Return where a sink resumes that keeps a position of its own.
 
     Args:
         checkpoint: The sink's checkpoint.
         position: The sink's own position.
-        segment: The journal's segment of the position's number, None when it has none.
-        journal: The rest that matters of the journal.
+        segment: The journal's segment with the number in the position, None if there is none.
+        journal: What else must be known of the journal.
 
     Raises:
-        PositionLost: Neither of the two can be gone on after.
+        PositionLost: The sink can resume neither after the checkpoint nor after its position.
     """
     stays = JournalPlace.of(checkpoint)
     ours = position.uid == journal.uid
@@ -180,10 +180,9 @@ def find_event(
     captured: Position,
     find: Callable[[Segment, str], int | None],
 ) -> JournalPlace | None:
-    """Return the place of the event that a sink has received last.
+    """Return the place of the last event that a sink has received.
 
-    Positions only tell where to look and when to give up: nothing is skipped before the event was
-    found.
+    Positions only limit where the event is searched; nothing is skipped unless the event was found.
 
     Args:
         skip: The event.
@@ -221,14 +220,15 @@ def find_event(
 def find_segment(
     skip: SkipSegments, stays: JournalPlace, segments: Iterable[Segment], captured: Position
 ) -> JournalPlace | None:
-    """Return the place after the segments that a sink has; the rest is as for `find_event`.
+    """Return the place after the segments that a sink has; None as for `find_event`.
 
-    `segments` are those after its checkpoint, where it `stays` if it has none of them.
+    `segments` are those after its checkpoint; `stays` is returned if it has none of them.
     """
     place = stays
     for segment in segments:
         end: Position = parse_position(segment.end_position)
-        # One without length is of a hold or a snapshot: where it stands says nothing of who has it.
+        # A segment that ends where it starts contains a released hold or snapshot chunks: its position
+        # does not tell whether the sink has it.
         if not end <= skip.end or segment.start_position == segment.end_position:
             return place
         place = JournalPlace(segment.segment, segment.rows - 1, complete=True)
@@ -260,10 +260,10 @@ def _by_source(position: SinkPosition, journal: JournalEnd) -> SkipToEvent:
 def _after_rebuild(
     checkpoint: CheckpointRow, position: SinkPosition, journal: JournalEnd
 ) -> JournalPlace | SkipToEvent:
-    """Decide after the journal was started afresh under the same checkpoint.
+    """Decide after the journal was rebuilt and the checkpoint kept.
 
-    The rebuild made sure that everything before the new journal has arrived; a position from there
-    needs no more than to be as new as the checkpoint was.
+    The rebuild made sure that everything before the new journal has arrived. So a position before the new
+    journal is sound if it is not older than what the checkpoint covered.
     """
     if checkpoint.skip is not None:
         end: Position = parse_position(position.end)

@@ -1,4 +1,4 @@
-"""Resume a sink after it was opened: `resume` decides, this module reads what that needs and carries it out.
+"""Resume a sink after it was opened: `resume` decides where, this module reads what the decision needs and applies it.
 
 Each deliverer has one. `begin` reads the sink's own position after the sink was opened; `settle` then moves
 the checkpoint to where the sink really is, at once or when capture has reached that place.
@@ -50,11 +50,11 @@ class Resumption:
         self._warned = False
 
     def begin(self, sink: Sink, checkpoint: CheckpointRow) -> None:
-        """Look at the position of a sink that was just opened.
+        """Read the position of a sink that was just opened.
 
         Raises:
-            PositionLost: The sink cannot go on; the message says why, and what to do.
-            SinkRejected: What the sink holds is no position.
+            PositionLost: The sink cannot resume; the message says why, and what to do.
+            SinkRejected: What the sink stores as its position cannot be parsed.
         """
         row = self._row()
         self._uid = row.uid
@@ -77,10 +77,10 @@ class Resumption:
             self._goal = SkipSegments(parse_position(checkpoint.skip))
 
     def settle(self, sink: Sink, checkpoint: CheckpointRow) -> CheckpointRow | None:
-        """Return the checkpoint to go on after, written; None while capture must go on first.
+        """Write and return the checkpoint to resume after; None while more must be captured first.
 
         Raises:
-            PositionLost: The sink cannot go on; the message says why, and what to do.
+            PositionLost: The sink cannot resume; the message says why, and what to do.
         """
         goal = self._goal
         if isinstance(goal, SkipToEvent | SkipSegments):
@@ -104,7 +104,7 @@ class Resumption:
             checkpoint = replace(checkpoint, notice=notice)
         elif checkpoint.notice is not None and not self._warned:
             delivered = not (sink.exactly_once and checkpoint.overrules)
-            if delivered:  # since a run before this one said it
+            if delivered:  # since an earlier run set the notice
                 self._lease.write(lambda writer: writer.checkpoints.set_notice(self._sink_id, None))
                 checkpoint = replace(checkpoint, notice=None)
         if sink.exactly_once and checkpoint.lineage is None:
@@ -134,12 +134,12 @@ class Resumption:
         )
 
     def redrive_origin(self, sink: Sink, checkpoint: CheckpointRow, attempt: str) -> Origin:
-        """Return the origin of dead letters: what such a sink stores with them moves nothing.
+        """Return the origin of redelivered dead letters, with which a sink stores its unchanged position.
 
         Args:
-            sink: It is settled.
+            sink: The open sink, for which `settle` has returned a checkpoint.
             checkpoint: Its checkpoint.
-            attempt: How the tokens of these entries begin.
+            attempt: Prefix of the tokens of these entries.
         """
         position = sink.position()
         lineage = (self._uid, checkpoint.lineage)
@@ -175,7 +175,7 @@ class Resumption:
         )
 
     def _event_id(self, row: SegmentRow | None, ordinal: int) -> str:
-        """Return the event at a place; nothing where the journal does not have it any more."""
+        """Return the id of the event at an ordinal; empty if the journal does not have it any more."""
         if row is None or ordinal < 0:
             return ""
         for batch in self._journal.batches(row, ["ordinal", "event_id"]):
@@ -201,7 +201,7 @@ class Resumption:
         return place
 
     def _ordinal(self, segment: resume.Segment, event_id: str) -> int | None:
-        """Return where an event is in a segment; a segment that was searched without success is not read again."""
+        """Return an event's ordinal in a segment; a segment that was searched without success is not read again."""
         assert isinstance(segment, SegmentRow)
         if segment.segment_id in self._searched:
             return None
@@ -229,7 +229,7 @@ class Resumption:
                     self._sink_id, place.segment, place.ordinal, place.complete, notice=notice
                 )
             )
-        except NotAllowed as error:  # retention was faster
+        except NotAllowed as error:  # retention has deleted the segment meanwhile
             raise self._with_remedy(PositionLost(str(error))) from error
         if notice is not None:
             self._log(notice)
@@ -257,14 +257,14 @@ class Resumption:
 
 
 def _reached(row: PipelineRow) -> str:
-    """Return where capture stands; capture begins, and fixes it, before anything is delivered."""
+    """Return the captured position, or the start position, which is fixed before anything is delivered."""
     position = row.captured_position or row.start_position
     assert position is not None
     return position
 
 
 def _position(sink: Sink, checkpoint: CheckpointRow) -> SinkPosition | None:
-    """Return the sink's own position; what is none does not matter to a checkpoint that overrules."""
+    """Return the sink's own position; one that cannot be parsed is ignored if the checkpoint overrules it."""
     try:
         return sink.position()
     except SinkRejected:

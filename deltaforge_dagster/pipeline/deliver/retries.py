@@ -59,7 +59,7 @@ class Retries:
         meter.failed(error)
         delay = self._backoff.next_delay()
         if not isinstance(error, Retryable):
-            delay = self._longest  # nothing changes until a person acts
+            delay = self._longest  # nothing changes until somebody fixes the cause
         self._failures += 1
         logger.warning(
             "the sink failed",
@@ -74,7 +74,7 @@ class Retries:
                 }
             },
         )
-        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the deliverer meets it again
+        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the deliverer meets the same error
             next_attempt_at = run.store.now() + delay
             tally = meter.drain()
             run.lease.write(

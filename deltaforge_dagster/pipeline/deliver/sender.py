@@ -77,7 +77,7 @@ class SegmentSender:
         return True
 
     def _put_aside(self, row: SegmentRow, error: Undeliverable | QueueFull, sink: Sink) -> None:
-        """Set a change aside as a dead letter, so that the sink continues after it; everything before it was sent."""
+        """Set a change aside as a dead letter, so that the sink can continue; everything before it was sent."""
         try:
             self._dead_letters.refuse(row, error)
         except (Undeliverable, QueueFull):

@@ -5,10 +5,10 @@ one segment with consecutive ordinals, and reports where each slice is; the run 
 checks that they cover every segment exactly. The rows of one change are next to one another in one batch, and
 no slice begins or ends between them.
 
-A file is named `<run id>.<job>.<random>.arrow`, so that a run that died leaves orphans that can be
-told apart. It is written over by a later job of the same run rather than deleted (`Spares`): memory
-for the pages of a new file costs several times what filling them does. So the file may be longer
-than what was written last, whose end the slices tell.
+A file is named `<run id>.<job>.<random>.arrow`, so that orphans of a dead run can be recognized. A file is
+overwritten by a later job of the same run rather than deleted (`Spares`), because allocating the pages of a
+new file costs several times as much as filling them. So a file may be longer than its current content; the
+slices say where that ends.
 
 Workers import this module: it needs no Spark.
 """
@@ -40,7 +40,7 @@ from deltaforge_dagster.journal.checksummed import Checksummed
 from deltaforge_dagster.journal.storage import JournalStorage, open_storage, refused
 
 _COPY_BYTES = 16 << 20
-"""Of a remote file, read at a time."""
+"""Bytes of a remote file that are read at a time."""
 
 _REPORTED: Mapping[str, type[DeltaforgeError]] = {
     one.__name__: one for one in (JournalDamaged, StoreUnavailable, UnsupportedEvent)
@@ -51,7 +51,7 @@ _FIELDS: list[pa.Field[Any]] = [
     *(pa.field(name, pa.int64()) for name in _NUMBERS),
 ]
 SLICES = pa.schema([*_FIELDS, pa.field("error", pa.string()), pa.field("text", pa.string())])
-"""What a writer reports: columns of `BatchSlice`, or else which error stopped it, and its text."""
+"""Columns of a writer's report: those of `BatchSlice`, or the class and text of the error that stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ def write_partition(
 
     Args:
         folder: Absolute path, or a URL that fsspec knows.
-        prefix: How the file's name begins.
+        prefix: Prefix of the file's name.
         batches: The messages of the task.
-        spare: A file to write over, which nobody else uses; None for a new one.
+        spare: A file to overwrite, which nobody else uses; None for a new one.
     """
     path = spare or f"{folder}/{prefix}.{uuid.uuid4().hex}.arrow"
     report: list[dict[str, Any]] = []
@@ -124,7 +124,7 @@ def write_partition(
             if file is not None and writer is not None:
                 writer.close()
                 report = [{**batch_slice, "end": file.tell()} for batch_slice in report]
-    except tuple(_REPORTED.values()) as error:  # as a failure of the task it would lose its class
+    except tuple(_REPORTED.values()) as error:  # Spark would hide a raised error's class
         report = [{"error": type(error).__name__, "text": str(error)}]
     if report:
         yield pa.RecordBatch.from_pylist(report, SLICES)
@@ -134,8 +134,8 @@ def reported(report: pa.Table) -> list[BatchSlice]:
     """Return the slices that writers reported.
 
     Raises:
-        JournalDamaged: What a writer was to read is damaged.
-        StoreUnavailable: It could not be read.
+        JournalDamaged: A segment file that a writer read is damaged.
+        StoreUnavailable: A segment file could not be read, or an encoded file not written.
         UnsupportedEvent: A message is too large.
     """
     slices = []
@@ -158,7 +158,7 @@ def _writable(path: str, *, new: bool) -> Iterator[BufferedIOBase]:
         finally:
             remote.discard()  # unless it is committed
         return
-    # Never truncated: ext4 writes such a file to the disk when it is closed.
+    # Never truncated: ext4 flushes a truncated file to the disk when it is closed.
     create = os.O_CREAT | os.O_EXCL if new else 0
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | create, 0o600), "wb") as file:
@@ -180,7 +180,7 @@ def write_bytes(path: str, content: bytes) -> None:
 
 
 def exists(path: str) -> bool:
-    """Say whether a file is there."""
+    """Return whether a file exists."""
     storage, name = _place(path)
     return storage.exists(name)
 
@@ -209,7 +209,7 @@ def open_batches(path: str, end: int) -> pa.ipc.RecordBatchFileReader:
 
 
 def remove(*paths: str) -> None:
-    """Delete files, as far as that is possible now: the others are swept. What is mapped stays readable."""
+    """Delete files; those that cannot be deleted now are swept later. Mapped files stay readable."""
     for path in paths:
         storage, name = _place(path)
         with contextlib.suppress(StoreUnavailable):
@@ -217,13 +217,12 @@ def remove(*paths: str) -> None:
 
 
 class Spares:
-    """Files that nobody reads any more, to be written over; used by several threads at once.
+    """Files that nobody reads any more and that later jobs overwrite; thread-safe.
 
-    Only what a job that has succeeded has written may come here, since a task of a failed one may
-    still be writing.
+    Only files of jobs that have succeeded may be added, since a task of a failed job may still be writing.
 
     Args:
-        most: How many are kept; more are deleted.
+        most: How many files are kept; further ones are deleted.
     """
 
     def __init__(self, most: int) -> None:
@@ -232,13 +231,13 @@ class Spares:
         self._paths: list[str] = []
 
     def reuse(self, most: int) -> list[str]:
-        """Return up to `most` files, which are the caller's then."""
+        """Return up to `most` files, which then belong to the caller."""
         with self._lock:
             taken, self._paths = self._paths[:most], self._paths[most:]
         return taken
 
     def add(self, paths: Iterable[str]) -> None:
-        """Take files over."""
+        """Add files, which the caller must not use any more."""
         with self._lock:
             self._paths += paths
             spare, self._paths = self._paths[self._most :], self._paths[: self._most]
@@ -262,7 +261,7 @@ def sweep_encoded(folder: str, keep_run_ids: Collection[str], older_than: float)
     Args:
         folder: Where a pipeline's encoded files are.
         keep_run_ids: Runs that may still use theirs.
-        older_than: Seconds since the last write below which a file stays, too.
+        older_than: Files that were written less than this many seconds ago stay as well.
     """
     swept = []
     for path, age in _listed(folder):

@@ -1,11 +1,10 @@
-"""From the change frame to messages: what Spark's tasks run, and the run itself for a handful.
+"""Make messages from the change frame: in Spark's tasks, and in the run itself if there are few rows.
 
 A `MessagePlan` says which columns the messages of all sinks of a pipeline need, each distinct one
-once, and makes them from batches of the change frame. It is handed to Spark as it is: a task reads
-its share of the segment files (`Share`), makes the messages with the kernels of `processors`, and
-writes them as an encoded file. So the rows go from the journal to the encoded file inside one
-process, and Java, which would spend more on carrying them to Python than all of this costs, only
-distributes the work.
+once, and makes them from batches of the change frame. It is pickled for Spark: a task reads its share
+of the segment files (`Share`), makes the messages with the kernels of `processors`, and writes them as
+an encoded file. So the rows go from the journal to the encoded file inside one Python process, and the
+JVM only distributes the work; moving the rows from Java to Python would cost more than everything else.
 
 Workers import this module: it needs no Spark.
 """
@@ -42,8 +41,8 @@ from deltaforge_dagster.sources.registry import PositionField, source_types
 
 MAX_BATCH_ROWS = 10_000
 MAX_BATCH_BYTES = 8 << 20
-"""What a message batch is: large enough to be cheap, small enough to be held a few times. The
-bytes are those of the frame, unless a single row has more."""
+"""Limits of a message batch: large enough to be efficient, small enough to be in memory several times. The
+bytes are those of the frame; a single row may exceed them."""
 
 _UNUSED = {"row"}
 FRAME_COLUMNS = [name for name in FRAME.names if name not in _UNUSED]
@@ -57,12 +56,13 @@ class Route:
     """Names of the columns that hold one sink's messages; see `sinks.base.MESSAGES`.
 
     Attributes:
-        template: The destination's.
-        key: The key's; None for the default.
-        columns: Which column is which column of `MESSAGES`.
-        unresolved: Column with the variable that leaves a destination null; None if none can.
-        empty: Column with the variables that are empty text in a key; None if none can be.
-        selected: Column that says which rows the sink gets; None for all.
+        template: Template of the destination.
+        key: Template of the key; None for the default key.
+        columns: For each column of `MESSAGES` the name of the encoded column.
+        unresolved: Column that names the variable without a value if a destination is null; None if every
+            destination has a value.
+        empty: Column that names the variables that are empty text in a key; None if none can be.
+        selected: Boolean column of the rows that the sink gets; None if it gets all.
     """
 
     template: Template
@@ -78,10 +78,10 @@ class MessagePlan:
     """The messages of all sinks of one pipeline.
 
     Attributes:
-        splits: Some sink gets updates of keys as deletes and inserts.
-        tombstones: Some sink gets tombstones.
-        routes: Where each sink, by its id, finds its messages.
-        columns: How each column is made, beside those taken from the frame as they are.
+        splits: Whether any sink gets a key update as delete and insert.
+        tombstones: Whether any sink gets tombstones.
+        routes: By sink id, the columns that hold its messages.
+        columns: The function that makes each column; columns copied from the frame are not listed.
     """
 
     splits: bool
@@ -107,8 +107,9 @@ class MessagePlan:
     def batches(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the messages of batches of the change frame, in the order of its rows.
 
-        The messages of one change have its ordinal and are in one batch. `unmade` names the
-        columns of a row that cannot be made, since Arrow's texts end at 2 GiB; null for all others.
+        The messages of one change have its ordinal and are in one batch. The column `unmade` names the
+        columns of a row that cannot be made, because they would exceed Arrow's limit of 2 GiB; it is null
+        for all other rows.
         """
         for whole in frame:
             for rows in _cut(whole):
@@ -150,7 +151,7 @@ class MessagePlan:
     def _makers(
         self, rows: pa.RecordBatch
     ) -> tuple[dict[str, pa.Array[Any]], dict[str, Callable[[], pa.Array[Any]]]]:
-        """Return the columns that are there already, and how to make the others."""
+        """Return the columns that are copied from the frame, and functions that make the others."""
         own, extra = rows, {}
         if self._expands:
             own, extra["change_id"] = expansion.identified(rows)
@@ -264,13 +265,13 @@ def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a task encodes of one segment: every `of`-th row group, from the `part`-th on.
+    """The part of a segment that one task encodes: every `of`-th row group, starting with the `part`-th.
 
     Attributes:
         path: The segment's file, as in its row.
         ordinals: Only row groups with these rows; None for all.
-        part: Which share, from 0.
-        of: How many shares the segment has.
+        part: Number of the share, from 0.
+        of: Number of shares of the segment.
     """
 
     path: str
@@ -281,15 +282,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One Spark job: what its tasks have to know.
+    """A Spark job that encodes segments; pickled for its tasks.
 
     Attributes:
         journal_url: Where the segment files are.
-        plan: What to make of them.
-        tasks: What each task encodes.
+        plan: The messages to make.
+        tasks: The shares that each task encodes.
         folder: Where encoded files go.
-        name: How the files' names begin.
-        spares: Files that the first tasks write over instead of making new ones.
+        name: Prefix of the files' names.
+        spares: Files that the first tasks overwrite instead of creating new ones.
     """
 
     journal_url: str
@@ -300,7 +301,7 @@ class Job:
     spares: Sequence[str] = ()
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the messages of some tasks to an encoded file; what Spark maps over their numbers.
+        """Write the messages of the tasks with these numbers to an encoded file; called by Spark.
 
         Yields:
             Columns of `encoded_files.SLICES`.
@@ -326,7 +327,7 @@ def _integers(batch: pa.RecordBatch) -> list[int]:
 
 
 def as_frame(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield what came through Spark, with plain strings for names, as batches of the frame."""
+    """Yield rows from Spark, where names are plain strings, as batches of the frame."""
     columns = [
         table.column(name).dictionary_encode()
         if pa.types.is_dictionary(FRAME.field(name).type)

@@ -1,7 +1,7 @@
-"""Is a Spark server elsewhere fit for us? It needs our package, and the journal's folder.
+"""Check that an external Spark server has our package and the journal's folder.
 
-Asked once for each session on a server that is not our own, by one small job: a wrong image, or a
-volume that is not mounted there, then shows as one clear error and not as a failed task.
+One small job checks this once for each session on a server that the installation did not start. A wrong
+image, or a volume that is not mounted there, is then reported by a clear error and not by a failed task.
 Workers import this module, too.
 """
 
@@ -28,15 +28,15 @@ def write_probe(path: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 def check_server(session: SparkSession, folder: str, prefix: str) -> None:
-    """Prove that executors have our version, and share the folder of encoded files with us.
+    """Verify that executors have our version, and share the folder of encoded files with this run.
 
     Args:
         session: A session on the server.
         folder: Absolute path, or a URL that fsspec knows.
-        prefix: How the probe's name begins, so that one left over is swept.
+        prefix: Prefix of the probe file's name, so that a leftover one is swept.
 
     Raises:
-        SettingsError: They do not; the message says what to fix.
+        SettingsError: They have another version or do not share the folder; the message says what to fix.
         PySparkException: The server or the session is gone.
     """
     path = f"{folder}/{prefix}.{uuid.uuid4().hex}.probe.arrow"

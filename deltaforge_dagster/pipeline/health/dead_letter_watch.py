@@ -1,4 +1,4 @@
-"""How full the queue of dead letters is: what a run says about it, and what has become too old."""
+"""Watch the queue of dead letters during a run: warn when it fills up, drop entries that are too old."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FIRST_SECONDS = 5.0
 _EVERY_SECONDS = 60.0
 
 _WARNING, _ERROR = 0.8, 0.95
-"""Shares of `max_entries` from which a queue is nearly full, and as good as full."""
+"""Shares of `max_entries` from which a queue's size is a warning, and an error."""
 
 Level = Literal["warning", "error"]
 
 
 def saturation(depth: DeadLetterDepth, max_entries: int) -> tuple[Level, str] | None:
-    """Return how serious it is that a queue is so full, and a sentence; None when there is room."""
+    """Return the severity of how full a queue is, and a sentence; None if there is enough room."""
     share = depth.entries / max_entries
     if share < _WARNING:
         return None
@@ -30,13 +30,13 @@ def saturation(depth: DeadLetterDepth, max_entries: int) -> tuple[Level, str] | 
 
 
 class DeadLetterWatch:
-    """Looks after the queue of one pipeline while a run works on it.
+    """Watches the queue of one pipeline during a run.
 
     Args:
         spec: The pipeline.
         store: Where the entries are.
-        lease: What old ones are dropped under.
-        warn: Told when it gets full, and what its limits have cost.
+        lease: The run's lease; fences the removal of old entries.
+        warn: Called when the queue gets full, and when its limits have removed entries.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DeadLetterWatch:
         self._lost: int | None = None
 
     def poll(self) -> None:
-        """Drop what is too old, and say how full the queue is; once a minute."""
+        """Drop entries that are too old, and warn if the queue is full; acts once a minute."""
         if not self._options.enabled or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _EVERY_SECONDS

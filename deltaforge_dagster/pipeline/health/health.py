@@ -1,11 +1,11 @@
 """Whether a pipeline works: the one answer that `status`, the API, metrics, checks and ticks give.
 
-`health` derives it from the pipeline's file and the state store alone. What only a server can say, runs and
-ticks note there: why capture fails (`Failure`), what the source does not send (`NotedFinding`), when
-somebody looked. So a look costs nothing, works while servers are down, and is the same everywhere.
+`health` derives it from the pipeline's file and the state store alone. Runs and ticks record in the store what
+only a server can tell: why capture fails (`Failure`), what the source lacks (`NotedFinding`), when the source was
+last checked. So `health` is cheap, works while servers are down, and gives the same answer everywhere.
 
-A run reads what a tick does not. A failure that only a person can end, met by a run, is over when a run
-reads again; any other when a tick or a run can use the source.
+A run reads the log, a tick does not. A failure that does not pass by itself, and that a run has met, is over
+when a run reads again; any other failure when a tick or a run can use the source.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Status = Literal["running", "paused", "stopped", "failed"]
 Severity = Literal["warning", "error"]
 
 NOTED_EVERY = 15.0
-"""Seconds after which it is noted again that somebody looked."""
+"""Seconds after which the time of an unchanged check is recorded again."""
 
 _RELOAD = "press Reload in its UI (Deployment, Code locations)"
 _SILENT_INTERVALS = 6
@@ -55,12 +55,12 @@ class HealthProblem:
     """Something that keeps a pipeline from working as it should.
 
     Attributes:
-        subject: What it is about: `file`, `source`, `publication`, `journal`, `sensor`, `sink ID` ...
+        subject: The part concerned: `file`, `source`, `publication`, `journal`, `sensor`, `sink ID` ...
         severity: `error` when changes are not captured or not delivered, or about to be lost.
         text: What is wrong, in a sentence; no secret, no value of a row.
         remedy: A command or statement to paste, None where the text says what to do.
-        since: When it was met first; None where nobody noted that.
-        next_attempt_at: When it is tried again without anybody's help; None when a person must act.
+        since: When it was first met; None if unknown.
+        next_attempt_at: When it is automatically tried again; None if somebody must fix it.
     """
 
     subject: str
@@ -82,12 +82,12 @@ class HealthProblem:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a pipeline does.
+    """The health of a pipeline.
 
     Attributes:
-        status: What people asked for, or `failed`: changes are not captured although they should be.
-        problems: What is wrong, errors first, of these what keeps changes from being captured.
-        seen_at: When a run or a tick was seen at work last; None when none ever was.
+        status: The desired state, or `failed` if changes are not captured although they should be.
+        problems: What is wrong: errors first, and among them those that prevent capture.
+        seen_at: When a run or a tick last worked on it; None if none ever did.
     """
 
     status: Status
@@ -106,12 +106,12 @@ class Health:
 
     @property
     def uncaptured(self) -> HealthProblem | None:
-        """The first error that keeps changes from being captured; None while they are, or should not be."""
+        """The first error that prevents capture; None if there is none, or if nothing should be captured."""
         return self.problems[0] if self.status == "failed" else None
 
 
 def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Health:
-    """Return how a pipeline does, as files and state store say it now.
+    """Return the health of a pipeline, from its file and the state store.
 
     Raises:
         StoreUnavailable: The store cannot be asked.
@@ -141,7 +141,7 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
 
 
 def health_without_file(store: StateStore, row: PipelineRow) -> Health:
-    """Return how a pipeline does whose file is not where the installation's are.
+    """Return the health of a pipeline whose file is not among those of the installation.
 
     Raises:
         StoreUnavailable: The store cannot be asked.
@@ -150,25 +150,25 @@ def health_without_file(store: StateStore, row: PipelineRow) -> Health:
 
 
 def remedy_of(name: str, kind: str) -> str | None:
-    """Return the commands that end a failure of the source of this kind; None where its message says them."""
+    """Return the commands that fix a source failure of this kind; None if its message already contains them."""
     if kind != PositionLost.kind:
         return None
     return f"deltaforge checkpoint reset {name} --all && deltaforge snapshot start {name}"
 
 
 def with_remedy(name: str, error: DeltaforgeError) -> str:
-    """Return an error of a pipeline's capture with the commands that end it."""
+    """Return the text of a capture error, with the commands that fix it."""
     remedy = remedy_of(name, error.kind) if _subject(error) == "source" else None
     return and_run(str(error), remedy)
 
 
 def failure_of(row: PipelineRow) -> Failure | None:
-    """Return why nothing of a pipeline is captured now."""
+    """Return why capture of a pipeline fails; None if it works."""
     return None if row.failure is None else Failure(**json.loads(row.failure))
 
 
 def findings_of(row: PipelineRow) -> list[NotedFinding]:
-    """Return in which points a pipeline's source was not as needed when somebody looked last."""
+    """Return what the last check of a pipeline's source found wrong."""
     return [] if row.findings is None else [NotedFinding(**one) for one in json.loads(row.findings)]
 
 
@@ -179,19 +179,19 @@ def capture_failed(
     error: DeltaforgeError,
     next_attempt_at: float | None,
 ) -> None:
-    """Note why nothing is captured now.
+    """Record why capture fails.
 
-    A tick does not replace what a run met and only a person can end, nor a failure to write the journal by one of
-    the source. Source or journal have failed since the first of the failures that nothing came between, whatever
-    each said.
+    A tick replaces neither a run's failure that somebody must fix, nor a run's failure of the journal by one of
+    the source. `since` stays that of the first of consecutive failures of the same subject (source or journal),
+    even if their messages differ.
 
     Args:
-        store: Where it is noted.
+        store: Where it is recorded.
         name: The pipeline.
-        by: Who met it.
-        error: What was met.
-        next_attempt_at: When it is tried again by itself, by the store's clock; ignored where a person
-            must act.
+        by: Whether a tick or a run has met the error.
+        error: The error.
+        next_attempt_at: When capture is automatically tried again, by the store's clock; ignored if somebody
+            must fix the error.
     """
     row = store.pipelines.get(name)
     if row is None:
@@ -208,7 +208,7 @@ def capture_failed(
 
 
 def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> None:
-    """Note that a run reads, or that a tick could use the source."""
+    """Record that a run reads the log, or that a tick could use the source."""
     row = store.pipelines.get(name)
     known = None if row is None else failure_of(row)
     if known is not None and (by == "run" or known.by == "tick" or _passes(known)):
@@ -216,7 +216,7 @@ def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> N
 
 
 def source_answers(store: StateStore, name: str) -> None:
-    """Note that the source can be queried: an outage is over."""
+    """Record that the source answers queries, so that an outage is over."""
     row = store.pipelines.get(name)
     known = None if row is None else failure_of(row)
     if known is not None and _passes(known):
@@ -224,7 +224,7 @@ def source_answers(store: StateStore, name: str) -> None:
 
 
 def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> None:
-    """Note that the source answered, and what it lacks; `since` stays while a finding does."""
+    """Record that the source answered, and what it lacks; a finding that persists keeps its `since`."""
     row = store.pipelines.get(name)
     if row is None:
         return
@@ -247,7 +247,7 @@ def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> Non
 
 
 def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
-    """Note that a sensor or schedule ticks; `outdated`: with definitions that wait for Reload."""
+    """Record a tick of a sensor or schedule; `outdated`: with definitions from before the file changed."""
     row, now = store.pipelines.get(name), store.now()
     if row is None:
         return
@@ -257,13 +257,13 @@ def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
 
 
 def note_broken(store: StateStore, name: str) -> None:
-    """Note that a file cannot be loaded, unless that was noted since a tick could use it last."""
+    """Record that a file cannot be loaded, unless that is recorded since the last tick that could use it."""
     if _noted_broken(store, name, store.pipelines.get(name)) is None:
         store.pipelines.note_broken(name)
 
 
 def _noted_broken(store: StateStore, name: str, row: PipelineRow | None) -> float | None:
-    """Return when a tick found first that a file cannot be loaded; None if a tick has used the file since."""
+    """Return when a tick first found that a file cannot be loaded; None if a tick has used the file since."""
     noted = store.pipelines.since(name, FILE_BROKEN)
     used = None if row is None else row.ticked_at
     return None if noted is None or (used is not None and used > noted) else noted
@@ -272,7 +272,7 @@ def _noted_broken(store: StateStore, name: str, row: PipelineRow | None) -> floa
 def _broken_since(
     store: StateStore, broken: BrokenPipeline, row: PipelineRow | None
 ) -> float | None:
-    """Return since when a file cannot be loaded: as a tick noted it, else since it was changed or used last."""
+    """Return since when a file cannot be loaded: as a tick recorded it, else since it was last changed or used."""
     noted = _noted_broken(store, broken.name, row)
     if noted is not None:
         return noted
@@ -281,7 +281,7 @@ def _broken_since(
 
 
 def _changed_at(pipeline: LoadedPipeline | BrokenPipeline) -> float | None:
-    """Return when a pipeline's file was changed last; None if it has none, or if it is gone."""
+    """Return when a pipeline's file was last changed; None if it has none, or if the file is gone."""
     with contextlib.suppress(OSError):
         return None if pipeline.path is None else pipeline.path.stat().st_mtime
     return None
@@ -315,7 +315,7 @@ def _capture(
     lease: LeaseRow | None,
     now: float,
 ) -> Iterator[HealthProblem]:
-    """Yield what keeps changes from being captured."""
+    """Yield problems of capture."""
     failure = failure_of(row)
     if failure is not None:
         yield HealthProblem(
@@ -347,7 +347,7 @@ def _capture(
 def _silent_since(
     row: PipelineRow, spec: PipelineSpec | None, lease: LeaseRow | None, now: float
 ) -> float | None:
-    """Return since when a pipeline that has had a sensor has had neither tick nor run, if for long."""
+    """Return since when a pipeline with a sensor has had neither tick nor run; None if not for unusually long."""
     if spec is None or row.ticked_at is None or spec.spec.engine.dagster.schedule is not None:
         return None
     options = spec.spec.engine.dagster
@@ -367,7 +367,7 @@ def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | No
 def _delivery(
     store: StateStore, row: PipelineRow, spec: PipelineSpec | None
 ) -> Iterator[HealthProblem]:
-    """Yield what keeps captured changes from their sinks."""
+    """Yield problems of delivery, holds and dead letters."""
     checkpoints = store.checkpoints.read(row.name)
     counts = checkpoints.keys() if spec is None else awaited_sinks(spec, checkpoints)
     for one in checkpoints.values():

@@ -1,7 +1,7 @@
-"""Is each sink as a pipeline needs it: can it be reached, and is what it sends to there?
+"""Check that each sink can be reached, and that the destinations of its messages exist.
 
-Asks with the pipeline's own credentials, and writes nothing. Where only sending would show whether the user has
-a right, or the file alone does not say where messages go, the finding says so.
+Uses the pipeline's own credentials, and writes nothing. If only sending could prove a permission, or if
+destinations depend on the changes, the finding says so.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from deltaforge_dagster.sources.findings import Finding
 def preflight(
     declared: Sequence[SinkBlock], pipeline: str, destinations: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
-    """Return what is found at each sink, in the file's order; they are asked beside each other.
+    """Return the findings for each sink, in the file's order; sinks are checked concurrently.
 
     Args:
-        declared: The sinks, as the file has them.
-        pipeline: Whose; part of their names on servers.
-        destinations: By a sink's id where its messages go; what depends on changes is a template.
+        declared: The sinks, as in the file.
+        pipeline: Name of the pipeline, which is part of names on servers.
+        destinations: By sink id, the destinations of its messages; a template if they depend on changes.
     """
     with ThreadPoolExecutor(max(1, len(declared)), "preflight") as threads:
         looks = [

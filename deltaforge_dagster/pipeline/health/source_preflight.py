@@ -1,6 +1,6 @@
-"""Is the source as a pipeline needs it, where the pipeline is now?
+"""Check that the source is set up as the pipeline needs it, at the pipeline's current position.
 
-Asked by `deltaforge check` and by the check `preflight` at the end of each run.
+Used by `deltaforge check` and by the asset check `preflight` at the end of each run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltaforge_dagster.state.store import StateStore
 
 
 def preflight(source: Source, store: StateStore | None, loaded: LoadedPipeline) -> list[Finding]:
-    """Return what a look at the source finds; a server that cannot be asked is a finding, too.
+    """Return the findings for the source; a server that cannot be reached is a finding, too.
 
     Args:
         source: The pipeline's source; stays open.

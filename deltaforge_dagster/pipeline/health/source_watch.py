@@ -1,7 +1,8 @@
 """Check the source every few seconds: does it answer, and will it send everything that must be captured?
 
-Ticks also check whether the journal can be written. While no run is active, the ticks of the sensor check it (`inspect_source`); during a run, a thread of the run does
-(`SourceWatch`). The findings are recorded in the state store, where `health` reads them.
+While no run is active, the sensor's ticks do this (`inspect_source`), and also check whether the journal can be
+written; during a run, a thread of the run does it (`SourceWatch`). The findings are recorded in the state store,
+where `health` reads them.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ class SourceWatch:
         try:
             with closing(self._build_source()) as source:
                 self._note(source.maintain(None))
-        except Retryable as error:  # capture meets it, too, and notes when it tries again
+        except Retryable as error:  # capture meets it as well, and records when it tries again
             logger.debug("%s: the source was not looked at: %s", self._name, error)
-        except DeltaforgeError as error:  # what is being read may go on: the stream has begun
+        except DeltaforgeError as error:  # the stream that is already open may still work
             self._note([Finding("source", "error", str(error))])
 
     def _note(self, found: list[Finding]) -> None:
@@ -120,5 +121,5 @@ class SourceWatch:
         self._said = {one.text for one in found}
         try:
             note_findings(self._store, self._name, found)
-        except Retryable as error:  # noted at the next look
+        except Retryable as error:  # they are recorded at the next check
             logger.debug("%s: findings were not noted: %s", self._name, error)

@@ -1,7 +1,7 @@
-"""A chain over segments as one Spark job: its stages, and Spark's own engine between them.
+"""A chain over segments as one Spark job: Python stages, and Spark SQL between them.
 
-One plan, nothing in it moves rows between tasks: `mapInArrow` for each stage, and a projection where
-SQL computes. So a segment stays in one task, and its rows in order.
+The job is one plan without a shuffle: `mapInArrow` for each stage, and a projection for each SQL
+processor. So a segment stays in one task, and its rows in order.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def run_job(
     Args:
         sessions: Where the Spark session comes from.
         job: What is done with each segment.
-        numbers: How many segments there are.
-        tasks: Among how many tasks they are divided.
-        what: What this is about, in the words of an error.
+        numbers: Number of segments.
+        tasks: Number of tasks among which they are divided.
+        what: The segments, for error messages.
 
     Raises:
-        SparkUnavailable: Server or session is gone, or the job failed; asking again may help.
+        SparkUnavailable: Server or session is gone, or the job failed; a retry may help.
         ProcessorFailed: A SQL expression fails for some row.
         SpecError: Spark refuses a SQL expression.
     """
@@ -86,7 +86,7 @@ _queries: dict[str, SqlQuery] = {}
 
 
 def _query(session: SparkSession, processor: SqlProcessor) -> SqlQuery:
-    """Return what Spark has to say to a processor; it is asked once."""
+    """Return a SQL processor's query; Spark analyses each processor once."""
     text = processor.model_dump_json()
     if text not in _queries:
         _queries[text] = analysed(session, processor)

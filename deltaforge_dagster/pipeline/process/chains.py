@@ -24,8 +24,7 @@ def chain_of(spec: PipelineSpec) -> ChainSpec:
 def build_problems(spec: PipelineSpec) -> list[str]:
     """Return what keeps a pipeline's sinks or processors from being built, one line each.
 
-    The sinks' libraries read their settings, and the engine of scripts the scripts; a function of Python is
-    imported.
+    Has the sinks' client libraries validate their settings, parses scripts, and imports Python functions.
     """
     context = SinkContext(spec.metadata.name, spec.spec.engine.run)
     found = [

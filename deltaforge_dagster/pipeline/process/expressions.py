@@ -1,11 +1,11 @@
-"""The `sql` processor, where Spark computes: expressions of a pipeline file over rows in transit.
+"""The `sql` processor: Spark evaluates the SQL expressions of a pipeline file on rows in transit.
 
-An expression sees the row's columns (`transit.READABLE`), the ones that hold JSON as VARIANT. Spark
-analyses all of them once, before the first row: what it refuses is told by processor and place in
-the file, and what a row would make fail later shows as the type that an expression has.
+An expression sees the row's columns (`transit.READABLE`); columns that hold JSON are VARIANTs. Spark
+analyses all expressions once, before the first row. Errors name the processor and the field of the file;
+expressions of a type that cannot be used are refused then, too.
 
-Notes pass untouched, and where `where` is not true nothing else is computed: `where` guards
-expressions that would fail.
+Notes (items in transit that are no rows) pass unchanged. For rows where `where` is not true no other
+expression is evaluated, so `where` guards expressions that would fail.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from deltaforge_dagster.processors.sql.transit import (
     transit_schema,
 )
 
-# PySpark prints errors that quote the query with everything that Spark said, values of rows included.
-# By level, since whoever configures logging later (Dagster does) enables disabled loggers again.
+# These loggers of PySpark print Spark's error messages whole, including values of rows. They are silenced by
+# level, because configuring logging later, as Dagster does, enables disabled loggers again.
 for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
@@ -60,7 +60,7 @@ _SCALARS = (
 )  # fmt: skip
 _DATA_EXCEPTION = "22"
 _RAISED = "P0001"
-"""SQLSTATEs of what a value of a row makes fail (Spark manual, "Error Conditions")."""
+"""SQLSTATE class and code of errors that a row's value causes (Spark manual, "Error Conditions")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +69,21 @@ class SqlQuery:
 
     Attributes:
         processor: The block of the file.
-        variants: Which of its expressions are VARIANTs, by place.
+        variants: Fields of the block whose expressions have the type VARIANT.
     """
 
     processor: SqlProcessor
     variants: frozenset[str]
 
     def over(self, frame: DataFrame) -> DataFrame:
-        """Return rows in transit with what was computed for each."""
+        """Return rows in transit with the results of the expressions as additional columns."""
         processor = self.processor
         rows = _readable(frame, processor)
         row = sql.col(NOTE).isNull()
         computed = dict(processor.computed)
         columns = []
         if (where := computed.pop("where", None)) is not None:
-            # Selected first, so that it is computed once: it may be random.
+            # Selected first, so that it is evaluated once per row: it may be random.
             name = value_column(processor, "where")
             rows = rows.select("*", sql.when(row, sql.expr(where)).alias(name))
             row = sql.col(name)
@@ -102,7 +102,7 @@ def analysed(session: SparkSession, processor: SqlProcessor) -> SqlQuery:
     """Have Spark analyse the expressions of a processor.
 
     Raises:
-        SpecError: It refuses one, or one has a type that cannot be used.
+        SpecError: Spark refuses an expression, or an expression has a type that cannot be used.
         PySparkException: No server answers.
     """
     rows = _readable(
@@ -130,19 +130,19 @@ def analysed(session: SparkSession, processor: SqlProcessor) -> SqlQuery:
 
 
 def is_of_a_row(error: PySparkException) -> bool:
-    """Say whether a value of a row made an expression fail."""
+    """Return whether a row's value made an expression fail."""
     state = error.getSqlState() or ""
     return state.startswith(_DATA_EXCEPTION) or state == _RAISED
 
 
 def fragment(error: PySparkException) -> str:
-    """Return the part of an expression that failed, in quotes, as far as Spark tells; no values."""
+    """Return the part of an expression that failed, quoted, if Spark names it; contains no values."""
     texts = [one.fragment() for one in error.getQueryContext()]
     return f" in `{texts[0]}`" if texts else ""
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema of texts, bytes and integers as Spark's."""
+    """Return the Spark schema for an Arrow schema of strings, binary columns and integers."""
     kinds: Mapping[pa.DataType, DataType] = {pa.int64(): LongType(), pa.binary(): BinaryType()}
     return StructType([StructField(one.name, kinds.get(one.type, StringType())) for one in schema])
 
@@ -159,7 +159,7 @@ def _types(rows: DataFrame, processor: SqlProcessor) -> dict[str, DataType]:
     """Return the type of each expression."""
     places = processor.computed
     try:
-        # In a `when`, as they are computed: aggregates and generators are refused there.
+        # Wrapped in `when`, as for evaluation: Spark refuses aggregates and generators there.
         columns = [sql.when(sql.lit(True), sql.expr(one)) for one in places.values()]
         fields = rows.select(sql.col(NOTE), *columns).schema.fields[1:]
     except AnalysisException:

@@ -1,13 +1,13 @@
-"""The stage between capture and delivery of a pipeline with processors: each segment through the chain.
+"""Processing, between capture and delivery of a pipeline with processors: each segment goes through the chain.
 
-One thread takes segments in the journal's order, has Spark's tasks run the chain over them, as many at
-once as `deliver.max_bytes` allows, and notes the output in one fenced transaction. Only then do
-sinks see the segments (`pending_segments`). So the chain runs once for a segment, whatever becomes of
-sinks and runs; a run that dies before the note leaves files that nobody knows of, and the next run's
-chain counts.
+One thread takes segments in the journal's order, has Spark's tasks run the chain over as many at once
+as `deliver.max_bytes` allows, and records the output in one fenced transaction. Only then do sinks see
+the segments (`pending_segments`). So the recorded output of a segment never changes, whatever happens to
+sinks and runs; a run that dies before the transaction leaves orphaned files, and the next run processes
+the segment again.
 
-A processor that breaks stops the pipeline's deliveries at that segment, not its capture; it is tried
-again with back-off, and every sink that has come so far shows the error.
+A failing processor stops the pipeline's deliveries at that segment, but not capture; it is retried with
+back-off, and every sink that has reached that segment shows the error.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _SEGMENTS_PER_JOB = 16
 
 
 class Processing:
-    """The stage of one run.
+    """The processing thread of one run.
 
     Args:
         spec: The pipeline; it has processors.
-        store: Where segments are listed.
-        journal: Where they are.
-        sessions: Where the Spark session comes from.
-        lease: What the output is noted under.
-        processed: Called when sinks may go on.
+        store: Lists the segments.
+        journal: Holds the segments and the output.
+        sessions: Provides the Spark session.
+        lease: The run's lease; fences what is written.
+        processed: Called when further segments are ready for sinks.
 
     Attributes:
-        error: Why the last try failed, None once one succeeded.
+        error: Why the last attempt failed, None after a success.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Processing:
         self._thread.start()
 
     def segment_added(self) -> None:
-        """Wake the thread: the journal has grown."""
+        """Wake the thread: the journal has a new segment."""
         self._news.set()
 
     def end(self) -> None:
-        """Ask the thread to end after the job that is running; what that makes is an orphan."""
+        """Ask the thread to end; does not wait for it, nor for a job that is running."""
         self._stop.set()
         self._news.set()
 
@@ -116,12 +116,12 @@ class Processing:
                 self._failed(defect, backoff)
 
     def _leave_what_sinks_have(self) -> None:
-        """Leave segments as they are that some sink began before the file named processors."""
+        """Exempt from processing the segments that some sink began to receive before the file had processors."""
         begun = max(map(_begun, self._store.checkpoints.read(self._pipeline).values()), default=0)
         self._lease.write(lambda writer: writer.segments.leave_as_captured(begun))
 
     def _process_next(self) -> bool:
-        """Process the next segments, and say whether there were any."""
+        """Process the next segments; return whether there were any."""
         waiting = self._waiting()
         if not waiting:
             return False
@@ -150,7 +150,7 @@ class Processing:
         pipeline = self._store.pipelines.get(self._pipeline)
         assert pipeline is not None
         job = ProcessingJob(
-            chain_of(self._spec),  # again: the source of a function may have changed
+            chain_of(self._spec),  # built each time: a Python function's source may have changed
             self._lease.run_id,
             self._journal.url,
             self._pipeline,
@@ -167,10 +167,10 @@ class Processing:
         self.error = error
         delay = backoff.next_delay()
         if not isinstance(error, Retryable):
-            delay = self._limits.backoff_max_seconds  # nothing changes until a person acts
+            delay = self._limits.backoff_max_seconds  # until somebody fixes the cause
         fields = {"reason": str(error), "kind": error.kind, "sleep_seconds": round(delay, 1)}
         logger.warning("processing failed", extra={"fields": fields})
-        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
+        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop will meet the same error
             tally = processing_failed(error, {one.id for one in self._spec.spec.processors})
             self._lease.write(lambda writer: writer.metrics.count(tally))
             waiting = self._waiting()
@@ -185,6 +185,6 @@ class Processing:
 
 
 def _begun(checkpoint: CheckpointRow) -> int:
-    """Return the last segment of which a sink has something."""
+    """Return the last segment that a sink has at least a part of."""
     has_some = checkpoint.complete or checkpoint.ordinal >= 0
     return checkpoint.segment if has_some else checkpoint.segment - 1

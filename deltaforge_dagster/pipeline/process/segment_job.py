@@ -1,9 +1,9 @@
-"""What a Spark task does with segments around a pipeline's chain (`stages`): read them, write its output.
+"""The Spark job that runs a pipeline's chain (`stages`) over segments: reads them, writes the chain's output.
 
-The output of a segment is a journal file like the segment's own; nobody knows of it until the run has
-noted it, so a task that outlives its run, or is tried twice, leaves an orphan. What a script
-remembers lives in the worker, from segment to segment, as long as the run's segments come to that
-worker.
+The output of a segment is a journal file like the segment's own. It does not count until the run has
+recorded it in the state store, so a task that outlives its run, or is tried twice, leaves an orphan. The
+state of a script is kept in the Python worker from segment to segment, as long as the run's segments
+come to that worker.
 
 Workers import this module: it needs no Spark.
 """
@@ -25,11 +25,11 @@ from deltaforge_dagster.state.records import Processed
 
 @dataclass(frozen=True, slots=True)
 class ProcessingJob:
-    """One Spark job: a segment for each task.
+    """A Spark job with one task for each segment.
 
     Attributes:
-        chain: What to make of the rows.
-        run_id: What scripts remember is forgotten when another run comes.
+        chain: The processors.
+        run_id: Id of the run; the state of scripts is discarded when another run comes.
         journal_url: Where the segments are.
         pipeline: Name of the pipeline.
         uid: Its uid.
@@ -47,7 +47,7 @@ class ProcessingJob:
 
     @property
     def key(self) -> str:
-        """What scripts remember is forgotten when another run comes, or another chain."""
+        """Scope of the state of scripts: it is discarded when another run or another chain comes."""
         return f"{self.pipeline}/{self.run_id}/{self.chain.hash}"
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
@@ -58,7 +58,7 @@ class ProcessingJob:
     def finish(
         self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
     ) -> dict[str, Any]:
-        """Write what the chain made of a segment; return it as `Processed`."""
+        """Write the chain's output of a segment; return the fields of its `Processed`."""
         return asdict(self._written(number, made, counts))
 
     def _written(
@@ -89,10 +89,10 @@ class ProcessingJob:
 
 
 def processed_by(report: pa.Table) -> list[Processed]:
-    """Return what tasks made, by the numbers of their segments.
+    """Return the output that tasks reported, ordered by segment number.
 
     Raises:
-        DeltaforgeError: What stopped the first segment that was stopped.
+        DeltaforgeError: The error of a task that failed.
     """
     made = [Processed(**one) for one in read_report(report)]
     return sorted(made, key=lambda one: one.segment)

@@ -1,12 +1,11 @@
-"""A chain in Spark's tasks: what each of its stages does with the segments of a task.
+"""The stages of a chain, as Spark's tasks run them.
 
-A chain without SQL has one stage, and a task is one call of `run_stage` from a segment's rows to its
-report. Each `sql` processor begins another stage: rows leave the Python worker for Spark's own
-engine and come to another worker of the same task with what was computed (`processors.transit`). So a
-chain of any length is one Spark job, in which each segment stays in one task, from its first row
-to its last and in order.
+A chain without SQL has one stage: one call of `run_stage` goes from a segment's rows to its report.
+Each `sql` processor begins another stage: rows leave the Python worker for Spark's SQL engine and
+arrive with the results at another worker of the same task (`processors.sql.transit`). So a chain of any
+length is one Spark job, in which all rows of a segment stay in one task, in order.
 
-What goes wrong in a stage travels to the last one, which reports it.
+An error in a stage is passed on to the last stage, which reports it.
 
 Workers import this module: it needs no Spark.
 """
@@ -28,7 +27,7 @@ from deltaforge_dagster.processors.sql.sql import columns_read
 from deltaforge_dagster.processors.sql.transit import Item, note, packed, unpacked
 
 Counts = Mapping[str, Mapping[str, int]]
-"""What the processors of a chain counted, by processor."""
+"""The counts of each processor of a chain."""
 
 REPORT = pa.schema(
     [
@@ -37,20 +36,20 @@ REPORT = pa.schema(
         pa.field("text", pa.string()),
     ]
 )
-"""What a task reports of a segment: JSON text, or which error stopped it, and its text."""
+"""Columns of a task's report of a segment: the result as JSON text, or the class and text of the error."""
 
 
 class SegmentJob(Protocol):
-    """What is done with segments around a chain; goes to Spark's tasks as it is."""
+    """Reads segments for a chain, and handles its output; pickled for Spark's tasks."""
 
     @property
     def chain(self) -> ChainSpec:
-        """What to make of the rows."""
+        """The processors."""
         ...
 
     @property
     def key(self) -> str:
-        """What processors remember in a worker is forgotten when a job with another key comes."""
+        """Scope of the processors' state in a worker: it is discarded when a job with another key comes."""
         ...
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
@@ -60,12 +59,12 @@ class SegmentJob(Protocol):
     def finish(
         self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
     ) -> dict[str, Any]:
-        """Do what is to be done with the output of the chain, and return what to report of it.
+        """Consume the output of the chain for a segment; return the segment's report, JSON values.
 
         Args:
-            number: Of the segment, among those of the job.
-            made: What the chain makes of its rows.
-            counts: Returns what the processors counted; whole when `made` is at its end.
+            number: Index of the segment in the job.
+            made: The chain's output.
+            counts: Returns the processors' counts; complete once `made` is exhausted.
         """
         ...
 
@@ -73,12 +72,12 @@ class SegmentJob(Protocol):
 def run_stage(
     job: SegmentJob, number: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Do the work of one stage in a task; what Spark maps over its input.
+    """Run one stage of a task; Spark calls this with the input of the stage.
 
     Args:
         job: The job.
-        number: Of the stage, from 0.
-        batches: For the first stage the numbers of segments, for others what the stage before has sent.
+        number: Number of the stage, from 0.
+        batches: For the first stage the indexes of segments, for others the previous stage's output.
 
     Yields:
         For the last stage a row of `REPORT` for each segment, for others rows in transit.
@@ -100,7 +99,7 @@ def run_stage(
                 yield note(columns, {"counts": counts()})
             else:
                 yield _report(made=json.dumps(job.finish(one.number, made, counts)))
-        except DeltaforgeError as error:  # as a failure of the task it would lose its class
+        except DeltaforgeError as error:  # Spark would hide a raised error's class
             failed = {"error": type(error).__name__, "text": str(error)}
             yield note(columns, failed) if following else _report(**failed)
         if number:
@@ -108,10 +107,10 @@ def run_stage(
 
 
 def read_report(report: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield what the tasks of a job have reported, in no order.
+    """Yield the reports of a job's tasks, in no particular order.
 
     Raises:
-        DeltaforgeError: What stopped one of them.
+        DeltaforgeError: The error that a task reported.
     """
     for row in report.to_pylist():
         _raise(row)
@@ -120,12 +119,12 @@ def read_report(report: pa.Table) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Segment:
-    """A segment as it comes to a stage.
+    """A segment as it arrives at a stage.
 
     Attributes:
-        number: Of the segment, among those of the job.
+        number: Index of the segment in the job.
         rows: Its rows.
-        counts: What was counted before this stage; complete when `rows` is at its end.
+        counts: The counts of previous stages; complete once `rows` is exhausted.
     """
 
     number: int
@@ -133,15 +132,15 @@ class _Segment:
     counts: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def skip(self) -> None:
-        """Pass what is left of it after a failure."""
-        with contextlib.suppress(DeltaforgeError):  # there is one already
+        """Skip the remaining rows after a failure, up to the next segment."""
+        with contextlib.suppress(DeltaforgeError):  # the first error was reported already
             for _ in self.rows:
                 pass
 
 
 @dataclass(frozen=True, slots=True)
 class _StageCounts:
-    """What was counted in this stage and before."""
+    """The counts of this stage and the previous ones."""
 
     segment: _Segment
     chain: Chain
@@ -189,7 +188,7 @@ _chains: dict[tuple[str, int], Chain] = {}
 
 
 def _kept(job: SegmentJob, stage: int) -> Chain:
-    """Return the processors that this worker has for a stage; those of one job's key are kept."""
+    """Return this worker's processors for a stage; they are kept until a job with another key comes."""
     if any(key != job.key for key, _ in _chains):
         for one in _chains.values():
             one.close()

@@ -1,11 +1,11 @@
-"""What two chains of processors make of the same rows: how the events differ, without their values.
+"""Compare what two chains of processors make of the same rows: report which fields differ, not their values.
 
-Events are the same event by their id. Both sides come in the order of delivery, a batch at a time, and
-an event is forgotten as soon as both have had it: what is held is what only one side has had so far.
+Events are matched by event id. Both sides are read in delivery order, a batch at a time, and a matched pair is
+discarded at once; only events that one side alone has had so far stay in memory.
 
-An event of both is `changed` when a column differs that processors decide, and is `moved` when it
-comes behind one that it came before. Of row images and headers the names inside that differ are told, of
-everything else its own name. The text counts: `1.10` is not `1.1`.
+A matched event is `changed` if a column differs that processors can change, and `moved` if it now comes after
+an event that it preceded. For row images and headers the differing fields inside them are named, for other
+columns the column. JSON is compared as text: `1.10` is not `1.1`.
 
 Workers import this module: it needs no Spark.
 """
@@ -37,7 +37,7 @@ _SHOWN = {
     "headers": "route.headers", "topic": "route.topic", "route_key": "route.key",
     "raw_payload": "route.raw_payload",
 }  # fmt: skip
-"""How columns are called in an event, where that differs."""
+"""Names of columns in an event, where they differ from the column's name."""
 _READ = ("ordinal", "event_id", *_COMPARED)
 _KINDS = {"ordinal": pa.int64(), "ts_us": pa.int64(), "raw_payload": pa.bool_()}
 _SCHEMA = pa.schema([pa.field(one, _KINDS.get(one, pa.string())) for one in (*_READ, "name")])
@@ -47,14 +47,14 @@ _BATCH_ROWS = 20_000
 
 @dataclass(slots=True)
 class ReplayDifference:
-    """How what is made now differs from what was recorded; adds up over segments.
+    """How today's output differs from the recorded one; accumulated over segments.
 
     Attributes:
-        tables: By full table name, how many events are `same`, `changed`, `added`, `dropped`, and how
-            many of those that both have are `moved`.
-        fields: By table, in how many changed events a field differs, such as `after.email`.
-        sample: Some events that differ, in order: `kind`, `table`, `op`, `event_id`, `fields`, and,
-            where values are wanted, the columns on each side as `recorded` and `made`.
+        tables: By full table name, the number of events that are `same`, `changed`, `added` and `dropped`, and
+            of matched events that are `moved`.
+        fields: By table, the number of changed events in which a field differs, such as `after.email`.
+        sample: Some events that differ, in order: `kind`, `table`, `op`, `event_id`, `fields`, and, if values
+            were requested, the columns of both sides as `recorded` and `made`.
     """
 
     tables: dict[str, Counter[str]] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class ReplayDifference:
         fields: Mapping[str, Mapping[str, int]],
         sample: Iterable[dict[str, Any]],
     ) -> None:
-        """Take in the difference of further segments."""
+        """Add the difference of further segments."""
         for mine, more in ((self.tables, tables), (self.fields, fields)):
             for name, counts in more.items():
                 mine.setdefault(name, Counter()).update(counts)
         self.sample += sample
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as what JSON has; the arguments of `add`."""
+        """Return it as JSON values, under the names of the arguments of `add`."""
         return {"tables": self.tables, "fields": self.fields, "sample": self.sample}
 
     @property
@@ -90,19 +90,19 @@ def compared(
     sample: int,
     values: bool,
 ) -> ReplayDifference:
-    """Return how the rows of a segment as they are made now differ from those recorded of it.
+    """Return how today's output of a segment differs from the recorded one.
 
     Args:
-        recorded: Columns of the change frame, in order.
-        made: The same.
-        sample: How many events of each kind are in the sample, at most.
-        values: Whether their values are in it.
+        recorded: The recorded rows in order, as batches of the change frame.
+        made: Today's rows, likewise.
+        sample: Maximum number of events of each kind in the sample.
+        values: Whether the sample contains values.
     """
     return _Comparison(sample, values=values).run(recorded, made)
 
 
 class _Comparison:
-    """One comparison in the making."""
+    """A comparison in progress."""
 
     def __init__(self, sample: int, *, values: bool) -> None:
         self._found = ReplayDifference()
@@ -125,7 +125,7 @@ class _Comparison:
         return self._found
 
     def _settle(self, old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Compare the events that are on both sides, and return what is left of each."""
+        """Compare the events that are on both sides; return the unmatched events of each side."""
         places = pc.index_in(new.column("event_id"), value_set=old.column("event_id"))
         both = places.is_valid()
         pair_new, pair_old = new.filter(both), old.take(places.drop_null())
@@ -163,7 +163,7 @@ class _Comparison:
             self._found.tables.setdefault(name, Counter())[kind] += count
 
     def _count_moved(self) -> None:
-        """Count the events behind one that they came before, among those that both sides have."""
+        """Count the matched events that now come after an event that they preceded."""
         if not self._pairs:
             return
         names, old, new = (np.concatenate(one) for one in zip(*self._pairs, strict=True))
@@ -195,7 +195,7 @@ class _Comparison:
 
 
 def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the columns that count, some thousand rows at a time, and the full names of tables."""
+    """Yield the compared columns, with the full names of tables, at least `_BATCH_ROWS` rows at a time."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         plain = [batch.column(name).cast(_SCHEMA.field(name).type) for name in _READ]
@@ -222,7 +222,7 @@ def _differs(old: Any, new: Any) -> Mask:
 
 
 def _fields(column: str, old: Any, new: Any) -> list[str]:
-    """Return the names that differ inside a column; the column's own where it is no object."""
+    """Return the fields that differ inside a column; the column's own name if it is no JSON object."""
     whole = _SHOWN.get(column, column)
     if column not in _OBJECTS or old is None or new is None:
         return [whole]

@@ -1,8 +1,8 @@
-"""Where the changes of a key are: in which segments of the journal, and at which sinks.
+"""Find the changes of a key: in which segments of the journal they are, and which sinks have them.
 
-The journal is read with pyarrow, a row group in memory at a time. A key is asked for by its values, and an
-update that changes a key belongs to both. What a chain of processors made of a change has the change's
-event id, so that is how it is found again in what sinks get.
+The journal is read with pyarrow, one row group in memory at a time. A key is given by its values; an update that
+changes a key is found by the old and by the new one. Processors keep a change's event id, by which the change is
+found in their output.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from deltaforge_dagster.state.undelivered import Fate
 _READ = [*COLUMNS, "ts_us", "file", "pos", "event_id"]
 _SEGMENTS_AT_ONCE = 200
 _PLAIN = re.compile(r"[A-Za-z0-9_.:+-]+")
-"""Text that JSON writes as it is, so that it can be looked for before anything is parsed."""
+"""Text that JSON does not escape, so that it can be searched before a key is parsed."""
 
 
 class Wanted:
-    """The key that somebody looks for.
+    """The key to search for.
 
     Args:
-        text: A JSON object of columns and values (`{"id": 7}`), of which all must fit; or the values
-            alone with commas between, in the key's order (`7`, `7,eu`).
+        text: A JSON object of columns and values (`{"id": 7}`), all of which must match; or the values
+            alone, separated by commas, in the key's order (`7`, `7,eu`).
 
     Raises:
-        NotAllowed: The text names nothing.
+        NotAllowed: The text is empty, or an invalid JSON object.
     """
 
     def __init__(self, text: str) -> None:
@@ -58,7 +58,7 @@ class Wanted:
             raise NotAllowed("the key is empty: write its value, or a JSON object of its columns")
 
     def fits(self, key: str) -> bool:
-        """Say whether a key of the journal, JSON text, is the one."""
+        """Return whether a key of the journal, JSON text, matches."""
         known = _texts(key)
         if self._columns is not None:
             return all(known.get(name) == value for name, value in self._columns.items())
@@ -66,7 +66,7 @@ class Wanted:
         return values in ([self._alone], self._values)
 
     def among(self, keys: pa.Array[Any]) -> list[int]:
-        """Return the indices of the keys that fit."""
+        """Return the indexes of the keys that match."""
         found: npt.NDArray[np.bool_] = keys.is_valid().to_numpy(zero_copy_only=False).copy()
         for value in self._values:
             if _PLAIN.fullmatch(value):
@@ -85,18 +85,18 @@ class Found:
 
     Attributes:
         table: Full name of its table.
-        op: What it is, as in the journal.
+        op: Its operation, as in the journal.
         ts_us: When it happened, microseconds since 1970.
         range: Its range.
         segment: Its segment.
-        ordinal: Its place in there, as it was captured.
-        position: Where it stands in the source's log.
+        ordinal: Its ordinal in the captured segment.
+        position: Its place in the source's log, in the notation of the database.
         event_id: Its event id.
         key: The row's key afterwards, JSON text.
         old_key: The key before an update that changed it, else None.
-        sinks: What has become of it at each sink: `delivered`, `waiting`, `dropped` (processors left it
-            out), `dead letter N`, `dead letter, acknowledged` or what else became of one that was not
-            delivered, `detached`, or `never` (the sink began later).
+        sinks: Its state at each sink: `delivered`, `waiting`, `dropped` (by processors), `dead letter N`,
+            `dead letter, acknowledged` or another way in which an entry left the queue undelivered,
+            `detached`, or `never` (the sink began later).
     """
 
     table: str
@@ -129,12 +129,12 @@ def search(
         journal: The journal.
         pipeline: Name of the pipeline.
         wanted: The key.
-        tables: Names of tables, full or without what is before the dot; empty for all.
-        segments: The first and the last segment to read, both included.
-        progress: Is told of each segment that has been searched.
+        tables: Names of tables, full or without the schema or database; empty for all.
+        segments: The first and the last segment to read, both included; None for no limit.
+        progress: Called with each segment after it was searched.
 
     Raises:
-        JournalDamaged: A file is missing that the store knows, or cannot be decoded.
+        JournalDamaged: A segment's file is missing, or cannot be decoded.
         StoreUnavailable: The store or the journal cannot be read now.
     """
     sinks = _Sinks(store, pipeline)
@@ -184,7 +184,7 @@ def _of_segment(
 
 
 class _Sinks:
-    """What sinks have; read once, so that a search tells one moment."""
+    """What each sink has; checkpoints and dead letters are read once, so that all results agree."""
 
     def __init__(self, store: StateStore, pipeline: str) -> None:
         self._store = store
@@ -201,7 +201,7 @@ class _Sinks:
     def of(
         self, journal: Journal, segment: SegmentRow, ordinal: int, event_id: str
     ) -> dict[str, str]:
-        """Say what has become of a change at each sink."""
+        """Return the state of a change at each sink (`Found.sinks`)."""
         place: int | None = ordinal
         if segment.chain_hash:
             place = self._places(journal, segment).get(event_id)
@@ -237,7 +237,7 @@ class _Sinks:
         return self._undelivered[1]
 
     def _places(self, journal: Journal, segment: SegmentRow) -> Mapping[str, int]:
-        """Return the ordinals of a segment's events in what processors made of it."""
+        """Return, by event id, the ordinals of a segment's events in the output of its processors."""
         known, places = self._processed
         if known != segment.segment:
             places = {}
@@ -251,10 +251,10 @@ class _Sinks:
 
 
 def _texts(key: str) -> dict[str, str]:
-    """Return the columns of a key as text, numbers as they are written.
+    """Return the columns of a key as text; numbers keep their spelling.
 
     Raises:
-        ValueError: It is no JSON object.
+        ValueError: The key is no JSON object.
     """
     found = json.loads(key, parse_int=str, parse_float=str)
     if not isinstance(found, dict):
@@ -275,7 +275,7 @@ def _named(table: str, names: Collection[str]) -> bool:
 
 
 def _position(segment: SegmentRow, file: str | None, pos: int | None) -> str:
-    """Return a place in the log as people write it."""
+    """Return a place in the log in the notation of the database."""
     return identify_position(segment.end_position)[0].place(file, pos)
 
 

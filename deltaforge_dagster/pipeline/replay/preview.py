@@ -1,7 +1,7 @@
 """Preview: what a changed chain of processors would make of a range that is in the journal.
 
-Spark's tasks run the chain over the rows as they were captured, and compare with what sinks get of
-them. Nothing is delivered, written or moved, and no lease is needed.
+Spark's tasks run the chain over the captured rows, and compare its output with the recorded rows that
+sinks get. Nothing is delivered, written or moved, and no lease is needed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _TASKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a preview has found.
+    """The result of a preview.
 
     Attributes:
         range: The range.
-        events_in: Events that were captured.
-        events_out: Events that the chain makes of them.
-        processors: What each processor counts, in the chain's order.
-        difference: From what sinks get of the range.
+        events_in: Number of captured events.
+        events_out: Number of events that the chain makes of them.
+        processors: The counts of each processor, in the chain's order.
+        difference: How the output differs from what sinks get of the range.
     """
 
     range: int
@@ -50,24 +50,24 @@ def preview(
     sample: int = 5,
     values: bool = False,
 ) -> Preview:
-    """Run a chain over a closed range and compare with what was delivered of it.
+    """Run a chain over a closed range, and compare its output with what sinks get of the range.
 
-    Segments over which no chain has run yet, and those from before the file named processors, are
-    compared with what was captured.
+    Segments that were not processed (yet, or because the file had no processors then) are compared with
+    what was captured.
 
     Args:
-        context: The installation; the Spark session is one of its own.
+        context: The installation; a separate Spark session is used.
         pipeline: Name of the pipeline.
         number: The range.
         chain: The processors to try.
-        sample: How many events of each kind to show, at most.
+        sample: Maximum number of events of each kind to show.
         values: Whether to show their values.
 
     Raises:
         NotAllowed: There is no such range, or it is open.
         JournalDamaged: Files of the range are gone.
-        ProcessorFailed: A processor broke.
-        SpecError: A processor cannot be made.
+        ProcessorFailed: A processor failed.
+        SpecError: A processor cannot be built.
         SparkUnavailable: Spark failed.
     """
     row = closed_range(context.store, pipeline, number)

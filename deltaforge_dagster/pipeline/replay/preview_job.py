@@ -1,6 +1,6 @@
-"""What a Spark task does for a preview: run a chain over segments, and compare with what is recorded.
+"""The Spark job of a preview: runs a chain over segments, and compares its output with what is recorded.
 
-Nothing is written: what the chain makes is compared as it comes and forgotten.
+Nothing is written: the output is compared batch by batch and discarded.
 
 Workers import this module: it needs no Spark.
 """
@@ -25,13 +25,13 @@ class PreviewJob:
     """One Spark job over the segments of a range.
 
     Attributes:
-        chain: What to make of the rows.
-        key: Of this preview: what processors remember is its own.
+        chain: The processors.
+        key: Unique for each preview, so that it shares no processor state with runs.
         journal_url: Where the segments are.
-        segments: Of each the file as it was captured, and the one that sinks get; empty where
-            processors left nothing.
-        sample: How many events of each kind a segment adds to the sample, at most.
-        values: Whether their values are in it.
+        segments: For each segment its captured file, and the file that sinks get; the latter is empty if
+            processors left no rows.
+        sample: Maximum number of events of each kind that a segment adds to the sample.
+        values: Whether the sample contains values.
     """
 
     chain: ChainSpec
@@ -49,7 +49,7 @@ class PreviewJob:
     def finish(
         self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
     ) -> dict[str, Any]:
-        """Compare what the chain made of a segment with what is recorded."""
+        """Compare the chain's output of a segment with the recorded rows."""
         _, recorded = self.segments[number]
         journal = Journal(self.journal_url)
         found = compared(_rows(journal, recorded), made, sample=self.sample, values=self.values)

@@ -1,8 +1,8 @@
-"""Capturing closed ranges again, to prove that the journal is what the source's log says.
+"""Capture closed ranges again, to verify that the journal agrees with the source's log.
 
-The log is read a second time from where a range begins, with the table versions that were noted then,
-and the content hash of each segment's changes is compared with the one that was stored. Where two
-hashes differ the rows are compared one by one, and named by their ordinals: never by their values.
+The log is read again from where a range begins, with the table versions that were recorded then, and the
+content hash of each segment's changes is compared with the stored one. If two hashes differ, the rows are
+compared one by one; the result names their ordinals and columns, never their values.
 Nothing is written, registered or confirmed, and a live run is not disturbed.
 """
 
@@ -28,19 +28,19 @@ from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 _NAMED = 10
-"""Ordinals that are named of a segment; more are counted."""
+"""Maximum number of ordinals that are named for a segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A segment, captured again.
+    """The comparison of a segment with the log.
 
     Attributes:
-        segment: Its number.
-        rows: Rows in the journal.
-        again: Rows that the log has now.
-        ordinals: The first rows that differ.
-        columns: The columns in which they do.
+        segment: Number of the segment.
+        rows: Number of rows in the journal.
+        again: Number of rows that were captured again.
+        ordinals: Ordinals of the first rows that differ.
+        columns: The columns that differ.
     """
 
     segment: int
@@ -56,7 +56,7 @@ class Compared:
 
 
 class StoredVersions:
-    """A registry that only looks up: what is read again registers nothing."""
+    """A read-only registry: capturing again registers nothing."""
 
     def __init__(self, store: StateStore, pipeline: str, tenant: str) -> None:
         self._store = store
@@ -64,21 +64,21 @@ class StoredVersions:
         self._tenant = tenant
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return the stamp that the version has; an empty one if it was never captured."""
+        """Return the stamp of a known version; an empty one if the version was never captured."""
         del position
         return self._store.schemas.stamp(self._pipeline, self._tenant, table) or SchemaStamp(
             "", 0, 0
         )
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
-        """Note nothing."""
+        """Do nothing."""
 
     def defined(self, position: Position) -> dict[str, str]:
-        """Return how tables looked at `position`."""
+        """Return the table definitions that were in force at `position`."""
         return self._store.definitions.at(self._pipeline, position)
 
     def held(self) -> Mapping[str, str]:
-        """Return no table: what was held then may be known now."""
+        """Return no table: events that were held then may be decodable now."""
         return {}
 
 
@@ -91,11 +91,11 @@ def recapture(
     tenant: str,
     ranges: Sequence[int],
 ) -> Iterator[Compared]:
-    """Capture consecutive closed ranges again, and yield how each segment compares.
+    """Capture consecutive closed ranges again, and yield the comparison of each segment.
 
     Raises:
-        NotAllowed: A range is open or not there, or the source cannot read again.
-        PositionLost: The source's log does not go back that far any more.
+        NotAllowed: A range is open or does not exist, or the source cannot read its log again.
+        PositionLost: The source has discarded its log of that time.
         JournalDamaged: Segments are missing.
     """
     segments: list[SegmentRow] = []
@@ -103,7 +103,7 @@ def recapture(
         row = closed_range(store, pipeline, number)
         found = store.segments.read(pipeline, first=row.first_segment, last=row.last_segment)
         check_contiguous(row, found)
-        # What comes of a hold or a snapshot has no length in the log, and is not there to compare.
+        # Segments of released holds or snapshot chunks end where they start: they cover no part of the log.
         segments += [one for one in found if one.start_position != one.end_position]
     if not segments:
         return
@@ -132,7 +132,7 @@ def _reached(segment: SegmentRow, end: Position) -> bool:
 def _split(
     batches: Sequence[pa.RecordBatch], end_position: str
 ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """Return the rows that stand before a position, and the others."""
+    """Return the rows before a position in the log, and the rows after it."""
     kind, end = identify_position(end_position)
     before: list[pa.RecordBatch] = []
     after: list[pa.RecordBatch] = []

@@ -1,12 +1,12 @@
-"""Replay: delivering a closed range to one sink again, on purpose.
+"""Replay: deliver a closed range to one sink again, on request.
 
-A replay moves nothing: no checkpoint, no position, no lease. It works beside a live run, reads
-the same journal, marks each message with its run id, and leaves the values byte-identical. What a
-sink does not have yet cannot be replayed; it catches up instead (`catch_up`). A pipeline with dead letters
-leaves out what can never be delivered.
+A replay moves no checkpoint and no position, and needs no lease. It works beside a live run, reads
+the same journal, marks each message with its run id, and leaves the values byte-identical. A range that a
+sink does not have yet cannot be replayed; the sink catches up instead (`catch_up`). If the pipeline has dead
+letters enabled, changes that can never be delivered are left out.
 
-A replay sends what the journal has recorded of the range, or, on request, what today's processors make
-of the rows as they were captured (`reprocessing`); the record stays what it is.
+A replay sends the range as recorded in the journal or, on request, what today's processors make of the
+captured rows (`reprocessing`); the journal's record does not change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def replay(
     progress: Callable[[ReplayedRange], None],
     reprocessing: Reprocessing | None = None,
 ) -> None:
-    """Deliver closed ranges, which the sink has, to it again in log order.
+    """Deliver closed ranges again, in log order, to a sink that already has them.
 
     Args:
         store: The state store.
@@ -58,13 +58,13 @@ def replay(
         encoder: Makes the messages.
         build_sink: Makes the sink.
         run_id: Marks each message.
-        progress: Told of each range that was sent.
+        progress: Called with each range after it was sent.
         reprocessing: Runs today's processors; None to send what the journal has recorded.
 
     Raises:
         NotAllowed: A range does not exist or is open.
         JournalDamaged: Files of a range are gone.
-        Retryable: Spark or the sink failed; what was sent stays, marked as a replay.
+        Retryable: Spark or the sink failed; messages that were already sent are not taken back.
     """
     pipeline, set_aside = spec.metadata.name, spec.spec.journal.enabled
     max_bytes = spec.spec.engine.deliver.max_bytes
@@ -97,7 +97,7 @@ def replay(
 def _groups(
     segments: list[SegmentRow], reprocessing: Reprocessing | None
 ) -> Generator[list[SegmentRow]]:
-    """Yield the segments of a range as they are to be sent, some or all at a time."""
+    """Yield the segments of a range as they are to be sent, in one or several groups."""
     if reprocessing is None:
         yield segments
     else:
@@ -171,7 +171,7 @@ def _send(
     *,
     set_aside: bool,
 ) -> int:
-    """Send a segment, with `set_aside` less what can never be delivered; return the messages."""
+    """Send a segment; `set_aside` leaves out undeliverable changes. Return the number of messages."""
     messages = ordinal = 0
     while ordinal < segment.rows:
         with encode_cache.covering(sink_id, segment.segment, ordinal) as encoded:
@@ -190,4 +190,4 @@ def _send(
 
 
 def _unguarded() -> None:
-    """A replay holds no lease: it may always send."""
+    """Allow every send: a replay holds no lease."""

@@ -1,7 +1,7 @@
-"""Today's chain over segments as they were captured, beside what the journal has recorded of them.
+"""Run today's chain over captured segments, without changing the output that the journal has recorded.
 
-What comes out of it lies in files of the journal that no row names: they go as soon as it is
-delivered, and those of a run that was killed are swept like any orphan.
+The new output is in journal files that no row names: they are deleted as soon as it was delivered, and those of a
+killed run are swept like any orphan.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SEGMENTS_PER_JOB = 64
 
 
 class Reprocessing:
-    """Makes of a pipeline's segments what its file says now.
+    """Processes a pipeline's segments with the processors that its file has now.
 
     Args:
-        spec: The pipeline; without processors segments are what was captured.
-        store: Where segments are listed.
-        journal: Where they are, and where the output goes.
-        sessions: Where the Spark session comes from.
-        run_id: What scripts remember is theirs.
+        spec: The pipeline; without processors its segments stay as captured.
+        store: Lists the segments.
+        journal: Holds the segments and the output.
+        sessions: Provides the Spark session.
+        run_id: Id of the run, to which the state of scripts belongs.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Reprocessing:
         self._run_id = run_id
 
     def groups(self, segments: Sequence[SegmentRow]) -> Generator[list[SegmentRow]]:
-        """Yield consecutive segments, as many as one job takes, as their output of the chain.
+        """Yield processed segments in order, in groups as large as one Spark job covers.
 
-        The files of a group are there until the next one is asked for, or the generator closed.
+        The files of a group exist until the next group is requested, or the generator is closed.
 
         Raises:
-            ProcessorFailed: A processor broke.
+            ProcessorFailed: A processor failed.
             SparkUnavailable: Spark failed.
         """
         while segments:

@@ -1,4 +1,4 @@
-"""What a run notes of its capture in the state store: that it fails, is tried again, or reads again."""
+"""Record in the state store how a run's capture fares: that it fails, when it is retried, that it works again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from deltaforge_dagster.pipeline.health.health import capture_failed, capture_wo
 from deltaforge_dagster.state.store import StateStore
 
 _BRIEF_SECONDS = 2.0
-"""A connection that broke and is back within this time is no news."""
+"""A connection that is restored within this time is not recorded as a failure."""
 
 
 class CaptureWatch:
-    """Keeps a pipeline's failure in the store in line with a run's capture.
+    """Keeps a pipeline's failure in the store up to date with a run's capture.
 
     Args:
-        store: Where it is kept.
+        store: Where the failure is recorded.
         name: The pipeline.
     """
 
@@ -29,7 +29,7 @@ class CaptureWatch:
         self._attempt: float | None = None
 
     def poll(self, capture: Capture | None, *, over: bool = False) -> None:
-        """Note what has changed since the last look; `over`: the run ends, so that brief troubles last."""
+        """Record what has changed since the last call; `over`: the run ends, so brief errors are recorded, too."""
         if capture is None or self._said == "failed":
             return
         error = capture.error
@@ -45,7 +45,7 @@ class CaptureWatch:
             self._trouble(capture, over=over)
 
     def _works(self, capture: Capture) -> bool:
-        """Whether an earlier failure is over: that a run reads does not show that it can write the journal."""
+        """Return whether an earlier failure is over; one of the journal is only over after a write."""
         if not capture.has_read or capture.has_written:
             return capture.has_read
         row = self._store.pipelines.get(self._name)
@@ -53,7 +53,7 @@ class CaptureWatch:
         return known is None or known.subject == "source" or known.next_attempt_at is None
 
     def _trouble(self, capture: Capture, *, over: bool) -> None:
-        """Note an error that may pass by itself, once it has lasted, and each time that it is tried again."""
+        """Record a retryable error once it has lasted for `_BRIEF_SECONDS`, and at each further attempt."""
         assert capture.error is not None
         now = time.monotonic()
         if self._troubled_since is None:

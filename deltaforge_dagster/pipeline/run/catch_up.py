@@ -1,8 +1,8 @@
-"""Catch-up on request: one sink gets what it lacks up to a range, in order, and nothing else moves.
+"""Catch-up on request: deliver to one sink what it lacks up to a range, in order.
 
-It is the run's own delivery with everything else left out: the lease is held, one deliverer
-carries the journal to the sink from its checkpoint, nothing is captured, no other sink is
-touched. What the sink then has is published like anything else.
+It uses the run's own delivery and nothing else: it holds the lease, one deliverer sends the journal to
+the sink from its checkpoint, nothing is captured, no other sink is touched. The delivered ranges are
+published as usual.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deltaforge_dagster.pipeline.run_context import LeasedRun, Observer, RunCont
 from deltaforge_dagster.state.store import StateStore
 
 PATIENCE_SECONDS = 30.0
-"""How long a failure that may pass by itself is given, since the sink moved last."""
+"""Seconds without progress after which a retryable failure ends the catch-up."""
 
 _LOOK_SECONDS = 0.1
 
@@ -33,7 +33,7 @@ def catch_up(
     run_id: str,
     observer: Observer,
 ) -> int:
-    """Deliver to one sink what it lacks up to the segment `until`; return the messages sent.
+    """Deliver to one sink what it lacks up to the segment `until`; return the number of messages sent.
 
     Raises:
         NotAllowed: A run is working on the pipeline, or the sink is paused or detached.

@@ -1,4 +1,4 @@
-"""Confirming: the committed position, moved in the store first and then told to the source."""
+"""Confirm the committed position: move it in the store first, then tell the source."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _IDLE_PROGRESS_SECONDS = 10.0
 
 
 class Confirmer:
-    """Moves the committed position, and tells the source of it after the store has it.
+    """Moves the committed position in the store, and then confirms it to the source.
 
-    When every sink has everything, what the source's keepalives have passed may go as well: it
-    holds no change for us. That progress is written at most every `_IDLE_PROGRESS_SECONDS`.
+    When every sink has everything, positions that the log has passed without a change for this pipeline
+    are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`.
     """
 
     def __init__(self, loaded: LoadedPipeline, store: StateStore, lease: HeldLease) -> None:
@@ -35,9 +35,9 @@ class Confirmer:
         self._passed_at = time.monotonic()
 
     def confirm(self, capture: Capture | None) -> None:
-        """Confirm what has become committed since the last call."""
-        # In this order: what was passed, then how far the sinks are. A segment sealed in between
-        # makes its sinks lag, and the idle progress is left for the next turn.
+        """Confirm the committed position if it has moved since the last call."""
+        # In this order: the passed position, then the checkpoints. A segment that is added in between
+        # makes sinks lag, and the idle progress is left to the next call.
         passed = None if capture is None else capture.passed
         row = self._store.pipelines.get(self._loaded.name)
         assert row is not None
@@ -64,9 +64,9 @@ class Confirmer:
         checkpoints: Mapping[str, CheckpointRow],
         position: Position | None,
     ) -> None:
-        """Write the committed position, and drop the holds whose events every sink has.
+        """Write the committed position, and delete the holds whose events every attached sink has.
 
-        At once: without a hold's row the position must be beyond its events.
+        In one transaction: once a hold's row is gone, the position must be beyond its events.
         """
         attached = [one.whole_segment for one in checkpoints.values() if one.attached]
         delivered = min(attached, default=0)

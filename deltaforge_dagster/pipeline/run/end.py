@@ -1,10 +1,10 @@
 """Decide when a run ends by itself.
 
 A run ends after `run.max_seconds`, or when nothing was captured and no sink made progress for
-`run.idle_seconds`. A database that is still decoding a long transaction is not idle: the reader must have
-passed its head. A run that only catches up ends as soon as everything that the source had at its start is
-captured and delivered. The run does not wait for failing sinks. If the source cannot be read, or the journal
-cannot be written, for `run.idle_seconds`, capture has failed, and so has the run.
+`run.idle_seconds`. A source that is still decoding a long transaction is not idle: the reader must have
+reached the source's head. A run that only catches up ends as soon as everything that the source had when the
+run began is captured and delivered. The run does not wait for failing sinks. If the source cannot be read, or
+the journal cannot be written, for `run.idle_seconds`, capture has failed, and so has the run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class RunEnd:
         loaded: The pipeline file.
         context: Store and source.
         options: Whether the run only catches up, and what it awaits.
-        goal: The head that the source had when the run began; None where nothing is to be captured.
-        deliverers: The run's.
+        goal: The head that the source had when the run began; None if the run captures nothing, or does not
+            only catch up.
+        deliverers: The run's deliverers.
         pressure: Whether capture is paused.
-        capture: The run's, None when it only delivers.
+        capture: The run's capture, None if it only delivers.
     """
 
     def __init__(
@@ -61,17 +62,17 @@ class RunEnd:
         """Return why the run should end now (see `run.RunOutcome`), None if it should continue.
 
         Raises:
-            StoreUnavailable: It is not known; ask again.
+            StoreUnavailable: The store cannot be read; call again.
         """
         now = time.monotonic()
-        # Before everything else: what moves while the questions below are asked makes their answers old.
+        # Read first: anything that moves during the checks below makes their results outdated.
         moved_at = self._moved_at()
         if self._options.awaits():
             return "capture failed" if self._capture_failed() else None
         if now - self._began >= self._limits.max_seconds and self._may_pause_reading():
             return "max_seconds"
-        # Asked before the sinks: they must have what was spliced meanwhile, and need not have what was
-        # captured after the goal.
+        # Checked before the sinks: these must have chunks that were merged meanwhile, but need not have
+        # what was captured after the goal.
         chunks_waiting = self._chunks_waiting()
         reached = self._options.until_caught_up and (
             self._goal is None or self._reached(self._goal)
@@ -124,12 +125,12 @@ class RunEnd:
         if self._pressure.paused is not None:
             return True
         if self._capture is not None and self._capture.error is not None:
-            return False  # it is tried again, for as long as `_capture_failed` allows
+            return False  # it is retried, for as long as `_capture_failed` allows
         if self._quiet_head is None or self._quiet_since != moved_at:
             self._quiet_since = moved_at
             try:
                 self._quiet_head = self._head()
-            except Retryable:  # it may have changes that it could not send either
+            except Retryable:  # the source may have changes that it cannot send now
                 return False
         return self._quiet_head is None or self._reached(self._quiet_head)
 
@@ -141,10 +142,10 @@ class RunEnd:
         return not capture.in_transaction and capture.has_read
 
     def _head(self) -> Position | None:
-        """Return the head of the source; None if it does not matter or is unknown.
+        """Return the head of the source; None if nothing is captured or the source refuses to tell it.
 
         Raises:
-            Retryable: The source cannot say so now.
+            Retryable: The source cannot be reached now.
         """
         if self._capture is None:
             return None
@@ -162,7 +163,7 @@ class RunEnd:
         if self._capture is None:
             return True
         if self._capture.error is not None:
-            return False  # it is tried again, and may have more
+            return False  # it is retried, and may find more changes
         passed = self._capture.passed
         return goal <= self._capture.position or (passed is not None and goal <= passed)
 

@@ -1,4 +1,4 @@
-"""What must not be cut short once it has begun: the ending of a run."""
+"""Protect the end of a run from further signals."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM be without effect in the block.
+    """Make Ctrl-C and SIGTERM ineffective in the block.
 
-    Who ends a run may ask again until it is gone, and often two ask: a terminal or supervisor, and the
-    process that has started the run. In another thread than the main one nothing is done: signals
-    never reach it.
+    Whoever ends a run may repeat the signal until it is gone, and often two send one: a terminal or
+    supervisor, and the process that started the run. Outside of the main thread this does nothing, because
+    Python runs signal handlers only there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -30,4 +30,4 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _already_ending(*_: object) -> None:
-    """Do nothing; unlike an ignored signal, no child inherits this."""
+    """Do nothing; unlike SIG_IGN, child processes do not inherit this."""

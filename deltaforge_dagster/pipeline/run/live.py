@@ -225,7 +225,7 @@ class LiveRun:
         """Set the start position if there is none; ask the source for its head only if that is the goal.
 
         Raises:
-            DeltaforgeError: The source cannot be asked, which is recorded as by a tick.
+            DeltaforgeError: The source cannot be used; this is recorded as if a tick had found it.
         """
         if pipeline.want != "running":
             return pipeline, None
@@ -281,11 +281,11 @@ class LiveRun:
             row = self._store.pipelines.get(self._loaded.name)
             if row is not None and row.want != self._want:
                 self.request_end(row.want)
-            # What was released before this run began to read is in the journal, or held again.
+            # Holds that were released before this run began to read are in the journal, or held again.
             reading = self._capture is not None and self._capture.reading
             if reading and any(hold.state == "released" for hold in self._holds()):
                 self.request_end("hold released")
-            # A half-written or broken file shows by its own failing check; this run goes on.
+            # A half-written or broken file is reported by its own failing check; this run continues.
             now = reread(self._store, self._loaded)
             if isinstance(now, LoadedPipeline) and now.hash != self._loaded.hash:
                 self.request_end("pipeline file changed")
@@ -313,7 +313,7 @@ class LiveRun:
         summary = RunSummary(self._store, self._loaded.name, self._deliverers)
         while True:
             self._run.lease.guard()
-            with contextlib.suppress(StoreUnavailable):  # tried again, until the lease is lost
+            with contextlib.suppress(StoreUnavailable):  # retried until the lease is lost
                 ended = self._asked_to_end or end.reason()
                 ranges.close_if_due()
                 confirmer.confirm(self._capture)

@@ -14,12 +14,12 @@ from deltaforge_dagster.state.store import StateStore
 
 
 def refuse_lost_store(store: StateStore, journal: Journal, pipeline: str) -> None:
-    """Refuse to begin a pipeline whose segments the store has forgotten.
+    """Refuse to start a pipeline that is new to the store but has segments in the journal.
 
-    A store in memory knows nothing of earlier ones, and is meant to.
+    A store in memory is always new, and is not checked.
 
     Raises:
-        NotAllowed: The journal has segments of it that another state store has written.
+        NotAllowed: The journal has segments of the pipeline that were recorded in another state store.
         StoreUnavailable: The journal cannot be listed.
     """
     row = store.pipelines.get(pipeline)

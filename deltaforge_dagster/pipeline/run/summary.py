@@ -1,4 +1,4 @@
-"""What a live run has done lately, as one line of the log each minute: how fast, and how far behind."""
+"""Log one line a minute about a live run: how much it did, how fast, and how far sinks are behind."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class _RunCounts:
 
 
 class RunSummary:
-    """Says what happened since the last time, if anything did.
+    """Logs what happened since the last line, if anything did.
 
     Args:
         store: The state store.
         pipeline: Name of the pipeline.
-        deliveries: The run's.
-        seconds: How often.
+        deliverers: The run's deliverers.
+        seconds: Seconds between two lines.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RunSummary:
         self._said = _RunCounts(0, 0, {})
 
     def poll(self, capture: Capture | None) -> None:
-        """Write the line when it is time."""
+        """Write the line if it is due."""
         if time.monotonic() - self._said_at >= self._seconds:
             self.report(capture)
 

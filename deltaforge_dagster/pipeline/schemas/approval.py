@@ -3,7 +3,7 @@
 With `engine.schemas.on_schema_change: pause_table`, a table is held from the first row of a version that
 waits for approval: this row and all later ones of the table become held events (`Waiting`, already
 decoded) until a run starts after the approval. Other tables pass. All rows on their way to the journal
-pass through here: those of the log stream, and those of held events that can be decoded at last.
+pass through here: those of the log stream, and those of held events that can now be decoded.
 
 `tx_end` marks the last row of a transaction. When that row is held, the mark has to move, so the rows
 that pass and the held rows of each table are separate streams, each with its own marks. To know which
@@ -67,7 +67,7 @@ class _RowStream:
             chosen: Which rows belong to this stream.
             ends: Which rows end a transaction in the log.
         """
-        # Of the transaction, among those of the batch.
+        # For each row the index of its transaction within the batch.
         number: npt.NDArray[np.int64] = np.cumsum(ends) - ends
         whole = int(np.count_nonzero(ends))
         places = np.flatnonzero(chosen)
@@ -155,7 +155,7 @@ class SchemaApproval:
         """Return the next rows of a table's held stream, or (None) of the stream that passes."""
         stream = self._streams.setdefault(table, _RowStream())
         found = stream.accept(rows, chosen, ends)
-        # Where a segment may end every transaction is whole.
+        # A batch with an end position contains only complete transactions up to there.
         return found if batch.end is None else [*found, *stream.end()]
 
     def _kept_rows(self, rows: pa.RecordBatch) -> dict[str, _Mask]:

@@ -1,4 +1,4 @@
-"""What is different between two versions of a table, for people: one line for each difference."""
+"""The differences between two versions of a table, for people: one line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deltaforge_dagster.tables import Column, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class SchemaDifference:
-    """One difference: a column, or the key; `before` and `after` describe it, None where it is not."""
+    """One difference, of a column or the key; `before` and `after` describe it, None if it does not exist."""
 
     kind: Literal["added", "dropped", "changed", "moved", "key"]
     name: str
@@ -32,7 +32,7 @@ class SchemaDifference:
 
 
 def differences(before: TableSchema, after: TableSchema) -> list[SchemaDifference]:
-    """Return what is different, columns in the order that they have now, those that are gone first."""
+    """Return the differences: dropped columns first, then the others in the order of `after`, then the key."""
     old = {column.name: column for column in before.columns}
     new = {column.name: column for column in after.columns}
     found = [
@@ -58,7 +58,7 @@ def differences(before: TableSchema, after: TableSchema) -> list[SchemaDifferenc
 
 
 def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDifference]:
-    """Return what a version made different from the one before it; nothing for the first."""
+    """Return the differences between a version and the previous one; none for the first."""
     before = history.before(version)
     return [] if before is None else differences(before.table, version.table)
 

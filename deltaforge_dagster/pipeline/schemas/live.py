@@ -1,9 +1,9 @@
-"""What tables are in the database now, beside the version that their rows had last.
+"""Compare the tables in the database's catalog with the versions that were last captured.
 
-Rows are decoded with the version of their time, which the log says. So a table that was altered while
-nothing ran gets its new version with its first change after that, and nothing is registered here. But
-people want to know before: `compare` says of every captured table how the catalog has it, when a
-run begins and whenever somebody asks.
+Rows are decoded with the table version of their time, which the log tells. So a table that was altered
+while nothing ran gets its new version with its first change after that, and nothing is registered here.
+But people want to know earlier: `compare` shows how every captured table differs from the catalog, when a
+run begins and on request.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from deltaforge_dagster.tables import TableSchema
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 5.0
-"""How long the end of a run waits for a server that does not answer."""
+"""Seconds that the end of a run waits for a server that does not answer."""
 
 Status = Literal["same", "altered", "new", "dropped", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveTable:
-    """A table of the catalog beside the version that its rows had last.
+    """A table of the catalog, compared with the last captured version.
 
     Attributes:
         name: Full name.
         status: `same`; `altered` since then; `new`, nothing of it was captured yet;
-            `dropped`; `error`, it could not be looked at.
-        table: How the catalog has it; None when it is gone, or could not be looked at.
-        differences: What is different.
-        error: Why it could not be looked at.
+            `dropped`; `error`, it could not be inspected.
+        table: Its definition in the catalog; None if it is gone, or could not be inspected.
+        differences: The differences, one text each.
+        error: Why it could not be inspected.
     """
 
     name: str
@@ -59,13 +59,13 @@ def compare(
     *,
     new: bool = True,
 ) -> Iterator[LiveTable]:
-    """Yield how the catalog has every table that is, or was, captured; just `only`, if given.
+    """Compare every table that is, or was, captured with the catalog; just `only`, if given.
 
-    Without `new` tables are left out of which nothing was captured yet.
+    With `new=False`, tables of which nothing was captured yet are left out.
 
     Raises:
         NotAllowed: `only` is no such table.
-        DeltaforgeError: The source cannot be asked.
+        DeltaforgeError: The source cannot be queried.
     """
     known = {history.name: history for history in store.schemas.histories(pipeline)}
     existing = set(source.tables())
@@ -84,18 +84,18 @@ def reload(
     *,
     proceed: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return the same, JSON-ready: what is in the database now, and whether that is new.
+    """Return the result of `compare` as JSON values, with counts and the time taken.
 
     Args:
         store: The state store.
         pipeline: The pipeline.
         source: Its source.
         only: Just this table.
-        proceed: Called after each table; what it raises ends the comparison.
+        proceed: Called after each table; may end the comparison by raising an error.
 
     Raises:
         NotAllowed: `only` is no such table.
-        DeltaforgeError: The source cannot be asked.
+        DeltaforgeError: The source cannot be queried.
     """
     began = time.monotonic()
     found = []
@@ -111,11 +111,11 @@ def reload(
 
 
 def named(store: StateStore, pipeline: str, source: Source, database: str, table: str) -> str:
-    """Return the full name of a table that was captured, or that the patterns match now.
+    """Return the full name of a table that was captured, or that the file's patterns match now.
 
     Raises:
         NotAllowed: There is no such table, or there are several (`schema_views.named`).
-        DeltaforgeError: The source cannot be asked.
+        DeltaforgeError: The source cannot be queried.
     """
     known = schema_views.captured(store, pipeline)
     try:
@@ -126,13 +126,13 @@ def named(store: StateStore, pipeline: str, source: Source, database: str, table
 
 
 class WarmStart:
-    """Compares the catalog with the registry while a run begins, in a thread of its own.
+    """Compares the catalog with the registry while a run begins, in a separate thread.
 
     Args:
         store: The state store.
         pipeline: The pipeline.
-        build_source: Makes a source of its own.
-        warn: Told of each table that is not what it was.
+        build_source: Makes a source for this thread.
+        warn: Called for each table that was altered or dropped.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class WarmStart:
         self._thread.start()
 
     def end(self) -> None:
-        """Look at no further table."""
+        """Stop after the current table; wait for it for a few seconds."""
         self._over.set()
         self._thread.join(_PATIENCE)
 
@@ -165,15 +165,15 @@ class WarmStart:
                     if self._over.is_set():
                         return
                     if found.status in {"altered", "dropped"}:
-                        self._warn(said(found))
+                        self._warn(_difference_text(found))
             finally:
                 source.close()
-        except DeltaforgeError as error:  # capture meets it, too, and says what it means
+        except DeltaforgeError as error:  # capture meets it as well, and reports it
             logger.info("%s: the catalog was not compared: %s", self._pipeline, error)
 
 
-def said(found: LiveTable) -> str:
-    """Return what is different, in one sentence."""
+def _difference_text(found: LiveTable) -> str:
+    """Return how a table differs from its last captured version, in one sentence."""
     if found.status == "dropped":
         return f"table {found.name} is not in the database any more"
     made = ", ".join(found.differences)
@@ -192,7 +192,7 @@ def _compared(name: str, source: Source, known: TableHistory | None, *, exists: 
         return LiveTable(name, "error", error=str(error))
     if known is None:
         return LiveTable(name, "new", table)
-    if not exists:  # it is there, and no longer captured
+    if not exists:  # it exists, but is no longer captured
         return LiveTable(name, "same", table)
     found = differences(known.current.table, table)
     return LiveTable(name, "altered" if found else "same", table, tuple(found))

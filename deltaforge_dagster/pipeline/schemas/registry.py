@@ -1,4 +1,4 @@
-"""Where the reader registers the table versions it meets: the store, under the run's lease."""
+"""The schema registry of a run: table versions are stored under the run's lease."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
 class FencedRegistry:
-    """A `sources.base.SourceNotes` whose versions are durable before a row carries them.
+    """A `sources.base.SourceNotes` that makes a version durable before any row refers to it.
 
     Args:
         store: The state store.
         lease: The run's lease.
-        tenant: Of the pipeline.
-        pauses: Whether new forms of known tables wait for approval (`engine.schemas`).
+        tenant: Tenant of the pipeline.
+        pauses: Whether new versions of known tables wait for approval (`engine.schemas`).
 
     Attributes:
-        pending: Sequences of the versions that wait for approval, and why their rows are kept back.
+        pending: Sequence numbers of the versions that wait for approval, each with the reason of the hold.
     """
 
     def __init__(
@@ -39,23 +39,23 @@ class FencedRegistry:
                 self._note(history)
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Register `table` as it holds from `position` on, and return its stamp."""
+        """Register the version of a table that is in force from `position`, and return its stamp."""
         return self._register(table, position, streamed=True)
 
     def register_read(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Register `table` as a snapshot has read it, which is taken over at `position`."""
+        """Register the version with which a snapshot read a table, whose rows are merged at `position`."""
         return self._register(table, position, streamed=False)
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
-        """Note how tables look from `position` on."""
+        """Record the table definitions that are in force from `position`."""
         self._lease.write(lambda writer: writer.definitions.define(definitions, position.to_json()))
 
     def defined(self, position: Position) -> dict[str, str]:
-        """Return how tables looked at `position`."""
+        """Return the table definitions that are in force at `position`."""
         return self._store.definitions.at(self._lease.pipeline, position)
 
     def held(self) -> Mapping[str, str]:
-        """Return the tables whose events are kept back as they are, and why."""
+        """Return the tables whose undecoded events are held, each with the reason."""
         return {
             hold.subject: hold.reason
             for hold in self._store.holds.read(self._lease.pipeline)
@@ -73,7 +73,7 @@ class FencedRegistry:
         return stamp
 
     def _note(self, history: TableHistory) -> None:
-        """Note which versions of a table wait for approval."""
+        """Update the versions of a table that wait for approval."""
         pipeline = self._lease.pipeline
         for version in history.versions:
             sequence = version.stamp.sequence

@@ -1,4 +1,4 @@
-"""Table versions as others see them: commands, the API and Dagster read the same JSON-ready shapes.
+"""Views of table versions: commands, the API and Dagster show the same JSON values.
 
 A table is named in full: `schema.table`, or `db.table` where the source has no schemas.
 """
@@ -25,7 +25,7 @@ Place = tuple[str, str | None, str]
 
 
 def tables(store: StateStore, pipeline: str) -> list[View]:
-    """Return every table that was captured with the version that it has now, by name."""
+    """Return every captured table with its current version, by name."""
     return [
         _head(history, history.current) | {"pending": sorted(_pending(history))}
         for history in sorted(store.schemas.histories(pipeline), key=lambda one: one.name)
@@ -41,18 +41,18 @@ def table(
     sequence: int | None = None,
     position: str | None = None,
 ) -> View:
-    """Return one version of a table with its columns: the one it has now, or the one asked for.
+    """Return one version of a table with its columns: the current or the requested one.
 
     Args:
         store: The state store.
         pipeline: The pipeline.
         name: Full name of the table.
-        version: Its number.
-        sequence: The newest that had been registered at a sequence of the pipeline.
-        position: The one in force at a position of the log, JSON text.
+        version: Number of the version.
+        sequence: Selects the newest version registered up to this sequence number of the pipeline.
+        position: Selects the version in force at this position of the log, JSON text.
 
     Raises:
-        NotAllowed: There is no such table or version, or the position is none.
+        NotAllowed: There is no such table or version, or the position is invalid.
     """
     history = store.schemas.history(pipeline, name)
     found = find(history, version=version, sequence=sequence, position=position)
@@ -70,9 +70,9 @@ def table(
 
 
 def detailed(view: View, details: TableDetails | None) -> View:
-    """Return a version of a table with what the catalog says of it now; null where that is not known.
+    """Add the catalog's current details to a view of a table version; null where they are unknown.
 
-    `nullable` is then what the version says. A column that the catalog no longer has stays as it was.
+    `nullable` is taken from the catalog if that knows the column, otherwise from the version.
     """
     of = {} if details is None else details.columns
     columns = []
@@ -82,7 +82,7 @@ def detailed(view: View, details: TableDetails | None) -> View:
             column
             | {
                 "nullable": column["nullable"] if known is None else known.nullable,
-                # DeltaForge's releases have called it both.
+                # Releases of DeltaForge have used both names.
                 **dict.fromkeys(("default", "default_value"), known and known.default),
                 "extra": known and known.extra,
             }
@@ -96,10 +96,10 @@ def detailed(view: View, details: TableDetails | None) -> View:
 
 
 def place(database: str | None, name: str) -> Place:
-    """Return where a table is, by its full name.
+    """Return database, schema and name of a table.
 
     Args:
-        database: That of every table of the source; None where names begin with it.
+        database: The database of all tables of the source; None if full names begin with the database.
         name: Full name of the table.
     """
     first, _, rest = name.partition(".")
@@ -113,10 +113,9 @@ def captured(store: StateStore, pipeline: str) -> list[Place]:
 
 
 def named(places: Iterable[Place], pipeline: str, database: str, table: str) -> str:
-    """Return the full name of the table that a database and a name mean.
+    """Return the full name of the table that a database and a table name denote.
 
-    Beside the table's name its full name does, and in place of the database its schema, as far as only one
-    of the tables is meant.
+    `table` may also be the full name, and `database` the schema, as long as only one table matches.
 
     Raises:
         NotAllowed: There is no such table, or there are several.
@@ -163,7 +162,7 @@ def versions(store: StateStore, pipeline: str, name: str) -> list[View]:
 def difference(
     store: StateStore, pipeline: str, name: str, before: int | None, after: int | None
 ) -> tuple[int, int, list[SchemaDifference]]:
-    """Return two versions of a table and what is different; by default the one it has now and the one before.
+    """Return the numbers of two versions of a table and their differences; by default the current and the previous one.
 
     Raises:
         NotAllowed: There is no such table or version.
@@ -181,7 +180,7 @@ def find(
     sequence: int | None = None,
     position: str | None = None,
 ) -> SchemaVersion:
-    """Return the version that is asked for, by default the one that the table has now.
+    """Return the requested version, by default the current one.
 
     Raises:
         NotAllowed: There is none, or the position is no position of this source.
@@ -236,7 +235,7 @@ def _pending(history: TableHistory) -> Iterable[int]:
 def _column(of: TableSchema, column: Column) -> View:
     return {
         "name": column.name,
-        # DeltaForge's releases have called it each of these.
+        # Releases of DeltaForge have used each of these names.
         **dict.fromkeys(("type", "column_type", "data_type"), column.data_type),
         "type_oid": column.type_oid,
         "nullable": column.nullable,
@@ -246,7 +245,7 @@ def _column(of: TableSchema, column: Column) -> View:
 
 
 def waiting_tables(store: StateStore, pipeline: str) -> list[str]:
-    """Return the full names of tables whose newest form waits for approval."""
+    """Return the full names of tables that have a version that waits for approval."""
     held = [
         hold.subject
         for hold in store.holds.read(pipeline)
@@ -257,6 +256,6 @@ def waiting_tables(store: StateStore, pipeline: str) -> list[str]:
 
 
 def approve_everything(store: StateStore, pipeline: str) -> None:
-    """Approve every form of every table."""
+    """Approve all waiting versions of all tables."""
     for table in waiting_tables(store, pipeline):
         store.holds.approve_table(pipeline, table)

@@ -1,8 +1,7 @@
-"""What a Spark task does for sensing: segments, after what was known before them.
+"""The Spark job of sensing: one task examines segments, continuing from what was known before them.
 
-One task takes all segments of a job, in order, since which events are looked at depends on how many came
-before. It never fails for Spark: what goes wrong is reported, so that no server or session is
-suspected that delivers well.
+One task takes all segments of a job, in order, because sampling depends on how many events came before. An error
+is reported as a result and never as a failed task, which would make the run replace a working Spark session.
 
 Workers import this module: it needs no Spark.
 """
@@ -30,7 +29,7 @@ _COLUMNS: dict[str, pa.DataType] = {
     "text": pa.string(),
 }
 REPORT = pa.schema(_COLUMNS)
-"""A row for each table: its state, and the rest of `Learned` as JSON; or one row that says what went wrong."""
+"""One row for each table: its state, and the other fields of `Learned` as JSON; or one row with the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ class SensingJob:
         options: The pipeline's `schema_sensing`.
         journal_url: Where the segments are.
         paths: Their files, in order.
-        versions: The registered versions of tables, by full names.
-        states: What was known of tables before.
+        versions: By full table name, its registered versions.
+        states: By full table name, the serialized findings so far.
     """
 
     options: SchemaSensing
@@ -52,7 +51,7 @@ class SensingJob:
     states: Mapping[str, bytes]
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Learn from the segments; what Spark maps over the one number of its one task.
+        """Examine the segments; Spark calls this in a job with a single task and a single input row.
 
         Yields:
             Columns of `REPORT`.
@@ -81,7 +80,7 @@ def learned_by(report: pa.Table) -> list[Learned]:
     """Return what the task has reported.
 
     Raises:
-        DeltaforgeError: What went wrong in it.
+        DeltaforgeError: The error that the task reported.
     """
     rows = report.to_pylist()
     for row in rows:

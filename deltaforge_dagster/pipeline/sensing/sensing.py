@@ -1,11 +1,11 @@
-"""Sensing beside a run's deliveries: what journaled segments tell of tables and documents.
+"""The sensing thread of a run, beside delivery: learn from journaled segments what tables and documents look like.
 
-One thread takes segments in the journal's order once sinks may have them, has one Spark task learn from them, and
-stores what is known then together with the segment's number, in one fenced transaction: a segment counts once,
-however often runs are killed. Nothing waits for it. Retention does not either: a segment that is gone
-before its turn is passed over, and counted as such.
+It takes segments in the journal's order once they are ready for sinks, has one Spark task examine them, and stores
+the findings together with the segment's number, in one fenced transaction. So a segment counts once, however often
+runs are killed. Nothing waits for sensing, not even retention: a segment that was deleted before its turn is
+counted as skipped.
 
-What goes wrong is stored for the check `sensing`, and tried again with back-off.
+Errors are stored for the check `sensing`, and retried with back-off.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ from deltaforge_dagster.tables import fingerprints
 
 _JOB_SEGMENTS = 64
 _JOB_BYTES = 16 << 20
-"""Of segment files in one job: some 300,000 changes, which take one task well below a second. The other
-tasks of the server are the deliverers' meanwhile."""
+"""Bytes of segment files in one job: some 300,000 changes, which take one task well below a second. The other
+cores of the Spark server remain for encoding."""
 
 _PAUSE_SECONDS = 2.0
-"""Between jobs that took all there was: small segments are taken together."""
+"""Pause after a job that took all segments, so that small segments are collected."""
 
 END_SECONDS = 15.0
-"""How long what is captured may still be looked at when the run ends."""
+"""Seconds in which captured segments are still examined when the run ends."""
 
 
 class Sensing:
-    """The sensing of one run.
+    """The sensing thread of one run.
 
     Args:
         spec: The pipeline, which has `schema_sensing` enabled.
-        store: Where segments are listed.
-        journal: Where they are.
-        sessions: Where the Spark session comes from.
-        lease: What the findings are stored under.
-        segments: Those that sinks may have.
-        warn: Told once of what goes wrong.
+        store: Where findings are stored.
+        journal: Holds the segments.
+        sessions: Provides the Spark session.
+        lease: The run's lease; fences what is written.
+        segments: The segments that are ready for sinks.
+        warn: Called once for each new error.
     """
 
     def __init__(
@@ -104,31 +104,31 @@ class Sensing:
         self._states: dict[str, bytes] = {}
         row = store.pipelines.get(self._pipeline)
         assert row is not None
-        self._done = row.next_segment - 1  # unless more, or less, is known already
+        self._done = row.next_segment - 1  # replaced by the recorded progress, if there is any
         self._thread = threading.Thread(
             target=self._run, name=f"sense {self._pipeline}", daemon=True
         )
         self._thread.start()
 
     def segment_added(self) -> None:
-        """Wake the thread: sinks may have more."""
+        """Wake the thread: a further segment is ready."""
         self._news.set()
 
     def end(self) -> None:
-        """Ask the thread to end, once it has looked at what there is or has no more time."""
+        """Ask the thread to end after all segments were examined, or after `END_SECONDS`."""
         self._ends_at = time.monotonic() + END_SECONDS
         self._ending.set()
         self._news.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the thread's end, so long at most; what it makes after that is not stored."""
+        """Wait up to `seconds` for the thread to end."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
         backoff = Backoff(1.0, 60.0)
         begun = False
         while self._ends_at is None or time.monotonic() < self._ends_at:
-            ending = self._ending.is_set()  # before it looks for the last time
+            ending = self._ending.is_set()  # read before the last examination
             self._news.clear()
             try:
                 if not begun:
@@ -153,7 +153,7 @@ class Sensing:
                 return
 
     def _begin(self) -> None:
-        """Find out what is known; at the very first time nothing is, and what this run captures counts."""
+        """Load the findings and the progress; the first time, start with what this run captures."""
         progress = self._store.sensing.progress(self._pipeline)
         if progress is None:
             self._lease.write(lambda writer: writer.sensing.note(Findings(self._done)))
@@ -162,7 +162,7 @@ class Sensing:
         self._states = self._store.sensing.tables(self._pipeline)
 
     def _inspect_segments(self) -> bool:
-        """Look at the next segments, and say whether to look for more at once."""
+        """Examine the next segments; return whether to continue without a pause."""
         rows = self._segments.segments(first=self._done + 1, limit=_JOB_SEGMENTS + 1)
         if not rows:
             return False
@@ -205,7 +205,7 @@ class Sensing:
             journal_url=self._journal.url,
             paths=paths,
             versions=versions,
-            # What processors have renamed is of no registered table.
+            # Tables that processors have renamed have no registered versions, and are always included.
             states={
                 name: state
                 for name, state in self._states.items()
@@ -232,7 +232,7 @@ class Sensing:
     def _versions_of(
         self, tables: Collection[str], fingerprints: Collection[str]
     ) -> dict[str, Versions]:
-        """Return the registered versions of some tables, among which are these fingerprints."""
+        """Return the registered versions of some tables; reload them if a fingerprint is unknown."""
         known = {one for versions in self._versions.values() for one in versions}
         if not known.issuperset(fingerprints):
             self._versions = {
@@ -248,12 +248,12 @@ class Sensing:
         return {name: self._versions[name] for name in tables if name in self._versions}
 
     def _failed(self, error: DeltaforgeError, backoff: Backoff) -> float:
-        """Remember a failure, and return how long to wait after it."""
+        """Store an error, and return the seconds to wait before the next attempt."""
         problem = str(error)
         if problem != self._warned:
             self._warn(f"sensing: {problem}")
             self._warned = problem
-        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
+        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop will meet the same error
             self._lease.write(lambda writer: writer.sensing.fail(problem))
         return backoff.next_delay()
 

@@ -1,8 +1,8 @@
-"""What sensing knows, as others see it: commands, the API and Dagster read the same JSON-ready shapes.
+"""Views of the findings of sensing: commands, the API and Dagster show the same JSON values.
 
-A schema is named by its table in full, `schema.table` or `db.table`, with `:column` behind it when it is that of a
-column's documents. Without a column it is that of all columns of the table that hold documents, as the fields of one
-object. The bare name of a table is enough where it is the only one.
+A schema is named by the full name of its table, `schema.table` or `db.table`, followed by `:column` if it describes
+the documents of one column. Without a column it describes all columns of the table that hold documents, as the
+fields of one object. The bare table name is enough if it is unique.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ View = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A schema that was asked for.
+    """A requested schema.
 
     Attributes:
         name: Its full name.
-        table: What is known of its table.
+        table: The findings for its table.
         schema: The schema.
-        parts: The names of the schemas that it is made of: its own, or those of columns.
+        parts: Names of the schemas that it combines: its own, or those of columns.
     """
 
     name: str
@@ -62,10 +62,10 @@ def options_of(loaded: LoadedPipeline) -> SchemaSensing:
 
 
 def check_exposed(loaded: LoadedPipeline) -> None:
-    """Prove that what sensing knows may be shown over the API.
+    """Check that the API may show the findings of sensing.
 
     Raises:
-        SensingDisabled: It may not, or there is no sensing.
+        SensingDisabled: It may not, or sensing is disabled.
     """
     if not options_of(loaded).output.expose_api:
         raise SensingDisabled(f"{loaded.name}: spec.schema_sensing.output.expose_api is false")
@@ -77,7 +77,7 @@ def schemas(store: StateStore, loaded: LoadedPipeline) -> list[View]:
 
 
 def schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
-    """Return a schema with its outermost fields.
+    """Return a schema with its top-level fields.
 
     Raises:
         NotAllowed: There is no such schema.
@@ -93,7 +93,8 @@ def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
     """Return a schema as JSON Schema.
 
     Raises:
-        NotAllowed: There is no such schema, or none is exported.
+        NotAllowed: There is no such schema.
+        SensingDisabled: The pipeline file disables the export.
     """
     output = options_of(loaded).output
     if not output.export_json_schema:
@@ -105,7 +106,7 @@ def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
 
 
 def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
-    """Return the objects of a schema, which of their names are fields, and whether others are values.
+    """Return for each JSON object of a schema its stable fields, and whether its other keys are dynamic (data).
 
     Raises:
         NotAllowed: There is no such schema.
@@ -117,7 +118,7 @@ def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> Vi
 
 
 def stats(store: StateStore, loaded: LoadedPipeline) -> View:
-    """Return how many structures are remembered, and how often one was met again."""
+    """Return the size of the structure cache of each schema, and its hits and misses."""
     most = options_of(loaded).sampling.structure_cache_size
     found = list(_schemas(store, loaded))
     hits = sum(one.hits for _, _, one in found)
@@ -140,7 +141,7 @@ def stats(store: StateStore, loaded: LoadedPipeline) -> View:
 
 
 def drifts(store: StateStore, loaded: LoadedPipeline) -> list[View]:
-    """Return the drift of every table that rows were compared with, by name."""
+    """Return the drift of every table whose rows were compared with its schema, by name."""
     options = options_of(loaded)
     tables = _tables(store, loaded)
     return [_drift(name, one, options) for name, one in tables.items() if one.drift.analyzed]
@@ -150,7 +151,7 @@ def drift(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
     """Return the drift of one table.
 
     Raises:
-        NotAllowed: Nothing was compared with a table of that name.
+        NotAllowed: No rows of a table of that name were compared.
     """
     options = options_of(loaded)
     compared = {name: one for name, one in _tables(store, loaded).items() if one.drift.analyzed}
@@ -159,7 +160,10 @@ def drift(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
 
 
 def recent_drift(store: StateStore, loaded: LoadedPipeline, since: float) -> dict[str, list[str]]:
-    """Return what differed of each column, `table.column`, in events since then or in none of them."""
+    """Return, by `table.column`, the kinds of drift that were found since a time, seconds since 1970.
+
+    A column of the schema that no event had at all is listed as `missing_column`, whatever the time.
+    """
     enough = options_of(loaded).sampling.warmup_events
     found: dict[str, list[str]] = {}
     for name, table in _tables(store, loaded).items():
@@ -173,7 +177,7 @@ def recent_drift(store: StateStore, loaded: LoadedPipeline, since: float) -> dic
 
 
 def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[View]:
-    """Return how a schema changed, the oldest change first.
+    """Return the recorded changes of a schema, the oldest first.
 
     Raises:
         NotAllowed: There is no such schema.
@@ -213,7 +217,7 @@ def _found(store: StateStore, loaded: LoadedPipeline, table: str) -> _Found:
 
 
 def _chosen(loaded: LoadedPipeline, wanted: str, names: list[str]) -> str:
-    """Return the full name that is meant by a name, which may be bare."""
+    """Return the full name that a name denotes, which may be a bare table name."""
     if wanted in names:
         return wanted
     bare = [name for name in names if name.partition(".")[2] == wanted]

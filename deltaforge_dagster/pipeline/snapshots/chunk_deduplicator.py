@@ -1,6 +1,6 @@
 """Snapshot window deduplication: merge the chunks that a snapshot has read into the journal.
 
-The rows of a chunk are appended to the journal at its end S, between two transactions, once S is behind
+The rows of a chunk are appended to the journal at its end S, between two transactions, once S has passed
 everything that the read could see (`ChunkRow.position`). Changes that the read saw are then before these
 rows in the journal, and later changes after them. Changes committed before S that the read could not see
 are in the journal already, so the chunk's rows that they touched are left out (`deduplicated_rows`). In a
@@ -172,7 +172,7 @@ class ChunkDeduplicator:
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
             )
         held = {**self._registry.held(), **self._approval.kept} if found else {}
-        # Last, and in this order: another thread asks `waits` at any time, and may end the run on a no.
+        # Set last, and in this order: another thread may read `waits` at any time, and end the run if it is False.
         self._waiting = [chunk for chunk in found if chunk.table_name not in held]
         self._looked_at = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Signs of life of a run that reads a snapshot: it holds no lease that would tell when it is gone."""
+"""Heartbeats of runs that read a snapshot: they hold no lease that would expire when they die."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LIFE_SECONDS = 120.0
 
 
 class Life:
-    """Shows that a run is alive, as often as it must be.
+    """Writes the heartbeat of a run, at most every 20 seconds.
 
     Args:
-        store: Where it is shown.
+        store: Where the heartbeat is written; it expires there after two minutes.
         pipeline: Name of the pipeline.
-        run_id: Of the run.
+        run_id: Id of the run.
     """
 
     def __init__(self, store: StateStore, pipeline: str, run_id: str) -> None:
@@ -27,18 +27,18 @@ class Life:
         self._shown_at = float("-inf")
 
     def show(self) -> None:
-        """Call this at least every minute."""
+        """Write the heartbeat if it is due; call this at least every minute."""
         if time.monotonic() - self._shown_at >= _EVERY_SECONDS:
             self._kv.put(self._key, b"", ttl=_LIFE_SECONDS)
             self._shown_at = time.monotonic()
 
 
 def living(store: StateStore, pipeline: str) -> list[str]:
-    """Return the runs that have shown a sign of life lately."""
+    """Return the ids of the runs whose heartbeat has not expired."""
     shown = Kv(store.database, _NAMESPACE).items(f"{pipeline}/")
     return [key.removeprefix(f"{pipeline}/") for key in shown]
 
 
 def is_alive(store: StateStore, pipeline: str, run_id: str) -> bool:
-    """Say whether a run has shown a sign of life lately."""
+    """Return whether a run's heartbeat has not expired."""
     return Kv(store.database, _NAMESPACE).get(f"{pipeline}/{run_id}") is not None

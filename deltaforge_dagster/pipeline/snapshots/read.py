@@ -1,9 +1,9 @@
-"""Reading a snapshot: the run that plans its chunks and has Spark's tasks read them into staging files.
+"""Reading a snapshot: a run that plans its chunks and has Spark's tasks read them into staging files.
 
-It needs no lease and any number of them may work at a time: what one has read first counts
-(`state.snapshot_records`). One that died left nothing but files that nobody knows of, and the next goes on with
-exactly the chunks that are missing. Merging chunks is the part of the pipeline's own run (`chunk_deduplicator`); when
-so much waits for it that `engine.snapshot.max_staged_bytes` is reached, reading waits, too.
+It needs no lease, and several such runs may work at the same time: the first result for a chunk counts
+(`state.snapshot_records`). One that died leaves only orphaned files, and the next continues with exactly the missing
+chunks. The pipeline's live run merges the chunks (`chunk_deduplicator`); when the staging files that wait for it reach
+`engine.snapshot.max_staged_bytes`, reading pauses.
 
 Tasks read a few chunks of one table each, one after another. As many tables and chunks of a table are
 read at a time as the pipeline file says.
@@ -55,14 +55,14 @@ from deltaforge_dagster.state.snapshot_records import (
 from deltaforge_dagster.state.store import StateStore
 
 GUARD_SECONDS = 30.0
-"""How often the source is asked whether what the snapshot needs is still there."""
+"""Seconds between two checks whether the source still retains what the snapshot needs."""
 
 CHUNKS_PER_TASK = 16
 _MOST_TASKS = 32
 _PAGE = 200
 _LOOK_SECONDS = 0.5
 _TASKS_SECONDS = 5.0
-"""How often chunks are looked for that are to be read again, while tasks read others."""
+"""Seconds between two searches for chunks to read, while tasks read others."""
 _FAILURES = 5
 _REPORT = StructType([StructField(name, StringType()) for name in REPORT.names])
 
@@ -79,9 +79,9 @@ class SnapshotRun:
     Args:
         loaded: The pipeline file.
         context: Store, journal, Spark sessions and source.
-        warn: Told what people should know.
-        progress: Told how far the snapshot has come, by table, whenever something was read.
-        only: Names of the chunks to read, by table and number; None for all that are missing.
+        warn: Shows people a warning.
+        progress: Called regularly with the progress of each table.
+        only: The chunks to read, as table and number; None for all that are missing.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class SnapshotRun:
         self._source: SnapshotSource
 
     def execute(self) -> SnapshotRow:
-        """Read what is missing; return the snapshot as it is then.
+        """Read the missing chunks; return the snapshot's row afterwards.
 
         Raises:
-            NotAllowed: There is nothing to read, or the source cannot be read in this way.
-            DeltaforgeError: Something cannot be read; what was read stays, and another run goes on.
+            NotAllowed: There is no unfinished snapshot, or this kind of source has no snapshots.
+            DeltaforgeError: A chunk cannot be read; chunks that were read count, and another run can continue.
         """
         source = self._context.build_source()
         if not isinstance(source, SnapshotSource):
@@ -179,7 +179,7 @@ class SnapshotRun:
                 if not running:
                     if not any(True for _ in self._missing(snapshot)):
                         return
-                    time.sleep(_LOOK_SECONDS)  # the pipeline's run makes room
+                    time.sleep(_LOOK_SECONDS)  # until the live run has merged staged chunks
                     continue
                 done, _ = wait(running, _LOOK_SECONDS, FIRST_COMPLETED)
                 for future in done:
@@ -187,10 +187,10 @@ class SnapshotRun:
                     looked_at = float("-inf")
 
     def _goes_on(self, snapshot: SnapshotRow) -> bool:
-        """Say whether the snapshot is still to be read; look after its source now and then.
+        """Return whether the snapshot is still unfinished; check its source every `GUARD_SECONDS`.
 
         Raises:
-            SourceMisconfigured: The source has let go of what the snapshot needs; it is cancelled.
+            SourceMisconfigured: The source no longer retains what the snapshot needs, which is cancelled.
         """
         if time.monotonic() - self._guarded_at >= GUARD_SECONDS:
             self._guarded_at = time.monotonic()
@@ -220,7 +220,7 @@ class SnapshotRun:
                 yield chunk
 
     def _next(self, snapshot: SnapshotRow, running: list[_Task]) -> list[_Task]:
-        """Return tasks to begin beside those that run."""
+        """Return the tasks to start in addition to the running ones."""
         if len(running) >= self._width:
             return []
         taken = {(one.table_name, one.number) for task in running for one in task.chunks}
@@ -244,10 +244,10 @@ class SnapshotRun:
     def _stage(
         self, sessions: SessionProvider, snapshot: SnapshotRow, task: _Task
     ) -> list[tuple[int, WrittenChunk]]:
-        """Have a task read its chunks, and note them; one that cannot be read ends it.
+        """Have a Spark task read chunks, up to the first that cannot be read, and record them.
 
         Raises:
-            DeltaforgeError: Why it ended; the chunks before that one are noted.
+            DeltaforgeError: A chunk could not be read; the chunks before it are recorded.
         """
         before = self._store.pipelines.get(self._name)
         assert before is not None
@@ -294,7 +294,7 @@ class SnapshotRun:
             self._context.journal.delete(written.path)
 
     def _ended(self, future: Future[list[tuple[int, WrittenChunk]]], task: _Task) -> None:
-        """Take note of how a task ended; what can pass by itself is tried again."""
+        """Handle the result of a task; a retryable error is raised only after several in a row."""
         try:
             future.result()
         except Retryable as error:
@@ -303,7 +303,7 @@ class SnapshotRun:
                 raise
             self._watermarks[
                 1:
-            ] = []  # an older one may do where a newer one waits for a transaction
+            ] = []  # with an older watermark, the read need not wait for a transaction that a newer one includes
             self._warn(f"{task.table}: {error}; it is read again")
             time.sleep(self._backoff.next_delay())
         else:
@@ -312,15 +312,15 @@ class SnapshotRun:
 
 
 def first_not_visible(store: StateStore, before: PipelineRow, read_view: str) -> int | None:
-    """Return the number of the first segment that may have a change which a reading did not see.
+    """Return the number of the first segment that may have a change that a read could not see.
 
     Args:
-        store: Where segments are listed.
-        before: The pipeline as it was before the reading.
+        store: Lists the segments.
+        before: The pipeline's row, read before the read began.
         read_view: What the read could see.
 
     Returns:
-        The number; None when the journal does not reach back so far, and the chunk has to be read again.
+        The number; None if the journal no longer reaches back that far, so that the chunk must be read again.
     """
     seen = parse_read_view(read_view)
     if seen.covers(_captured(before)):
@@ -341,7 +341,7 @@ def first_not_visible(store: StateStore, before: PipelineRow, read_view: str) ->
 
 
 def _captured(pipeline: PipelineRow) -> Position:
-    """Return where a pipeline's journal ends."""
+    """Return the captured position of a pipeline, or its start position if nothing was captured."""
     position = pipeline.captured_position or pipeline.start_position
     assert position is not None
     return parse_position(position)

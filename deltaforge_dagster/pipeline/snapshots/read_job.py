@@ -1,7 +1,7 @@
-"""What a Spark task does with chunks of a snapshot: read them, write their staging files.
+"""The Spark job that reads chunks of a snapshot and writes their staging files.
 
-A chunk's file is known to nobody until the snapshot's run has noted it, so a task that outlives its run, or
-reads what another has read by then, leaves an orphan.
+A file does not count until the snapshot's run has recorded it, so a task that outlives its run, or reads a chunk that
+another has read meanwhile, leaves an orphan.
 
 Workers import this module: it needs no Spark.
 """
@@ -30,7 +30,7 @@ REPORT = pa.schema(
         pa.field("text", pa.string()),
     ]
 )
-"""What a task reports: which chunk, what it wrote as JSON text, or which error stopped it."""
+"""Columns of a task's report: index of the chunk, and what was written as JSON text, or class and text of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class StageJob:
     chunks: Sequence[PlannedChunk]
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the chunks; what Spark maps over the one number of the one task.
+        """Read the chunks; Spark calls this in a job with a single task and a single input row.
 
         Yields:
             A row of `REPORT` for each chunk, up to one that cannot be read.
@@ -82,7 +82,7 @@ class StageJob:
                     for at, chunk in enumerate(self.chunks):
                         written = json.dumps(asdict(self._stage(reader, chunk)))
                         yield _report(at, written=written)
-            except DeltaforgeError as error:  # as a failure of the task it would lose its class
+            except DeltaforgeError as error:  # Spark would hide a raised error's class
                 yield _report(at, error=type(error).__name__, text=str(error))
 
     def _stage(self, reader: ChunkReader, planned: PlannedChunk) -> WrittenChunk:
@@ -118,7 +118,7 @@ class StageJob:
 
 
 def written_by(report: pa.Table) -> tuple[list[tuple[int, WrittenChunk]], DeltaforgeError | None]:
-    """Return what a task wrote of which chunks, and what stopped it, if anything did."""
+    """Return the chunks that a task wrote, each with its index, and the error that stopped it, if any."""
     written: list[tuple[int, WrittenChunk]] = []
     for row in report.to_pylist():
         if row["error"] is not None:

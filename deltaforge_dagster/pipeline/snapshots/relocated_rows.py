@@ -1,7 +1,8 @@
 """Find rows that move between chunks while a snapshot is read, and read them again (`state.relocated_rows`).
 
-An update matters if it has missing columns and may move its row from one chunk to another, and if a chunk
-that the row may have moved into is merged already, or is being merged and its read did not see the update.
+An update matters if it has missing columns (such as unchanged TOAST values) and may move its row from one chunk to
+another, and if a chunk that the row may have moved into is merged already, or is being merged and its read did not
+see the update.
 A chunk that is merged later, and whose read saw the update, cannot have missed the row.
 
 The new keys of such rows are recorded before their segment is added to the journal, so that a crash loses
@@ -86,7 +87,7 @@ class RelocatedRows:
         self._tables: dict[str, _WatchedTable | None] = {}
 
     def poll(self, snapshot: SnapshotRow | None) -> None:
-        """Update the tables to watch: those of which some chunks are merged, and not all or with rows left."""
+        """Update the tables to watch: those with merged chunks, until all are merged and no relocated rows are left."""
         if snapshot is None:
             self._tables = {}
             return
@@ -158,7 +159,7 @@ class RelocatedRows:
 def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:
     """Plan chunks that read the relocated rows of tables whose other chunks are merged; any reading run may call it.
 
-    Where that was of no use too often, the snapshot is cancelled.
+    After `MAX_ROUNDS` rounds for a table the snapshot is cancelled.
     """
     for table in store.relocated_rows.ready_tables(pipeline, snapshot.snapshot):
         keys = store.relocated_rows.read(pipeline, snapshot.snapshot, table)

@@ -243,7 +243,7 @@ def _error_line(error: Exception) -> str:
     if text.startswith("TypeError: JS processor returned"):
         return text.removeprefix("TypeError: ")
     if text.startswith("SyntaxError: ") and "is not valid JSON" in text:
-        text = "SyntaxError: what the script parses is not valid JSON"  # V8 quotes it
+        text = "SyntaxError: what the script parses is not valid JSON"  # V8's text quotes it
     frames = [one for one in _FRAME.finditer(whole) if one["file"] != "deltaforge.js"]
     lines = [one["line"] for one in frames]
     if not lines and first and first["file"] != "deltaforge.js":

@@ -11,8 +11,8 @@ The *native* event, its keys in this order::
     [synthetic] [tx_end]
 
 Keys in brackets are absent when unset; the others are then `null`. The position keys depend on
-the kind of source (`SourceType.position_fields`); a snapshot row has none. A DDL event also has `"op":"r"`; its `ddl` and its position distinguish it from a
-snapshot row.
+the kind of source (`SourceType.position_fields`); a snapshot row has none. A DDL event also has `"op":"r"`; its
+`ddl` and its position distinguish it from a snapshot row.
 
 The *debezium* envelope is `{"schema":null,"payload":<native event>}`. *cloudevents* is an event in
 CloudEvents' JSON format ("CloudEvents - Version 1.0.2", "JSON Event Format")::
@@ -56,10 +56,10 @@ from deltaforge_dagster.sources.registry import PositionField
 
 @dataclass(frozen=True, slots=True)
 class EventOrigin:
-    """The constant fields of every event of a pipeline that tell where it comes from.
+    """The constant fields of every event of a pipeline that say where it comes from.
 
     Attributes:
-        connector: What the kind of source is called in events (`SourceType.connector`).
+        connector: The name of the kind of source in events (`SourceType.connector`).
         name: Id of the source.
         tenant: `metadata.tenant`.
         position_fields: The fields that say where in the log a change is.
@@ -124,7 +124,7 @@ def cloudevents_envelope(
 
 
 def _messages(frame: pa.RecordBatch, pieces: Sequence[Piece]) -> pa.StringArray:
-    """Return the events built from `read_buffer`, or the `after` image for raw payloads."""
+    """Return the events built from `pieces`, or the `after` image for raw payloads."""
     events = concat(frame.num_rows, pieces)
     raw = frame.column("raw_payload")
     if not pc.any(raw).as_py():

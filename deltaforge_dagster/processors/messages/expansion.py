@@ -162,7 +162,7 @@ def changed_keys(frame: pa.RecordBatch) -> tuple[Longs, pa.StringArray]:
 
 
 def _divided(rows: pa.RecordBatch, roles: _Roles, old_keys: pa.StringArray) -> pa.RecordBatch:
-    """Turn the half rows of updates into deletes and inserts."""
+    """Turn the rows for the halves of split updates into deletes and inserts."""
     gone = (roles == DELETE_HALF) | (roles == HALF_TOMBSTONE)
     come = roles == INSERT_HALF
     twice = 2 if (roles == HALF_TOMBSTONE).any() else 1

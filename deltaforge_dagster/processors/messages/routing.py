@@ -195,7 +195,7 @@ def _number(name: str, divisor: int = 1) -> _Variable:
 
 
 def _place(name: str, origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
-    """Return what a field of the source's position is, if it has such a field; null for snapshot rows."""
+    """Return the texts of a position field of the source; null for snapshot rows; None without such a field."""
     for field in origin.position_fields:
         if field.name == name and (values := position_values(field, frame)) is not None:
             snapshot = is_snapshot(frame)

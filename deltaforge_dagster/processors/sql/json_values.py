@@ -1,9 +1,9 @@
-"""Convert computed values to JSON text, in the same forms as captured values (docs/types.md).
+"""Convert computed values to JSON text, in the same formats as captured values (docs/types.md).
 
 =====================  =================================================================
 null                   `null`
 boolean, integer       boolean, number
-float                  number, the shortest that reads back as the same; `"NaN"`, `"Infinity"`
+float                  number, the shortest that parses to the same value; `"NaN"`, `"Infinity"`
 decimal                string with the type's scale: `"99.90"`
 text                   string
 date                   `"2026-03-01"`

@@ -132,7 +132,7 @@ def _find(
     stops: _Ints,
     kinds: Bytes,
 ) -> None:
-    """Find the text to replace in each object: a value, a whole member, or an empty range at its end.
+    """Find the text to replace in each object: a field's value, its whole member, or an empty range at the end.
 
     `name` is the name as JSON text, with quotes. `whole` selects whole members, to remove them.
     """

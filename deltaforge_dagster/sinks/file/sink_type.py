@@ -38,7 +38,7 @@ class FileSinkType(SinkType[FileSinkConfig]):
         context: SinkContext,  # noqa: ARG002
         names: Sequence[str],  # noqa: ARG002
     ) -> list[Finding]:
-        """Say whether a run can create the files, as far as their template says where they are."""
+        """Check that a run can create files in the directory that the template's literal prefix names."""
         subject = f"sink {config.id}"
         literal = compile_template(config.path).parts[0]
         wanted = Path(

@@ -1,7 +1,7 @@
 """Inspect a Kafka cluster before a run: topics, rights, and what transactions need.
 
-Nothing is written: no topic is created, and no transaction begins, because that would end the producer of a run that is at
-work. Where only sending would show whether the user has a right, the finding says so.
+Nothing is written: no topic is created, and no transaction begins, because that would fence the producer of an active
+run. If only sending could show whether the user has a right, the finding says so.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ _NO_TOPIC = "no such topic"
 """The name of no topic: Kafka allows no spaces in names."""
 
 SECONDS = 15.0
-"""For each answer of the brokers."""
+"""Timeout of each request to the brokers."""
 
 
 def findings(
     config: KafkaSinkConfig, names: Sequence[str], transactional_id: str | None
 ) -> list[Finding]:
-    """Return what is found about a sink's topics, and about its transactional id if it has one.
+    """Return the findings for a sink's topics, and for its transactional id if it has one.
 
     Args:
         config: The sink.
         names: Its topics; those that depend on changes are templates.
-        transactional_id: Also the name of the group that holds its position.
+        transactional_id: Its transactional id, also the name of the group that holds its position; None
+            without transactions.
 
     Raises:
         DeltaforgeError: The client library refuses the settings.
@@ -101,7 +102,7 @@ def _topic(
 
 
 def _missing_topic(admin: AdminClient, subject: str, topic: str) -> Finding:
-    """Say who has to make the topic: the brokers may do it, and may not tell."""
+    """Return the finding for a missing topic, which the brokers may create automatically."""
     text = f"topic {topic!r} does not exist"
     remedy = f"kafka-topics --create --topic {topic}"
     made = _brokers_make_topics(admin)
@@ -116,7 +117,7 @@ def _missing_topic(admin: AdminClient, subject: str, topic: str) -> Finding:
 
 
 def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> Finding:
-    """Say whether the user may let the brokers make a topic; they look, and make none."""
+    """Return the finding for a topic that the brokers create automatically; creates none (`validate_only`)."""
     asked = admin.create_topics([NewTopic(topic)], validate_only=True, request_timeout=SECONDS)
     try:
         asked[topic].result()
@@ -137,7 +138,10 @@ def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> F
 
 
 def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
-    """Say whether the sink's position may be kept; of transactions, only beginning one would tell."""
+    """Return the findings for the transactional id and for the group that holds the sink's position.
+
+    The right to use the transactional id cannot be checked without beginning a transaction.
+    """
     text = f"whether the Kafka user may use transactional id {name!r} only a transaction would show"
     remedy = (
         "kafka-acls --add --allow-principal User:... --operation Write --operation Describe"
@@ -152,10 +156,10 @@ def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
 
 
 def _may_not_commit(admin: AdminClient, group: str) -> bool:
-    """Say whether the user lacks the rights to commit offsets of a group.
+    """Return whether the user lacks the rights to commit offsets of a group.
 
-    The brokers are asked to keep an offset of a topic that cannot exist. They refuse that in any case, but check
-    the rights to the group first. Neither group nor offset is made.
+    Tries to commit an offset for an invalid topic name. Brokers refuse that in any case, but check the rights on the
+    group first. Neither group nor offset is created.
     """
     offsets = ConsumerGroupTopicPartitions(group, [TopicPartition(_NO_TOPIC, 0, 0)])
     asked = admin.alter_consumer_group_offsets([offsets], request_timeout=SECONDS)
@@ -170,7 +174,7 @@ def _may_not_commit(admin: AdminClient, group: str) -> bool:
 
 
 def _brokers_make_topics(admin: AdminClient) -> bool | None:
-    """Say whether `auto.create.topics.enable` is on; None when we may not ask."""
+    """Return whether `auto.create.topics.enable` is on; None if the user may not read the setting."""
     try:
         nodes = admin.describe_cluster(request_timeout=SECONDS).result().nodes
         broker = ConfigResource(ResourceType.BROKER, str(nodes[0].id))

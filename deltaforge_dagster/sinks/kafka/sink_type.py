@@ -62,10 +62,10 @@ class KafkaSinkType(SinkType[KafkaSinkConfig]):
     def preflight(
         self, config: KafkaSinkConfig, context: SinkContext, names: Sequence[str]
     ) -> list[Finding]:
-        """Say whether brokers answer, and whether topics and what transactions need are as needed."""
+        """Check that brokers answer, that topics exist and may be written, and the rights for transactions."""
         from deltaforge_dagster.sinks.kafka import preflight  # noqa: PLC0415 - client library
 
-        # Without transactions: to begin one would end the run that is at work.
+        # Without transactions: initializing them would fence the producer of an active run.
         hasty = {"send_timeout_secs": preflight.SECONDS, "exactly_once": False}
         with contextlib.closing(self.build(config.model_copy(update=hasty), context)) as sink:
             sink.open()

@@ -49,7 +49,7 @@ class NatsSinkConfig(SinkConfig):
     Without it, messages go only to current subscribers, and nothing is stored (core NATS).
     """
     send_timeout_secs: Seconds = 5.0
-    """How long the server may neither accept nor send a byte."""
+    """How long the server may go without accepting or sending a byte."""
     batch_timeout_secs: Seconds = 30.0
     """How long it may take until a block of at most 2,000 messages is acknowledged."""
     connect_timeout_secs: Seconds = 10.0

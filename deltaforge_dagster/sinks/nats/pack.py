@@ -5,7 +5,7 @@ kernels write whole blocks (`commands` shows the bytes); kernels also parse the 
 (`answers`).
 
 Messages for a stream are *chained*: each one names the message before it and is stored only directly
-behind it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one message refuses all that were sent
+after it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one message refuses all that were sent
 after it, and the stored messages are a prefix without gaps, however many are on their way. The sender
 states the condition for a chain's first message in the headers that it passes for the first row.
 """

@@ -1,6 +1,6 @@
 """Delivery over one NATS connection: sends blocks, chains messages, and repairs broken chains.
 
-`nats` describes the rules. The progress of a batch outlives the session (`task`); `allowed`
+`sink` describes the rules. The progress of a batch outlives the session (`task`); `allowed`
 checks beforehand which messages can be sent at all.
 """
 

@@ -72,7 +72,7 @@ class NatsSinkType(SinkType[NatsSinkConfig]):
     def preflight(
         self, config: NatsSinkConfig, context: SinkContext, names: Sequence[str]
     ) -> list[Finding]:
-        """Say whether a server answers, and whether the user may publish, as far as the server tells."""
+        """Check that a server answers, and that the user may publish, if the server tells."""
         seconds = connect_seconds(config.connect_timeout_secs)
         sink = self.build(config.model_copy(update={"connect_timeout_secs": seconds}), context)
         with contextlib.closing(sink):
@@ -92,7 +92,7 @@ class NatsSinkType(SinkType[NatsSinkConfig]):
 
 
 def _reached(config: NatsSinkConfig) -> Finding:
-    """Say which servers answer, without the user's name or password."""
+    """Return the finding that a server answers, without the user's name or password."""
     from deltaforge_dagster.sinks.nats.endpoint import addresses  # noqa: PLC0415 - has kernels
 
     servers = ", ".join(map(str, addresses(config.id, config.url.get_secret_value())))
@@ -103,7 +103,7 @@ def _reached(config: NatsSinkConfig) -> Finding:
 
 
 def _rights(subject: str, sink: NatsSink, names: Sequence[str]) -> list[Finding]:
-    """Say whether the user may publish to subjects, as far as the server tells."""
+    """Return the findings on whether the user may publish to subjects, if the server tells."""
     from deltaforge_dagster.sinks.nats.rights import USER_INFO  # noqa: PLC0415 - has kernels
     from deltaforge_dagster.sinks.nats.sink import subject_pattern  # noqa: PLC0415 - has kernels
 

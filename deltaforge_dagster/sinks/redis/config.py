@@ -32,7 +32,7 @@ class RedisSinkConfig(SinkConfig):
     fail until the file is changed.
     """
     send_timeout_secs: Seconds = 5.0
-    """How long the server may neither accept nor send a byte."""
+    """How long the server may go without accepting or sending a byte."""
     batch_timeout_secs: Seconds = 30.0
     """How long it may take until a block of at most 5,000 entries is acknowledged."""
     connect_timeout_secs: Seconds = 10.0

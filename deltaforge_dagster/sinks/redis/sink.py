@@ -87,7 +87,7 @@ class RedisSink:
 
     Args:
         sink_id: Name of the sink in messages.
-        uri: See `redis_endpoint.Endpoint`.
+        uri: See `endpoint.Endpoint`.
         connect_timeout: Seconds for one attempt to connect.
         send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
         batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
@@ -358,7 +358,7 @@ class RedisSink:
             self._held = block.position
 
     def _goes_elsewhere(self, delivery: _Delivery, error: SinkUnavailable) -> bool:
-        """Learn from the error where a slot is; return whether to try again without a wait."""
+        """Update the cluster's slot map from the error; return whether to retry without a wait."""
         if self._cluster is None:
             return False
         if not isinstance(error, Redirected):

@@ -61,7 +61,7 @@ class RedisSinkType(SinkType[RedisSinkConfig]):
     def preflight(
         self, config: RedisSinkConfig, context: SinkContext, names: Sequence[str]
     ) -> list[Finding]:
-        """Say whether the server answers, and whether the user may write the streams that the file names."""
+        """Check that the server answers, and that the user may write the streams that the file names."""
         subject = f"sink {config.id}"
         seconds = connect_seconds(config.connect_timeout_secs)
         sink = self.build(config.model_copy(update={"connect_timeout_secs": seconds}), context)

@@ -245,7 +245,7 @@ class DomainGtids:
         self._last[domain] = (number, server)
 
     def __le__(self, other: DomainGtids) -> bool:
-        """Return whether the other one is at the same GTID or a later one in every domain of this one."""
+        """Return whether `other` has, in every domain of this position, the same GTID or a later one."""
         for domain, (number, server) in self._last.items():
             theirs, by = other._last.get(domain, (0, server))
             if theirs < number or (theirs == number and by != server):
@@ -265,5 +265,5 @@ class DomainGtids:
 
 
 def is_of_mariadb(text: str) -> bool:
-    """Return whether text is in MariaDB's notation, rather than in MySQL's or empty."""
+    """Return whether the text is a GTID position of MariaDB; false for a MySQL set and an empty text."""
     return _GTID.fullmatch("".join(text.split()).split(",")[0]) is not None

@@ -1,7 +1,7 @@
 """Positions in MySQL's binary log: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`.
 
-They are the end of a transaction and every GTID executed up to there (manual: "GTID Sets"). MariaDB: the
-same with the last GTID of each domain, `"gtid_set": "0-1-57"`.
+A position is the end of a transaction, with all GTIDs executed up to there (manual: "GTID Sets"). For MariaDB
+it has the last GTID of each domain instead: `"gtid_set": "0-1-57"`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _BINLOG_FILE = re.compile(r"(?s).*\.[0-9]{1,18}\Z")
 class BinlogPosition:
     """A MySQL position, between two transactions of the binary log.
 
-    Of two positions with GTIDs, the one whose set contains the other's is later: this holds on every
-    server that has the transactions, whatever the names of its files. Otherwise the file decides,
-    by the number at the end of its name (which gets a seventh digit after `.999999`), and then the
-    offset.
+    Of two positions with GTIDs, the one whose set contains the other's is later; this holds across
+    servers, whatever their files are called. Otherwise the file decides, by the number at the end of its
+    name (which gets a seventh digit after `.999999`), and then the offset.
 
     Attributes:
         file: Name of the binary log file.
@@ -46,7 +45,7 @@ class BinlogPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Return the position that `to_json` wrote, None for another kind's."""
+        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
         if "file" not in fields:
             return None
         gtid_set = fields.get("gtid_set")

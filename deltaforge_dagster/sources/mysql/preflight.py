@@ -1,7 +1,7 @@
-"""A look at a MySQL server before, and between, runs: is everything there that capture needs?
+"""Inspect a MySQL server before and between runs: does it meet the requirements of capture?
 
-Asks and changes nothing. Errors that would stop a run come from the same functions as the run's
-own; what is added here are the points that a run takes in silence.
+Only queries, changes nothing. Errors that would stop a run come from the functions that the run itself
+uses; this module adds the points that a run does not check.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RECOMMENDED = {
     "binlog_row_metadata": ("FULL", "tables get their columns' names from the catalog, and from the statements in the log that change them"),
     "gtid_mode": ("ON", 'after a failover the position means nothing on the new server; see "Enabling GTID Transactions Online"'),
 }  # fmt: skip
-"""Recommended values of variables, and what it means if a variable has another value."""
+"""Recommended values of variables, and the consequence of any other value."""
 
 _RETENTION = ("binlog_expire_logs_seconds", "expire_logs_days")
 _DAY = 86_400
@@ -54,24 +54,24 @@ def preflight(
     outboxes: MysqlOutboxTables,
     snapshot: bool,
 ) -> list[Finding]:
-    """Return what was found, in the order in which things have to be fixed.
+    """Return the findings, in the order in which problems have to be fixed.
 
     Args:
-        server: Where.
+        server: The server.
         patterns: The tables to capture.
-        source_id: Id of the source, from which our replication server id is made.
-        position: Up to where the log was captured; None before the first run.
+        source_id: Id of the source, from which our replication server id is derived.
+        position: The captured position; None before the first run.
         as_of: When the newest captured change was made, in seconds since 1970.
         outboxes: Which tables are outboxes.
-        snapshot: Whether the other tables' rows are to be read, too.
+        snapshot: Whether snapshots of the other tables will be read, too.
 
     Raises:
-        DeltaforgeError: The server cannot be asked.
+        DeltaforgeError: The server cannot be reached.
     """
     with server.query(_SECONDS) as session:
         version = session.server_version
     found = [Finding("connection", "ok", f"{server.where}, version {version}")]
-    # A session for each: whatever the server refuses ends it.
+    # Each step has its own session, because a refusal ends the session.
     with finding_errors("log settings", found), server.query(_SECONDS) as session:
         found += _settings(session, server, source_id)
     with finding_errors("grants", found), server.query(_SECONDS) as session:
@@ -153,7 +153,7 @@ def _position(
 
 
 def retention_seconds(session: MysqlSession) -> int:
-    """Return for how long the server keeps files of its log, 0 for ever."""
+    """Return for how many seconds the server keeps its log files; 0 means forever."""
     settings = _variables(session, _RETENTION)
     seconds = int(settings.get("binlog_expire_logs_seconds", 0))
     return seconds or round(float(settings.get("expire_logs_days", 0)) * _DAY)
@@ -251,9 +251,10 @@ def _reading(
 def _locking(
     session: MysqlSession, server: MysqlSourceServer, tables: Sequence[tuple[str, str]]
 ) -> list[Finding]:
-    """Return whether a snapshot may lock the tables, which it does on a MySQL server without GTIDs.
+    """Check the privilege to lock tables, which a snapshot needs on a MySQL server without GTIDs.
 
-    A table that is not there cannot be locked, but the server first looks whether it might be.
+    The check locks nothing: it tries to lock a table that does not exist, and the server checks the
+    privilege first.
     """
     if session.is_mariadb or server_log.facts(session, server.where).gtids:
         return []
@@ -306,14 +307,14 @@ _FEW = 20
 def coverage(
     session: MysqlSession, server: MysqlSourceServer, patterns: TablePatterns
 ) -> list[Finding]:
-    """Return the databases and tables that are not captured although the patterns ask for them.
+    """Return findings for databases and tables that the patterns name but that are not captured.
 
-    The server may leave whole databases out of its log (manual: "Binary Log Options", `--binlog-do-db`
-    and `--binlog-ignore-db`; with rows in the log, the database of the table decides). A table that a
-    pattern names may not exist: it was dropped, or renamed, or moved to another database.
+    The server may exclude whole databases from its log (manual: "Binary Log Options", `--binlog-do-db`
+    and `--binlog-ignore-db`; with row format, the table's database decides). A table that a pattern names
+    may not exist, because it was dropped, renamed, or moved to another database.
 
     Raises:
-        DeltaforgeError: The server cannot be asked.
+        DeltaforgeError: The server cannot be reached.
     """
     return [*_filtered(session, patterns), *_absent(session, server, patterns)]
 
@@ -350,7 +351,7 @@ def _filtered(session: MysqlSession, patterns: TablePatterns) -> list[Finding]:
 def _absent(
     session: MysqlSession, server: MysqlSourceServer, patterns: TablePatterns
 ) -> list[Finding]:
-    """Return the tables that are named and not there; without a right to see them nobody can tell."""
+    """Return findings for named tables that do not exist, or that the user may not see."""
     gone, not_visible = [], []
     for db, table in _invisible(session, patterns.exact):
         refused = session.refusal(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted
@@ -380,7 +381,7 @@ def _absent(
 
 
 def _invisible(session: MysqlSession, names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the tables that the server's catalog does not show us, a few of them at most."""
+    """Return those of the tables that the catalog does not show to us, at most 20."""
     if not names:
         return []
     places = ", ".join(["(%s, %s)"] * len(names))

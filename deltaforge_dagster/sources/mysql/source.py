@@ -1,8 +1,8 @@
 """MySQL as a source: the binary log, read as a replica reads it.
 
-One connection per run sends the log; a position is the end of a transaction in it. The server
-keeps its log for some time (`binlog_expire_logs_seconds`), whether we have read it or not: there is
-nothing to make, to hold or to confirm, and a position can be lost.
+One connection per run streams the log; a position is the end of a transaction in it. The server
+keeps its log for a limited time (`binlog_expire_logs_seconds`), whether we have read it or not. So there is
+nothing to create, retain or confirm on the server, and a position can be lost.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class MysqlSource:
     Args:
         config: `spec.source.config` of the pipeline file.
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
-        values: `spec.engine.values`: how values look where there is a choice.
-        columns: `spec.engine.columns`: what is hidden of rows.
+        values: `spec.engine.values`: the formats of values where there is a choice.
+        columns: `spec.engine.columns`: the column rules.
     """
 
     def __init__(
@@ -106,27 +106,27 @@ class MysqlSource:
     def head(self) -> BinlogPosition:
         """Return the end of the server's log, within 2 seconds.
 
-        It moves also without a change for us.
+        It moves even if no captured table changes.
         """
         with self._server.query(_HEAD_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
             return server_log.tail(session, self._server.where, gtids=found.gtids)
 
     def ensure_start(self, at: Position | None = None) -> BinlogPosition:
-        """Return where the log ends now, once the server is as needed; 5 seconds at most.
+        """Check the server's settings and grants, and return the current end of the log; 5 seconds at most.
 
-        Every change committed after this returns is read by `read(start)`. Nothing is made on the
-        server; a later call returns a later position, so the caller keeps the first.
+        `read` from that position yields every change that is committed after this call returns. Nothing is
+        created on the server; a later call returns a later position, so the caller must keep the first.
 
-        With `at` it is that position: its GTID set if it has one, which must count whole
-        transactions only; otherwise the last place between two transactions that is not behind
-        its offset, for which its file is read up to there.
+        With `at`, the result is that position: its GTID set, if it has one, which must contain only
+        complete transactions; otherwise the last place between two transactions at or before its offset.
+        To find that, the file is read up to there, which may take longer.
 
         Raises:
-            PositionLost: The log no longer has what follows `at`.
-            SourceMisconfigured: The message has the statement that changes a setting.
-            PermissionMissing: The message has the statement that grants it.
-            SourceUnavailable: No connection; try again.
+            PositionLost: The log after `at` is no longer available.
+            SourceMisconfigured: A setting is wrong; the message has the statement that changes it.
+            PermissionMissing: A grant is missing; the message has the statement.
+            SourceUnavailable: The server cannot be reached; try again.
         """
         with self._server.query(_START_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
@@ -141,15 +141,15 @@ class MysqlSource:
         return self._check(start)
 
     def reset(self, *, dry_run: bool) -> list[str]:
-        """Return nothing: the server keeps nothing for us."""
+        """Return an empty list: the server keeps nothing for a pipeline."""
         del dry_run
         return []
 
     def definitions(self, start: Position) -> dict[str, str]:
-        """Return the definitions of all tables, which a log with little metadata does not say.
+        """Return the definitions of all tables, which a log with `binlog_row_metadata=MINIMAL` lacks.
 
-        Left out is what changes at this moment, and everything when the server is too slow to say:
-        readers ask for it later, which takes longer, and may be too late.
+        Tables that a statement after `start` changed are left out, and all tables if the server is too slow.
+        A reader looks these up later, which takes longer, and is impossible if the table has changed meanwhile.
         """
         with contextlib.suppress(Retryable):
             return definitions_now(
@@ -158,23 +158,33 @@ class MysqlSource:
         return {}
 
     def has_changes(self, after: Position) -> bool:
-        """Say whether a run is worth starting, while none reads.
+        """Return whether it is worth starting a run that reads from `after`.
 
-        True when the log after `after` has a change of a captured table, when looking for one takes
-        longer than 2 seconds, and when more than 64 MiB of log lie behind: then a run moves on.
+        True if the log after `after` has a change of a captured table. Also true if the search takes
+        longer than about 2 seconds or passes 64 MiB of log: a run then moves the position past it.
 
         Raises:
-            PositionLost: The log no longer has what follows `after`.
+            PositionLost: The log after `after` is no longer available.
         """
         return peek.has_changes(self._server, self._patterns, self._config.id, _binlog(after))
 
-    def maintain(self, position: Position | None) -> list[Finding]:
-        """Return which tables and databases of the patterns do not come with the log.
+    def log_ends(self, seconds: float) -> Generator[object]:
+        """Yield what the server says of the log's end, each time one asks; see `base.WatchableSource`.
 
         Raises:
-            PositionLost: The log no longer has what follows `position`.
-            SourceMisconfigured: A setting of the server is not as needed.
-            SourceUnavailable: No connection; try again.
+            SourceUnavailable: No connection, or `seconds` have passed.
+        """
+        with self._server.query(seconds) as session:
+            while True:
+                yield server_log.status(session)
+
+    def maintain(self, position: Position | None) -> list[Finding]:
+        """Return a finding for each table and database that the patterns name but the log does not contain.
+
+        Raises:
+            PositionLost: The log after `position` is no longer available.
+            SourceMisconfigured: A setting of the server is wrong.
+            SourceUnavailable: The server cannot be reached; try again.
         """
         with self._server.query(_START_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
@@ -185,10 +195,10 @@ class MysqlSource:
     def preflight(
         self, position: Position | None, as_of: float | None, *, snapshot: bool = False
     ) -> list[Finding]:
-        """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
+        """Check the server's settings and permissions for capture, as `Source.preflight` says.
 
         Raises:
-            DeltaforgeError: The server cannot be asked.
+            DeltaforgeError: The server cannot be reached.
         """
         captured = None if position is None else _binlog(position)
         found = preflight(
@@ -212,16 +222,16 @@ class MysqlSource:
     def read(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Generator[ChangeBatch]:
-        """Yield every transaction committed after `start`, whole and once, in log order.
+        """Yield every transaction committed after `start`, complete and exactly once, in log order.
 
-        The stream ends only by an error, `close`, or closing the generator.
+        The stream ends only with an error, with `close`, or when the generator is closed.
 
         Raises:
-            PositionLost: The log no longer has what follows `start`.
-            SourceUnavailable: The connection broke, or another reader with our server id took over:
-                read again from the end of the last whole transaction.
+            PositionLost: The log after `start` is no longer available.
+            SourceUnavailable: The connection broke, or another reader with the same server id took over.
+                Read again from the end of the last complete transaction.
             SourceMisconfigured: A setting of the server was changed.
-            UnsupportedEvent: The log holds something this version does not decode.
+            UnsupportedEvent: The log contains an event that this version does not decode.
         """
         return self._read(_binlog(start), limits, registry, server_id(self._config.id))
 
@@ -252,11 +262,11 @@ class MysqlSource:
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Iterator[ChangeBatch]:
-        """Yield what `read` would, as another reader, beside a live run."""
+        """Yield what `read` yields, with another server id, so that a run can read at the same time."""
         return self._read(_binlog(start), limits, registry, server_id(self._config.id, "again"))
 
     def behind(self, position: Position) -> int:
-        """Return how many bytes of log there are after a position, 0 if that cannot be said."""
+        """Return how many bytes of log there are after a position; 0 if unknown."""
         place = _binlog(position)
         with contextlib.suppress(DeltaforgeError), self._server.query(_HEAD_SECONDS) as session:
             files = server_log.log_files(session)
@@ -273,10 +283,12 @@ class MysqlSource:
     def plan_sections(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]
     ) -> Generator[BinlogSection | None]:
-        """Yield log sections of the log from `start` on, a position that this server's log has.
+        """Yield consecutive sections of the log from `start` on; see `SectionedSource.plan_sections`.
+
+        Yields nothing if `start` is beyond 4 GiB of a file.
 
         Raises:
-            DeltaforgeError: The server refused something, or the run lost its lease.
+            DeltaforgeError: The server refused a request, or the run lost its lease.
         """
         begin = _binlog(start)
         if begin.pos > MAX_OFFSET:
@@ -301,17 +313,17 @@ class MysqlSource:
     def read_section(
         self, section: LogSection, limits: ReadLimits, reader: int
     ) -> Iterator[ChangeBatch]:
-        """Yield what one log section of the log holds, as `read` would; then end.
+        """Yield the changes of one section of the log, exactly as `read` does.
 
         Args:
-            section: One of those that `plan_sections` yielded.
+            section: A section that `plan_sections` yielded.
             limits: As for `read`.
-            reader: Tells readers apart that read at the same time.
+            reader: A number that no other reader uses at the same time.
 
         Raises:
-            SourceUnavailable: It is another server now.
-            CorruptLog: The log is not what it was when the section was planned.
-            DeltaforgeError: As `read`.
+            SourceUnavailable: Another server has taken the place of the one that the section was planned on.
+            CorruptLog: The log differs from the one that the section was planned on.
+            DeltaforgeError: As from `read`.
         """
         assert isinstance(section, BinlogSection)
         if self.identity() != section.server:
@@ -339,19 +351,20 @@ class MysqlSource:
             raise CorruptLog(f"{self._server.where}: the log has changed at {section.end}")
 
     def _from_place(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
-        """Return a dump from a place in a file to the end that the log has now."""
+        """Open a dump from an offset of a file to the log's current end."""
         place = BinlogPosition(start.file, start.pos)
         return open_dump(self._server, place, reader_id, _OPEN_SECONDS, follow=False)
 
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of held events of one table, as if they had never been held.
+        """Decode the held events of one table, and yield the changes that `read` would have yielded.
 
-        What the table is at their end is noted for the log behind `position`, if nothing is yet.
+        The table's definition after the last event is stored for the log after `position`, unless one is
+        stored already.
 
         Raises:
-            UnsupportedEvent: It is still not certain which columns they have.
+            UnsupportedEvent: The table's columns in these events are still not certain.
         """
         fields = json.loads(fix)
         name = (str(fields["db"]), str(fields["table"]))
@@ -372,10 +385,10 @@ class MysqlSource:
             registry.define({key_of(name): text}, position)
 
     def confirm(self, position: Position) -> None:
-        """Do nothing: the server forgets its log by age, and asks no reader."""
+        """Do nothing: the server discards its log by age, whatever its readers have read."""
 
     def close(self) -> None:
-        """End the stream; final."""
+        """End the stream. The source cannot be used any more."""
         with self._lock:
             self._closed = True
             stream = self._stream
@@ -383,21 +396,21 @@ class MysqlSource:
             stream.close()
 
     def identity(self) -> str:
-        """Return `server_uuid`."""
+        """Return `server_uuid`, or on MariaDB the nearest equivalent."""
         with self._server.query(_START_SECONDS) as session:
             return identity.identity(session)
 
-    def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs say all
-        """Return where reading goes on, on another server than before (`identity`).
+    def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs suffice
+        """Return where reading continues on this server after a failover; see `Source.relocate`.
 
         Raises:
-            PositionLost: The position has no GTIDs, or this server does not hold what follows them.
+            PositionLost: The position has no GTIDs, or this server's log does not have everything after them.
         """
         with self._server.query(_OPEN_SECONDS) as session:
             return identity.relocate(session, self._server.where, _binlog(position))
 
     def snapshots(self) -> MysqlSnapshots:
-        """Return what reads the tables themselves."""
+        """Return the object that plans and reads snapshots of the tables."""
         return MysqlSnapshots(
             server=self._server,
             source_id=self._config.id,
@@ -408,7 +421,7 @@ class MysqlSource:
         )
 
     def schema(self, table: str) -> TableSchema:
-        """Return a table (`database.table`) as its rows show it now.
+        """Return the current columns and key of a table (`database.table`), under the column rules.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -418,10 +431,10 @@ class MysqlSource:
         return self._rules.visible(sent)
 
     def database(self) -> None:
-        """Return nothing: full names of tables begin with their database."""
+        """Return None: full names of tables include their database."""
 
     def details(self, table: str) -> TableDetails:
-        """Return what the catalog says of a table (`database.table`) and the log does not.
+        """Return the properties of a table (`database.table`) that are only in the catalog, not in the log.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -431,12 +444,12 @@ class MysqlSource:
             return self._rules.details(sent, table_details(session, self._server.where, table))
 
     def tables(self) -> list[str]:
-        """Return `database.table` of every table that the patterns match now."""
+        """Return `database.table` of every existing table that the patterns match."""
         with self._server.query(_OPEN_SECONDS) as session:
             return captured_tables(session, self._patterns.matches)
 
     def _check(self, start: BinlogPosition) -> BinlogPosition:
-        """Return `start`, with the GTIDs before it where the server has them, once it can be read."""
+        """Check that the log after `start` is available; return `start` with its GTID set if the server has GTIDs."""
         where = self._server.where
         with self._server.query(_OPEN_SECONDS) as session:
             found = server_log.facts(session, where)
@@ -475,7 +488,7 @@ class MysqlSource:
                 continue
             decoded = decoder.feed(buffer.data, buffer.length)
             for batch in decoded.batches:
-                # With GTIDs the server begins at an older file, and passes over what we have.
+                # With GTIDs the server starts in an older file and skips the transactions that we have.
                 if batch.rows is None and batch.end is not None and _binlog(batch.end) <= told:
                     continue
                 told = told if batch.end is None else _binlog(batch.end)

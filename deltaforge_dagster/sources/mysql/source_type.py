@@ -34,22 +34,22 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
     position_example = "{file: mysql-bin.000003, pos: 4}, perhaps with gtid_set"
     outbox = "tables"
     consequences = {  # noqa: RUF012 - constant
-        "id": "events captured from then on have other ids; the server sees another reader",
+        "id": "events captured after the change have other ids; the server sees another replica",
     }
 
     def build(self, config: MysqlSourceConfig, context: SourceContext) -> MysqlSource:
-        """Return a source, connected to nothing."""
+        """Return a source, without connecting to the server."""
         from deltaforge_dagster.sources.mysql.source import MysqlSource  # noqa: PLC0415 - kernels
 
         engine = context.engine
         return MysqlSource(config, context.pipeline, engine.values, engine.columns)
 
     def position(self, fields: Mapping[str, Any]) -> BinlogPosition | None:
-        """Return the position in these fields, None if it has no `file`."""
+        """Return the position in these fields; None if there is no `file`."""
         return BinlogPosition.from_fields(fields)
 
     def position_fields(self, config: MysqlSourceConfig) -> tuple[PositionField, ...]:
-        """Return `server_id`, that of our reader, `gtid`, `file` and `pos`."""
+        """Return the fields `server_id` (the one of our reader), `gtid`, `file` and `pos`."""
         return (
             PositionField("server_id", constant=str(server_id(config.id))),
             PositionField("gtid", "tx_id", "plain"),
@@ -58,7 +58,7 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         )
 
     def read_view(self, fields: Mapping[str, Any]) -> GtidReadView | PositionReadView | None:
-        """Return the read view in these fields, None if it has neither `gtid_set` nor `file`."""
+        """Return the read view in these fields; None if there is neither `gtid_set` nor `file`."""
         from deltaforge_dagster.sources.mysql.snapshot.read_view import read_view  # noqa: PLC0415 - Arrow
 
         return read_view(fields)
@@ -68,12 +68,12 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         return value_type(column.data_type, options)
 
     def imported(self, position: Position) -> Position:
-        """Return file and offset only: inside a transaction the GTID set has the whole of it already."""
+        """Return the position without its GTID set, which inside a transaction already contains that transaction."""
         assert isinstance(position, BinlogPosition)
         return replace(position, gtid_set=None)
 
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
-        """Return how many rows stand in earlier files, or in the same one up to the offset."""
+        """Return how many of these rows are in earlier files, or in the same file up to the offset."""
         import numpy as np  # noqa: PLC0415 - slow to import
 
         assert isinstance(end, BinlogPosition)
@@ -89,12 +89,12 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         return int(np.count_nonzero(inside))
 
     def table_variables(self, pattern: str) -> Mapping[str, str]:
-        """Return database and table; a table without database is in any."""
+        """Return the variables for database and table; a pattern without a database determines only the table."""
         first, dot, rest = pattern.partition(".")
         return {"source.db": first, "source.table": rest} if dot else {"source.table": first}
 
     def names(self, config: MysqlSourceConfig, pipeline: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return the id under which the server sees the reader."""
+        """Return the replication server id of our reader."""
         return {"server id of the reader": server_id(config.id)}
 
     def warm(self) -> None:

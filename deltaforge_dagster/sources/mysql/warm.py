@@ -1,4 +1,4 @@
-"""Compiles the kernels of the decoder before a log needs them, by decoding a small sample."""
+"""Compile the decoder's kernels in advance, by decoding a small sample of a binary log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ c17a00000100853257690f01000000790000007d00000000000400382e302e313500000000000000
 696499b944000100000122006f7264657220313a206c656176652061742074686520646f6f722c20706c656173652143
 d75220000001008532576910010000001f00000001030000000009000000000000007c4308ec
 """)
-"""A small stream: a statement, and a transaction with two inserts of six columns."""
+"""Part of a dump: a statement, and a transaction with two inserts of six columns."""
 
 _UNREGISTERED = DetachedRegistry()
 
@@ -43,7 +43,7 @@ def warm() -> None:
 
 
 def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> MysqlDecoder:
-    """Return a decoder without a server: no catalog, and no registry unless one is given."""
+    """Return a decoder that needs no server: it has no catalog, and no registry unless one is given."""
     return MysqlDecoder(
         source_id="sample",
         progress=LogPlaces(),
@@ -55,15 +55,15 @@ def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> MysqlDecoder:
 
 
 class _NoLog:
-    """A log that holds no prepared transaction."""
+    """A log without prepared XA transactions."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Refuse: the sample has no XA transaction."""
+        """Raise `PositionLost`: the sample has no XA transaction."""
         raise PositionLost(f"no XA transaction {xid} before {until.file}:{until.pos}")
 
 
 class _NoTables:
-    """A catalog that knows no table."""
+    """A catalog without tables."""
 
     def table(
         self,
@@ -74,7 +74,7 @@ class _NoTables:
         *,
         charsets: bool = False,
     ) -> CatalogTable:
-        """Refuse: the sample describes its tables itself."""
+        """Raise `UnsupportedEvent`: the sample's own metadata describe its tables."""
         del types, position, charsets
         raise UnsupportedEvent(f"table {db}.{table} is not described")
 

@@ -76,7 +76,9 @@ class PostgresSourceConfig(SourceConfig):
     warning.
     """
     slot: Annotated[Text, AfterValidator(_slot)]
-    """Replication slot; created if missing, never dropped. Lower-case letters, digits and `_`."""
+    """Replication slot; created if missing. Only `deltaforge checkpoint reset --all` drops it, if nothing can be
+    read from it any more. Lower-case letters, digits and `_`.
+    """
     publication: Annotated[Text, AfterValidator(_publication)]
     """Publication; created if missing, with the tables that match, and extended when more tables match.
     A publication that somebody else created is checked and never changed.
@@ -116,7 +118,7 @@ class PostgresSourceConfig(SourceConfig):
 
 
 DSN_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
-"""What a connection string means that does not name them."""
+"""Defaults of a `key=value` connection string."""
 
 _PAIR = re.compile(
     r"(?sa)\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s'\\])(?:\\.|[^\s\\])*|)(?=\s|\Z)"

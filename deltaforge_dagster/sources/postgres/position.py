@@ -1,6 +1,6 @@
 """Positions in PostgreSQL's log: `{"lsn": "0/16B6C50", "tx_id": 731}`.
 
-They are the `end_lsn` of a commit (Streaming Replication Protocol, section "Logical Replication Message
+A position is the `end_lsn` of a commit (Streaming Replication Protocol, section "Logical Replication Message
 Formats").
 """
 
@@ -41,7 +41,7 @@ class LsnPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Return the position that `to_json` wrote, None for another kind's."""
+        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
         if "lsn" not in fields:
             return None
         tx_id = fields.get("tx_id")

@@ -1,8 +1,8 @@
-"""A look at a PostgreSQL server before, and between, runs: is everything there that capture needs?
+"""Inspect a PostgreSQL server before and between runs: does it meet the requirements of capture?
 
-Asks the catalog only (manual: "System Information Functions and Operators"), so that nothing is read,
-locked or written to find out. Errors that would stop a run come from the same functions as the run's
-own; what is added here are the points that a run takes in silence.
+Only queries the catalog (manual: "System Information Functions and Operators"), so that no table is read or
+locked and nothing is written. Errors that would stop a run come from the functions that the run itself
+uses; this module adds the points that a run does not check.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def preflight(
     failover: bool,
     needed_by: str | None,
 ) -> list[Finding]:
-    """Return what was found, in the order in which things have to be fixed.
+    """Return the findings, in the order in which problems have to be fixed.
 
     Args:
-        connection: Where to ask; a few seconds suffice.
-        server: Its names.
+        connection: A connection to the server; all queries together take a few seconds.
+        server: The server, for messages.
         patterns: The tables to capture.
         slot: Name of the replication slot.
         publication: Name of the publication.
-        position: Up to where the log was captured; None before the first run.
-        failover: Whether a slot that is made is to be a failover slot.
-        needed_by: What reads the tables themselves; None when nothing does.
+        position: The captured position; None before the first run.
+        failover: Whether a new slot would be created as a failover slot.
+        needed_by: What needs to read the tables themselves, for messages; None if nothing does.
 
     Raises:
-        DeltaforgeError: The server cannot be asked.
+        DeltaforgeError: The server cannot be reached.
     """
     version = connection.info.parameter_status("server_version") or "unknown"
     existing = catalog.slot(connection, slot)
@@ -122,7 +122,7 @@ def _slot(
 
 
 def _room(connection: psycopg.Connection, name: str) -> Finding:
-    """Say whether the server can make the slot, which the first run does, and send from it."""
+    """Check that the server has room for another slot and walsender, which the first run will create."""
     row = connection.execute(
         """
         SELECT current_setting('max_replication_slots')::int
@@ -149,7 +149,7 @@ def _room(connection: psycopg.Connection, name: str) -> Finding:
 
 
 def _retention(connection: psycopg.Connection, name: str) -> Finding:
-    """Compare the log that the slot keeps with what it may keep (`max_slot_wal_keep_size`)."""
+    """Compare the log that the slot retains with its limit (`max_slot_wal_keep_size`)."""
     row = connection.execute(
         """
         SELECT pg_wal_lsn_diff(
@@ -221,7 +221,7 @@ def _tables(
         ([table.oid for table in chosen],),
     ).fetchall()
     by_oid = {table.oid: table for table in chosen}
-    bare = set(catalog.without_identity(connection, chosen))  # said with the publication
+    bare = set(catalog.without_identity(connection, chosen))  # reported with the publication
     partial = [
         by_oid[oid]
         for oid, identity, _ in rows
@@ -269,13 +269,13 @@ def _reading(
     tables: Sequence[catalog.PublishableTable],
     needed_by: str | None,
 ) -> list[Finding]:
-    """Return which tables the role may not read as a whole, with the statements that let it.
+    """Return a finding about the tables that the role may not read completely, with the grants.
 
     Args:
-        connection: Where to ask.
-        server: Its names.
-        tables: The captured ones.
-        needed_by: What reads them; None when nothing does yet, which makes it a note.
+        connection: A connection to the server.
+        server: The server, for messages.
+        tables: The captured tables.
+        needed_by: What needs to read them; None if nothing does yet, then the finding is a note.
     """
     rows = connection.execute(
         """
@@ -326,7 +326,7 @@ def _reading(
 
 
 def heartbeat_right(connection: psycopg.Connection, server: PostgresSourceServer) -> Finding:
-    """Return whether the role may write heartbeats; without them the log is read all the same."""
+    """Check whether the role may write heartbeats; at most a warning, since capture works without them."""
     rows = connection.execute(
         """
         SELECT p.oid::regprocedure::text, has_function_privilege(p.oid, 'EXECUTE') FROM pg_proc p

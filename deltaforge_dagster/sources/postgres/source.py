@@ -1,7 +1,7 @@
 """PostgreSQL as a source: logical replication with the built-in plugin `pgoutput`.
 
-One publication says which tables, one slot keeps the log, one stream per run reads it. A position
-is the `end_lsn` of a commit, or a place that the server says it has passed with nothing for us.
+One publication selects the tables, one slot retains the log, one stream per run reads it. A position
+is the `end_lsn` of a commit, or an LSN up to which the server says that it has nothing for us.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PostgresSource:
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
         values: `spec.engine.values`.
         options: `spec.engine.postgres`.
-        columns: `spec.engine.columns`: what is hidden of rows.
+        columns: `spec.engine.columns`: the column rules.
     """
 
     def __init__(
@@ -119,26 +119,24 @@ class PostgresSource:
     def head(self) -> LsnPosition:
         """Return the end of the server's durable log, within 2 seconds.
 
-        Decoding goes as far as that and no further; it moves also without a change for us.
+        Logical decoding reads up to there. It moves even if no captured table changes.
         """
         with self._server.query(_HEAD_SECONDS) as connection:
-            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-        assert row is not None
-        return LsnPosition(parse_lsn(row[0]))
+            return _flushed(connection)
 
     def ensure_start(self, at: Position | None = None) -> LsnPosition:
-        """Create publication and slot where missing; return where reading starts.
+        """Create publication and slot if they are missing; return where reading starts.
 
-        `start_position`: `earliest` is the oldest change that the slot still holds, `latest` is
-        now; both are now when the slot is made here. An LSN must lie within what the slot holds.
-        `at` is an LSN that takes its place: an LSN inside a transaction starts before the whole of it.
-        Every change committed after this returns is read by `read(start)`. Idempotent; 5 seconds
-        at most.
+        With `start_position: earliest` that is the oldest change that the slot retains, with `latest` the
+        current end of the log; for a new slot both are the same. An LSN must be within what the slot
+        retains. `at` is an LSN that replaces `start_position`; if it is inside a transaction, reading starts
+        before that transaction. `read` from the result yields every change that is committed after this
+        call returns. Idempotent; takes at most 5 seconds.
 
         Raises:
-            SourceMisconfigured: `wal_level`, a table or the publication is not as needed.
-            PermissionMissing: The message has the statement that grants it.
-            PositionLost: The slot does not hold the LSN asked for, or the log ends before it.
+            SourceMisconfigured: `wal_level`, a table or the publication is not as required.
+            PermissionMissing: A grant is missing; the message has the statement.
+            PositionLost: The slot does not retain the requested LSN, or the log ends before it.
             SourceUnavailable: No connection, or open transactions delay the slot; try again.
         """
         wanted = None if at is None else _lsn(at)
@@ -154,11 +152,11 @@ class PostgresSource:
             )
 
     def reset(self, *, dry_run: bool) -> list[str]:
-        """Drop a slot that was invalidated, or holds log that the publication does not cover.
+        """Drop the slot if it was invalidated, or if its log cannot be decoded with the publication.
 
         Raises:
-            SourceUnavailable: No connection, or somebody reads the slot.
-            SourceMisconfigured: The slot is of another plugin or database: it is not ours.
+            SourceUnavailable: No connection, or another process reads the slot.
+            SourceMisconfigured: The slot has another plugin or database, so it is not ours.
         """
         config, server = self._config, self._server
         with server.query(_START_SECONDS) as connection:
@@ -170,18 +168,18 @@ class PostgresSource:
         return [f"replication slot {config.slot!r}, which {reason}"]
 
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start
-        """Return nothing: the log says everything itself."""
+        """Return nothing: the log describes its tables itself."""
         return {}
 
     def has_changes(self, after: Position) -> bool:
-        """Say whether a run is worth starting, while none reads.
+        """Return whether it is worth starting a run that reads from `after`.
 
-        True when a peek into the slot finds a change of a captured table that was committed after
-        `after`, when it takes longer than 2 seconds, when the slot is in use, and when more
-        than 64 MiB of log lie behind: then a run lets the server forget them.
+        True if a peek into the slot finds a change of a captured table that was committed after `after`.
+        Also true if the peek takes longer than 2 seconds, if the slot is in use, or if more than 64 MiB of
+        log are unread: a run then confirms them, so that the server can discard them.
 
         Raises:
-            PositionLost: The slot is gone or was invalidated.
+            PositionLost: The slot does not exist or was invalidated.
         """
         config, server = self._config, self._server
         with server.query(_PEEK_SECONDS) as connection:
@@ -207,13 +205,26 @@ class PostgresSource:
             except psycopg.errors.UndefinedObject:
                 raise publications.too_young(server, config.publication) from None
 
-    def maintain(self, position: Position | None) -> list[Finding]:
-        """Return which tables that match are not sent, after adding them to a publication of ours.
+    def log_ends(self, seconds: float) -> Generator[LsnPosition]:
+        """Yield the end of the server's durable log, each time one asks; see `base.WatchableSource`.
+
+        Every database of the server, and the server itself, move it.
 
         Raises:
-            PositionLost: The slot is gone, invalidated, or beyond `position`.
-            SourceMisconfigured: The publication is gone, or a setting is not as needed.
-            SourceUnavailable: No connection; try again.
+            SourceUnavailable: No connection, or `seconds` have passed.
+        """
+        with self._server.query(seconds) as connection:
+            while True:
+                yield _flushed(connection)
+
+    def maintain(self, position: Position | None) -> list[Finding]:
+        """Add matching tables to a publication that we created; return findings for tables that are still missing.
+
+        Raises:
+            PositionLost: The publication or the slot does not exist, or the slot was invalidated or has
+                moved beyond `position`.
+            SourceMisconfigured: A setting of the server is wrong.
+            SourceUnavailable: The server cannot be reached; try again.
         """
         config, server = self._config, self._server
         with server.query(_START_SECONDS) as connection:
@@ -237,10 +248,10 @@ class PostgresSource:
         *,
         snapshot: bool = False,
     ) -> list[Finding]:
-        """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
+        """Check the server's settings and permissions for capture, as `Source.preflight` says.
 
         Raises:
-            DeltaforgeError: The server cannot be asked.
+            DeltaforgeError: The server cannot be reached.
         """
         assert position is None or isinstance(position, LsnPosition)
         with self._server.query(_OPEN_SECONDS) as connection:
@@ -275,22 +286,22 @@ class PostgresSource:
     def read(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Generator[ChangeBatch]:
-        """Yield every transaction committed after `start`, whole and once, in log order.
+        """Yield every transaction committed after `start`, complete and exactly once, in log order.
 
-        `start` is the newest position that is durable on our side, captured or confirmed: a slot
-        confirmed beyond it counts as lost changes. Server and decoder skip a transaction exactly
-        when its commit record begins before `start`; since a position is where a commit record
-        ends, or where the server says it stands between two records, that neither repeats nor
-        loses one, also when the slot has not moved since and all of it is sent again.
+        `start` is the newest durable position, captured or confirmed: if the slot was confirmed beyond
+        it, changes are lost. Server and decoder skip a transaction exactly if its commit record begins
+        before `start`. A position is the end of a commit record, or a place between two records that the
+        server reported. So no transaction is repeated or lost, even if the slot has not moved and the
+        server sends everything again.
 
-        The stream ends only by an error, `close`, or closing the generator.
+        The stream ends only with an error, with `close`, or when the generator is closed.
 
         Raises:
-            PositionLost: The slot is gone, invalidated, or beyond `start`.
-            SourceUnavailable: The connection broke, or the slot is in use: read again from the
-                end of the last whole transaction.
+            PositionLost: The slot does not exist, was invalidated, or is confirmed beyond `start`.
+            SourceUnavailable: The connection broke, or the slot is in use. Read again from the
+                end of the last complete transaction.
             SourceMisconfigured: The publication does not send a table that the pipeline names.
-            UnsupportedEvent: The log holds something this version does not decode.
+            UnsupportedEvent: The log contains a message that this version does not decode.
         """
         assert isinstance(start, LsnPosition)
         stream = self._open(start)
@@ -322,7 +333,7 @@ class PostgresSource:
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Iterator[ChangeBatch]:
-        """Refuse: the slot holds what is not confirmed, and what was confirmed is gone.
+        """Raise `NotAllowed`: a slot retains only the log that is not confirmed yet.
 
         Raises:
             NotAllowed: Always.
@@ -336,10 +347,10 @@ class PostgresSource:
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of held events of one table, as if they had never been held.
+        """Decode the held events of one table, and yield the changes that `read` would have yielded.
 
         Raises:
-            UnsupportedEvent: They still cannot be decoded.
+            UnsupportedEvent: The events still cannot be decoded.
         """
         del position
         fields = json.loads(fix)
@@ -366,16 +377,16 @@ class PostgresSource:
                 unchanged_toast.close()
 
     def confirm(self, position: Position) -> None:
-        """Let the server forget the log up to `position`, told with the next status message.
+        """Allow the server to discard its log up to `position`, with the next status message.
 
-        A position that the stream has not passed yet is held back until it has.
+        A position that the stream has not reached yet is confirmed once it has.
         """
         with self._lock:
             if self._stream is not None:
                 self._stream.confirm(_lsn(position))
 
     def close(self) -> None:
-        """End the stream, telling the server the newest confirmed position; final."""
+        """End the stream, after a last status message. The source cannot be used any more."""
         with self._lock:
             self._closed = True
             stream = self._stream
@@ -389,10 +400,11 @@ class PostgresSource:
             return identity.identity(connection)
 
     def relocate(self, position: Position, previous: str) -> Position:
-        """Return where reading goes on after a promotion, or on another cluster (`identity`).
+        """Return where reading continues after a promotion or on another cluster; see `connection.identity.relocate`.
 
         Raises:
-            PositionLost: The log that was read ends elsewhere, or the slot is missing or behind.
+            PositionLost: The log that was read is not part of this server's history, or the slot is
+                missing or behind.
         """
         at = LsnPosition(_lsn(position))
         with self._server.query(_OPEN_SECONDS) as connection:
@@ -406,13 +418,13 @@ class PostgresSource:
             )
 
     def tables(self) -> list[str]:
-        """Return `schema.table` of every table that the patterns match now."""
+        """Return `schema.table` of every existing table that the patterns match."""
         with self._server.query(_OPEN_SECONDS) as connection:
             found = catalog.captured(catalog.tables(connection), self._patterns)
         return [table.full_name for table in found]
 
     def schema(self, table: str) -> TableSchema:
-        """Return a table (`schema.table`) as its rows show it now.
+        """Return the current columns and key of a table (`schema.table`), under the column rules.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -421,11 +433,11 @@ class PostgresSource:
             return self._rules.visible(self._sent(connection, self._found(connection, table)))
 
     def database(self) -> str:
-        """Return the database that the DSN names."""
+        """Return the database in the DSN, which contains every table."""
         return self._server.database
 
     def details(self, table: str) -> TableDetails:
-        """Return what the catalog says of a table (`schema.table`) and the log does not.
+        """Return the properties of a table (`schema.table`) that are only in the catalog, not in the log.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -446,7 +458,7 @@ class PostgresSource:
         return identity.sent_schema(connection, table, self._config.publication, version)
 
     def snapshots(self) -> PostgresSnapshots:
-        """Return what reads the tables themselves."""
+        """Return the object that plans and reads snapshots of the tables."""
         return PostgresSnapshots(
             server=self._server,
             source_id=self._config.id,
@@ -482,7 +494,7 @@ class PostgresSource:
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
             command = start_command(connection, config, start, facts.version)
-            # A server that would wait for longer, or for ever, would keep a frozen reader's slot.
+            # With a longer timeout, or none, the slot would stay in use by a reader that is frozen.
             silence = min(facts.sender_timeout or SILENCE_SECONDS, SILENCE_SECONDS)
             connected = server.replicate(connection, _HANDSHAKE_SECONDS, silence)
         stream = ReplicationStream(connected, server.where, min(STATUS_SECONDS, silence / 4))
@@ -555,3 +567,9 @@ def _lsn(position: Position) -> int:
     if not isinstance(position, LsnPosition):
         raise CorruptLog(f"not a PostgreSQL position: {position.to_json()}")
     return position.lsn
+
+
+def _flushed(connection: psycopg.Connection) -> LsnPosition:
+    row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return LsnPosition(parse_lsn(row[0]))

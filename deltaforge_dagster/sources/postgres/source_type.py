@@ -38,7 +38,7 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
     }
 
     def build(self, config: PostgresSourceConfig, context: SourceContext) -> PostgresSource:
-        """Return a source, connected to nothing."""
+        """Return a source, without connecting to the server."""
         from deltaforge_dagster.sources.postgres.source import PostgresSource  # noqa: PLC0415 - kernels
 
         engine = context.engine
@@ -47,15 +47,15 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         )
 
     def position(self, fields: Mapping[str, Any]) -> LsnPosition | None:
-        """Return the position in these fields, None if it has no `lsn`."""
+        """Return the position in these fields; None if there is no `lsn`."""
         return LsnPosition.from_fields(fields)
 
     def position_fields(self, config: PostgresSourceConfig) -> tuple[PositionField, ...]:  # noqa: ARG002
-        """Return `lsn` and `txId`."""
+        """Return the fields `lsn` and `txId`."""
         return PositionField("lsn", "pos", "lsn"), PositionField("txId", "tx_id", "json")
 
     def read_view(self, fields: Mapping[str, Any]) -> XidReadView | None:
-        """Return the read view in these fields, None if it has no `xmax`."""
+        """Return the read view in these fields; None if there is no `xmax`."""
         from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView  # noqa: PLC0415 - Arrow
 
         return XidReadView.from_fields(fields)
@@ -65,25 +65,25 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         return value_type(column.data_type)
 
     def position_at(self, number: int) -> LsnPosition:
-        """Return the LSN."""
+        """Return the position with this LSN."""
         return LsnPosition(number)
 
     def place(self, file: str | None, pos: int | None) -> str:  # noqa: ARG002
-        """Return the LSN."""
+        """Return the LSN as `X/YYYYYYYY`."""
         return format_lsn(pos or 0)
 
     def table_variables(self, pattern: str) -> Mapping[str, str]:
-        """Return schema and table; a table without schema is in `public`."""
+        """Return the variables for schema and table; without a schema it is `public`."""
         first, dot, rest = pattern.partition(".")
         schema, table = (first, rest) if dot else ("public", first)
         return {"source.schema": schema, "source.table": table}
 
     def names(self, config: PostgresSourceConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
-        """Return slot and publication."""
+        """Return the names of slot and publication."""
         return {"slot": config.slot, "publication": config.publication}
 
     def warnings(self, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Return the keys of the connection string that libpq does not know."""
+        """Return a warning for each key of the connection string that libpq does not know."""
         try:
             _, keys = postgres_dsn(config["dsn"])
         except (KeyError, TypeError, AttributeError, SpecError):

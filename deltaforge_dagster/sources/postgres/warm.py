@@ -1,4 +1,4 @@
-"""Compiles the kernels of the decoder before a stream needs them, by decoding a small sample."""
+"""Compile the decoder's kernels in advance, by decoding a small sample of a stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def warm() -> None:
 
 
 def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> PostgresDecoder:
-    """Return a decoder without a server: only built-in types, and no registry unless one is given."""
+    """Return a decoder that needs no server: it knows only built-in types, and has no registry unless one is given."""
     return PostgresDecoder(
         source_id="sample",
         db="sample",
@@ -45,7 +45,7 @@ def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> PostgresDecode
 
 
 class _BuiltInTypes:
-    """A catalog that knows only the built-in types."""
+    """A catalog without tables and types; the decoder knows the built-in types without it."""
 
     def primary_key(self, relation: int) -> tuple[str, ...]:
         """Return no columns: no table has a primary key."""
@@ -53,16 +53,16 @@ class _BuiltInTypes:
         return ()
 
     def type(self, oid: int) -> CatalogType | None:
-        """Return None: only built-in types are known, without asking."""
+        """Return None: there are no types."""
         del oid
         return None
 
     def system_type(self, name: str) -> int | None:
-        """Return None: no type has a name."""
+        """Return None: there are no types."""
         del name
         return None
 
     def remade_type(self, schema: str, name: str) -> int | None:
-        """Return None: no type has a name."""
+        """Return None: there are no types."""
         del schema, name
         return None

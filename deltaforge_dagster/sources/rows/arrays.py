@@ -1,4 +1,4 @@
-"""Arrow columns of the change frame out of what the kernels wrote; shared by every source."""
+"""Build Arrow columns of the change frame from the arrays that kernels write; shared by every source."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ _TX_END = CAPTURED.get_field_index("tx_end")
 
 
 def with_tx_end(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch of one row as the last change of its transaction."""
+    """Return a batch of one row with `tx_end` set: its change is the last of its transaction."""
     return batch.set_column(_TX_END, CAPTURED.field(_TX_END), pa.array([True]))
 
 
 def text_column(text: Bytes, row_ends: Longs, valid: Bytes) -> pa.Array[Any]:
-    """Copy texts out of scratch memory: where each row ends in it, and which rows are not null."""
+    """Copy texts from scratch memory into a string array.
+
+    Args:
+        text: The texts of all rows, one after the other.
+        row_ends: The offset at which each row's text ends.
+        valid: 0 for rows that are null.
+    """
     count = len(row_ends)
     ends = np.zeros(count + 1, np.int32)
     ends[1:] = row_ends
@@ -36,7 +42,7 @@ def text_column(text: Bytes, row_ends: Longs, valid: Bytes) -> pa.Array[Any]:
 
 
 def id_column(data: Bytes) -> pa.StringArray:
-    """Return event ids that stand one after the other; the memory is handed over."""
+    """Return consecutive event ids as a string array, which takes over the memory."""
     ends = np.arange(0, data.size + 1, ID_SIZE, dtype=np.int32)
     return pa.StringArray.from_buffers(data.size // ID_SIZE, _buffer(ends), _buffer(data))
 
@@ -44,13 +50,13 @@ def id_column(data: Bytes) -> pa.StringArray:
 def coded(
     codes: npt.NDArray[Any], dictionary: pa.Array[Any], nulls: npt.NDArray[np.bool_] | None = None
 ) -> pa.DictionaryArray[Any, Any]:
-    """Return the entries of `dictionary` that `codes` name, and null where `nulls` is true."""
+    """Return a dictionary array: the entries of `dictionary` at `codes`, and null where `nulls` is true."""
     indices = pa.array(codes.astype(np.int32), pa.int32(), mask=nulls)
     return pa.DictionaryArray.from_arrays(indices, dictionary)
 
 
 def record_batch(columns: Mapping[str, pa.Array[Any]], count: int) -> pa.RecordBatch:
-    """Return the change frame with these columns; all others are null."""
+    """Return a batch of `frame.CAPTURED` with these columns; all others are null."""
     return pa.RecordBatch.from_arrays(
         [
             columns[field.name] if field.name in columns else pa.nulls(count, field.type)
@@ -61,13 +67,13 @@ def record_batch(columns: Mapping[str, pa.Array[Any]], count: int) -> pa.RecordB
 
 
 class StampNames:
-    """Arrow dictionaries of the names and stamps of table versions, and each version's codes."""
+    """Arrow dictionaries of the names and stamps of table versions, with each version's code in them."""
 
     def __init__(self) -> None:
         self._count = -1
 
     def update(self, schemas: Sequence[TableSchema], stamps: Sequence[SchemaStamp]) -> None:
-        """Take in the versions that have come since the last call."""
+        """Rebuild the dictionaries if there are more versions than at the last call."""
         if len(schemas) == self._count:
             return
         self._count = len(schemas)
@@ -79,7 +85,7 @@ class StampNames:
 
 
 def _dictionary(values: list[str]) -> tuple[pa.StringArray, npt.NDArray[np.int32]]:
-    """Return the different values, and for each value its place among them."""
+    """Return the distinct values, and the index of each value among them."""
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     return pa.array(list(codes), pa.string()), np.array([codes[v] for v in values], np.int32)
 

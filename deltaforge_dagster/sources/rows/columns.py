@@ -1,7 +1,7 @@
-"""What becomes of a table's columns: `engine.columns`, applied to one table version at a time.
+"""Column rules: which columns are excluded, masked, hashed or truncated (`engine.columns`).
 
 =============  ==========================================================================
-action         what rows have
+action         what rows contain
 =============  ==========================================================================
 `KEEP`         the value
 `EXCLUDE`      no such column
@@ -10,11 +10,11 @@ action         what rows have
 `TRUNCATE`     the first characters of a text
 =============  ==========================================================================
 
-A pattern names a table as `sources.tables` does, then a column: `shop.users.ssn`; without a schema
-it means that table in any (`users.ssn`, `*.password`), so that it rather hides too much. Names of
-columns compare without case, as MySQL's do. Of several actions for one column the one that hides
-most counts: the first in the order exclude, mask, hash, truncate. Key columns always stay, since
-order is kept by key, and different keys must stay different: they may be hashed, nothing else.
+A pattern is a table pattern as in `sources.tables`, then a column: `shop.users.ssn`. Without a schema
+it matches that table in any schema (`users.ssn`, `*.password`), to hide too much rather than too little.
+Column names compare case-insensitively, as MySQL's do. If several actions match a column, the one that
+hides most applies: the first of exclude, mask, hash, truncate. Key columns may only be hashed, because
+changes are ordered by key, and different keys must remain different.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _TEXT, _TEXT_OID = "text", 25
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of a column.
+    """The rule for one column.
 
     Attributes:
         action: `KEEP`, `EXCLUDE`, `MASK`, `HASH` or `TRUNCATE`.
-        text: Of `MASK`, the text that stands in place of values.
-        characters: Of `TRUNCATE`, how many stay.
+        text: For `MASK`: the text that replaces values.
+        characters: For `TRUNCATE`: how many characters remain.
     """
 
     action: int
@@ -52,7 +52,7 @@ _KEEP, _EXCLUDE = Rule(KEEP), Rule(EXCLUDE)
 
 
 class _ColumnPattern:
-    """A pattern of columns."""
+    """A pattern that matches columns of tables."""
 
     def __init__(self, pattern: str) -> None:
         table, _, column = pattern.rpartition(".")
@@ -68,10 +68,10 @@ class _ColumnPattern:
 
 
 class ColumnRules:
-    """The rules of one pipeline.
+    """The column rules of one pipeline.
 
     Attributes:
-        salt: What is hashed before each value.
+        salt: Bytes that are hashed in front of each value.
     """
 
     def __init__(self, options: ColumnOptions) -> None:
@@ -82,25 +82,25 @@ class ColumnRules:
         if options.hash is not None:
             self.salt = options.hash.salt.get_secret_value().encode()
             self._rules += [(_ColumnPattern(p), Rule(HASH)) for p in options.hash.columns]
-        # Of several lengths the shortest.
+        # If several lengths match a column, the shortest applies: the first rule wins.
         for pattern, characters in sorted(options.truncate.items(), key=lambda item: item[1]):
             rule = Rule(TRUNCATE, characters=characters)
             self._rules.append((_ColumnPattern(pattern), rule))
 
     def __bool__(self) -> bool:
-        """Say whether there are any."""
+        """Return whether there are any rules."""
         return bool(self._include or self._rules)
 
     def touches(self, schema: str, table: str) -> bool:
-        """Say whether rules name the table, whatever its columns are (`schema`: MySQL's database)."""
+        """Return whether any rule's table pattern matches the table; for MySQL, `schema` is the database."""
         patterns = [*self._include, *(pattern for pattern, _ in self._rules)]
         return any(pattern.of_table(schema, table) for pattern in patterns)
 
     def of(self, table: TableSchema) -> tuple[Rule, ...] | None:
-        """Return the rule of each column, None where all values stay as they are.
+        """Return the rule of each column, or None if no rule changes a value of the table.
 
         Raises:
-            SourceMisconfigured: A column of the key would not stay.
+            SourceMisconfigured: A rule would exclude, mask or truncate a key column.
         """
         schema = table.schema or table.db
         if not self.touches(schema, table.table):
@@ -123,7 +123,7 @@ class ColumnRules:
         return tuple(rules) if any(rule.action != KEEP for rule in rules) else None
 
     def hides(self, table: TableSchema, columns: Collection[str]) -> bool:
-        """Say whether values of any of these columns are hidden, so that no note of ours may have them.
+        """Return whether a rule changes values of any of these columns, which must then appear nowhere else.
 
         Raises:
             SourceMisconfigured: As `of` does.
@@ -132,7 +132,7 @@ class ColumnRules:
         return any(one.name in columns and rule.action != KEEP for one, rule in ruled)
 
     def visible(self, table: TableSchema) -> TableSchema:
-        """Return a table as rows show it: without excluded columns, hashes and masks being text.
+        """Return the table as captured rows have it: without excluded columns; hashed and masked ones are text.
 
         Raises:
             SourceMisconfigured: As `of` does.
@@ -141,7 +141,7 @@ class ColumnRules:
         return table if rules is None else visible(table, rules)
 
     def details(self, table: TableSchema, details: TableDetails) -> TableDetails:
-        """Return what may be told of a table's columns: no default of one whose values are hidden.
+        """Return the details without the defaults of columns that have a rule.
 
         Raises:
             SourceMisconfigured: As `of` does.
@@ -155,14 +155,14 @@ class ColumnRules:
     def findings(
         self, tables: Iterable[str], schema: Callable[[str], TableSchema]
     ) -> list[Finding]:
-        """Return what the rules mean for these tables, and which patterns find no column.
+        """Check the rules against the captured tables, and report patterns that match no column.
 
         Args:
-            tables: Full names of the tables that are captured.
-            schema: Returns one of them as it is now.
+            tables: Full names of the captured tables.
+            schema: Returns a table's current schema by its full name.
 
         Raises:
-            DeltaforgeError: What `schema` raises.
+            DeltaforgeError: From `schema`.
         """
         found: list[Finding] = []
         hidden = 0
@@ -190,11 +190,11 @@ class ColumnRules:
 
 
 NO_RULES = ColumnRules(ColumnOptions())
-"""Everything stays as it is."""
+"""Rules that change nothing."""
 
 
 def visible(table: TableSchema, rules: tuple[Rule, ...]) -> TableSchema:
-    """Return a table as rows show it under these rules."""
+    """Return the table as captured rows have it under these rules, one for each column."""
     columns = [
         _text(column) if rule.action in {MASK, HASH} else column
         for column, rule in zip(table.columns, rules, strict=True)

@@ -1,21 +1,21 @@
-"""Event ids: the same change has the same id, whenever and by whomever it is read.
+"""Event ids: a change has the same id each time it is read, by any process.
 
 An id is a UUID of version 7 (RFC 9562, section 5.7) as text. Its 74 free bits are a hash of
-(source id, numbers that name the transaction, index of the change in it)::
+(source id, numbers that identify the transaction, index of the change in it)::
 
      0                48   52            64 66                                    128
     +------------------+----+-------------+--+---------------------------------------+
     | commit time, ms  | 7  | chain a, 12 |10| chain b, low 62 bits                  |
     +------------------+----+-------------+--+---------------------------------------+
 
-Two independent chains start from the halves of a 128-bit BLAKE2b hash of the source id, and take in
+Two independent chains start from the halves of a 128-bit BLAKE2b hash of the source id, and hash
 one number after the other: `h = mix(h ^ number)`. Each `mix` is a bijection of 64 bits that
 spreads every input bit over all output bits (chain a: the finalizer of MurmurHash3, chain b:
-"variant 13" of SplitMix64). So ids of one transaction differ in chain b but for the two bits that
-the version field takes, and the chance that any two of a million changes with one commit time
+"variant 13" of SplitMix64). So all ids of one transaction differ in chain b, apart from the two of its bits
+that the variant field replaces. The chance that any two of a million changes with the same commit time
 share an id is about 3 in 10^11.
 
-Which numbers name a transaction is the source's choice; its own kernel drives the chains.
+Each source chooses the numbers that identify a transaction, and feeds the chains in its own kernel.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 
 
 def id_seed(source_id: str) -> npt.NDArray[np.uint64]:
-    """Return the two numbers that the chains of a source start from."""
+    """Return the initial values of the two chains for a source."""
     digest = hashlib.blake2b(source_id.encode(), digest_size=16, person=b"event_id").digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
 @kernel
 def mix_a(h: np.uint64) -> np.uint64:
-    """Mix chain a."""
+    """Apply the mix function of chain a (the finalizer of MurmurHash3)."""
     h = (h ^ (h >> _S33)) * _A1
     h = (h ^ (h >> _S33)) * _A2
     return h ^ (h >> _S33)
@@ -56,7 +56,7 @@ def mix_a(h: np.uint64) -> np.uint64:
 
 @kernel
 def mix_b(h: np.uint64) -> np.uint64:
-    """Mix chain b."""
+    """Apply the mix function of chain b ("variant 13" of SplitMix64)."""
     h = (h ^ (h >> _S30)) * _B1
     h = (h ^ (h >> _S27)) * _B2
     return h ^ (h >> _S31)
@@ -64,7 +64,7 @@ def mix_b(h: np.uint64) -> np.uint64:
 
 @kernel
 def write_event_id(ts_us: int, a: np.uint64, b: np.uint64, out: Bytes, at: int) -> int:
-    """Write the id that the chains ended in, 36 bytes; return the place after it."""
+    """Write the event id (36 bytes) at `out[at]` from the final values of both chains; return the offset after it."""
     millis = np.uint64(ts_us // 1000) & _LOW_48
     high = (millis << _S16) | _VERSION | (a & _LOW_12)
     low = _VARIANT | (b & _LOW_62)

@@ -1,18 +1,18 @@
-r"""Kernel: write row images again, as column rules want them.
+r"""Kernel: rewrite row images as column rules require.
 
-An image is JSON text as a source writes it: `{"column":value,...}`, columns in the table's order, some
-left out, without white space. Whatever wrote it, log or SELECT, is here hidden in the same way.
+An image is JSON text as a source writes it: `{"column":value,...}`, with columns in the table's order, some
+of them missing, without white space. Images from the log and from a SELECT are treated alike.
+`null` stays, and so does `{"_unchanged":true}`, which stands for an unchanged value that is not in the log.
+Other values depend on the action of their column (module `columns`)::
 
-`null` stays, and so does `{"_unchanged":true}`, which says that the log has no value. Otherwise, by
-the action of the column (`columns`)::
-
-    KEEP       the value as it stands
+    KEEP       the value itself
     EXCLUDE    neither name nor value
-    MASK       a text
-    HASH       "SHA-256 of salt and value"; of a string its characters in UTF-8, of all else its JSON
+    MASK       a fixed text
+    HASH       SHA-256 of salt and value, as a string; of a string, its characters in UTF-8 are hashed,
+               of any other value its JSON text
     TRUNCATE   of a string the first characters, of {"_base64":"..."} the first bytes
 
-A character is a code point, however it is written: `\u` twice for one beyond the 16th bit counts once.
+A character is a code point, however it is escaped: a surrogate pair of two `\u` escapes counts once.
 """
 
 # ruff: noqa: C901, PLR0917, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -35,22 +35,22 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
 from deltaforge_dagster.kernels.sha256 import write_sha256
 from deltaforge_dagster.sources.rows.columns import EXCLUDE, HASH, KEEP, MASK
 
-# One line per column of any table with rules, in the order of the images.
+# `columns` has one line per column of each table with rules, in the order of the images.
 COLUMN_ACTION, COLUMN_NAME, COLUMN_NAME_END, COLUMN_FIRST, COLUMN_SECOND = range(5)
-"""Action; where `"name":` stands in `texts`; of `MASK` where the text does, as JSON; of `TRUNCATE` how
-many characters stay."""
+"""Action; start and end of `"name":` in `texts`; then, for `MASK`, start and end of the JSON text in `texts`,
+or, for `TRUNCATE`, the number of characters (or bytes) that remain."""
 COLUMN_WIDTH = 5
 
-# One line per table.
+# `tables` has one line per table with rules.
 TABLE_FIRST, TABLE_COLUMNS = range(2)
 """Line of its first column; number of columns."""
 TABLE_WIDTH = 2
 
 NOT_ITS_TABLE, NOT_TEXT = -1, -2
-"""Codes of `report[CODE]`: an image has other columns than its table; a value that cannot be
+"""Values of `report[CODE]`: an image has a column that its table does not have; a value cannot be
 truncated."""
 CODE, COLUMN = range(2)
-"""Of `report`: why it stopped; line of the column, -1 if none."""
+"""Fields of `report`: why the kernel stopped; the column's line in `columns`, -1 if none."""
 
 
 @kernel
@@ -75,7 +75,7 @@ def _write_hash(
     out: Bytes,
     place: int,
 ) -> int:
-    """Write the hash of a value; `message` begins with `salt` bytes of salt."""
+    """Write the hash of a value as a JSON string; `message` begins with `salt` bytes of salt."""
     if source[at] == QUOTE:
         size = write_plain(source, at + 1, end - 1, message, salt)
     else:
@@ -88,7 +88,7 @@ def _write_hash(
 
 @kernel
 def _write_first_bytes(source: Bytes, at: int, end: int, count: int, out: Bytes, place: int) -> int:
-    """Write the first `count` bytes of the Base64 text between `at` and `end`, in Base64 as well."""
+    """Write the Base64 text of the first `count` bytes that the Base64 text `source[at:end]` encodes."""
     digits = end - at
     while digits > 0 and source[at + digits - 1] == EQUALS:
         digits -= 1
@@ -111,7 +111,10 @@ def _write_first_bytes(source: Bytes, at: int, end: int, count: int, out: Bytes,
 
 @kernel
 def _write_truncated(source: Bytes, at: int, end: int, count: int, out: Bytes, place: int) -> int:
-    """Write the first characters of a string, or bytes of binary data; else `NOT_TEXT`."""
+    """Write the first `count` characters of a string, or bytes of `{"_base64":"..."}`.
+
+    Returns the offset after them, or `NOT_TEXT` for any other value.
+    """
     if source[at] == QUOTE:
         stop = at + 1
         for _ in range(count):
@@ -148,9 +151,9 @@ def _write_image(
     place: int,
     report: Longs,
 ) -> int:
-    """Write the image `source[at:end]` of a table with the columns `first` to `last`.
+    """Rewrite the image `source[at:end]` of a table whose columns are the lines `first` to `last - 1`.
 
-    Returns the place after it, or a negative code.
+    Returns the offset after it in `out`, or a negative code.
     """
     report[COLUMN] = -1
     out[place] = OPEN_BRACE
@@ -217,11 +220,11 @@ def hide_values(
     out_ends: Longs,
     report: Longs,
 ) -> int:
-    """Write one image of each row, and return the row where it stopped.
+    """Rewrite one text column of all rows; return the number of rows done, less than all after an error.
 
-    `ends` and `valid` tell the images in `source` as in an Arrow string array; `out_ends` those in
-    `out`, which has the room for what columns add. `tables_of` names each row's table, -1 for none
-    with rules. `message` begins with the salt, and has room for the largest image.
+    `ends` (where each row's text ends in `source`) and `valid` (0 for null) describe the input, `out_ends`
+    the output. `out` must have room for what the rules add. `tables_of` is each row's line in `tables`,
+    -1 if no rules apply. `message` begins with `salt` bytes of salt, and has room for the largest image.
     """
     at = place = int(np.int64(0))
     for row in range(ends.size):

@@ -1,8 +1,8 @@
-"""Column rules applied to rows: the one place through which images pass on their way into a batch.
+"""Apply column rules to row images before they become a record batch.
 
-Sources write the images of their rows in scratch memory, whole. Where rules touch a table, what goes on
-from there are the images that `hidden_values` writes of them: before a record batch is made, and so
-before anything is journaled, held, sent, logged or counted.
+Sources write complete row images into scratch memory. If rules apply to a table, only the images that
+`hidden_values` rewrites go into the record batch. So no hidden value is ever journaled, held, sent,
+logged or counted.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from deltaforge_dagster.sources.rows.hidden_values import (
 from deltaforge_dagster.tables import Column, TableSchema
 
 _MAX_TEXT = (1 << 31) - 1
-"""Arrow's string arrays end here."""
+"""The most bytes that an Arrow string array can contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What rows show, and of how many of them.
+    """Row texts after column rules were applied.
 
     Attributes:
-        texts, ends: As they were given to `Hiding.show`, with what the rules leave.
-        rows: How many.
-        error: Why there are no more, without the place.
+        texts, ends: In the form of the arguments of `Hiding.show`.
+        rows: How many rows were processed before `error`; all of them without an error.
+        error: Why processing stopped; its message does not say where in the log. None if it did not stop.
     """
 
     texts: Sequence[Bytes]
@@ -57,7 +57,7 @@ class Shown:
 
 
 class Hiding:
-    """The rules of one pipeline for the table versions of one stream."""
+    """Applies the column rules of a pipeline to the rows of one stream, by their table versions."""
 
     def __init__(self, rules: ColumnRules) -> None:
         self._rules = rules
@@ -67,20 +67,22 @@ class Hiding:
         self._table_of = np.empty(0, np.int64)
         self._tables = np.empty((0, TABLE_WIDTH), np.int64)
         self._columns = np.empty((0, COLUMN_WIDTH), np.int64)
-        self._growth = np.zeros(1, np.int64)  # of an image by table, the last one for none
+        self._growth = np.zeros(1, np.int64)  # bytes added to an image, by table; last: none
         self._texts = np.empty(0, np.uint8)
         self._names: list[str] = []
 
     def refuse_to_hold(self, schema: str, table: str, reason: str) -> None:
-        """Stop where changes that are kept back would hold what rules hide: they are kept as they are.
+        """Raise an error if changes of a table must not be held because column rules apply to it.
+
+        Held changes are stored as raw log events, which contain the values that the rules hide.
 
         Args:
-            schema: MySQL's database.
+            schema: The table's schema; for MySQL, its database.
             table: The table.
-            reason: Why its changes are to be held.
+            reason: Why its changes would be held.
 
         Raises:
-            SourceMisconfigured: Rules name the table, whatever its columns are.
+            SourceMisconfigured: A rule's table pattern matches the table.
         """
         if self._rules.touches(schema, table):
             raise SourceMisconfigured(
@@ -89,10 +91,14 @@ class Hiding:
             )
 
     def add(self, version: int, table: TableSchema) -> TableSchema:
-        """Take in a table version; return it as rows show it, which is what is registered.
+        """Add a table version; return the table as its rows appear under the rules, to be registered.
+
+        Args:
+            version: Number of the version in the stream: 0, 1, 2 ...
+            table: The table with all its columns.
 
         Raises:
-            SourceMisconfigured: A rule asks for what cannot be.
+            SourceMisconfigured: A rule would exclude, mask or truncate a key column.
         """
         rules = self._rules.of(table)
         if rules is None:
@@ -117,13 +123,14 @@ class Hiding:
         return visible(table, rules)
 
     def show(self, texts: Sequence[Bytes], ends: Longs, valid: Bytes, versions: Longs) -> Shown:
-        """Return what rows show.
+        """Apply the rules to rows.
 
         Args:
-            texts: Their images (`before`, `after`, `key`), of one row after the other.
-            ends: Where those of each row end, a line for each text; may be longer than there are rows.
-            valid: In the same form, 0 for null.
-            versions: The rows' table versions.
+            texts: The text columns (`before`, `after`, `key`), each with the texts of all rows one after
+                the other.
+            ends: `ends[column, row]` is where the row's text ends; may have more entries than rows.
+            valid: `valid[column, row]` is 0 for null.
+            versions: The number of each row's table version.
         """
         count = len(versions)
         tables = self._tables_of(versions)
@@ -164,14 +171,14 @@ class Hiding:
         return Shown(shown, shown_ends, rows, error)
 
     def _tables_of(self, versions: Longs) -> Longs:
-        """Return the table with rules of each version, -1 for none."""
+        """Return for each row's version its line in `_tables`; -1 if no rules apply to it."""
         tables = np.full(len(versions), -1, np.int64)
         known = versions < self._table_of.size
         tables[known] = self._table_of[versions[known]]
         return tables
 
     def _error(self) -> DeltaforgeError:
-        """Return the error for what `hide_values` reported."""
+        """Return the error for the code that `hide_values` put into its report."""
         column = int(self._report[COLUMN])
         if self._report[CODE] == NOT_TEXT:
             return SourceMisconfigured(
@@ -188,13 +195,13 @@ class Hiding:
 
 
 class HiddenTable:
-    """The rules of one pipeline for rows of one table, however they were read.
+    """Applies the column rules of a pipeline to rows of one table that were not read from the log stream.
 
     Attributes:
-        visible: The table as rows show it, which is what is registered.
+        visible: The table as its rows appear under the rules, to be registered.
 
     Raises:
-        SourceMisconfigured: A rule asks for what cannot be.
+        SourceMisconfigured: A rule would exclude, mask or truncate a key column.
     """
 
     def __init__(self, rules: ColumnRules, table: TableSchema) -> None:
@@ -203,10 +210,10 @@ class HiddenTable:
         self.visible = self._hiding.add(0, table)
 
     def column(self, images: pa.Array[Any]) -> pa.Array[Any]:
-        """Return what images, or keys, of rows of the table show.
+        """Apply the rules to a column of row images or keys.
 
         Raises:
-            SourceMisconfigured: A value cannot be as the rules want it.
+            SourceMisconfigured: A value that should be truncated is neither text nor binary.
         """
         if self.visible is self._table or not len(images):
             return images
@@ -231,7 +238,7 @@ def warm() -> None:
 
 
 def _growth(rule: Rule) -> int:
-    """Return how many bytes a value may grow by."""
+    """Return by how many bytes a rule can make a value longer, at most."""
     if rule.action == HASH:
         return DIGITS + 2
     return len(json.dumps(rule.text, ensure_ascii=False).encode()) if rule.action == MASK else 0

@@ -1,8 +1,8 @@
-"""Row images, member by member: what a later image that is not whole makes of an earlier one.
+"""Merge incomplete row images into earlier complete ones.
 
-An update's image may lack values: PostgreSQL does not log large ones that the update did not touch,
-which leaves `{"_unchanged":true}` or no member, and MySQL leaves columns out with minimal row images. What
-stands there is the value before. Values are pieces of text: none is read, and none rewritten.
+An update's image may lack values: PostgreSQL does not log unchanged TOAST values, which leaves
+`{"_unchanged":true}` or no member, and MySQL leaves out columns with minimal row images. A missing value is
+the one before. Values are handled as pieces of JSON text; they are neither parsed nor rewritten.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import re
 from collections.abc import Iterable, Sequence
 
 UNCHANGED = '{"_unchanged":true}'
-"""In place of a value that the log does not have."""
+"""Stands for a value that the log does not contain because the update did not change it."""
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
 
 
 def is_partial(image: str, columns: Sequence[str]) -> bool:
-    """Say whether an image lacks the value of a column.
+    """Return whether an image lacks the value of any column.
 
     Args:
         image: A JSON object as text.
-        columns: Names of the columns that rows of the table have.
+        columns: Names of the table's columns.
     """
     found = members(image)
     return UNCHANGED in found.values() or any(_label(name) not in found for name in columns)
 
 
 def overlay(image: str, newer: Iterable[str]) -> str:
-    """Return what later images of a row make of an earlier one, in their order.
+    """Apply later images of the same row, in order, to an earlier image, and return the result.
 
-    Columns that only a later image has stand behind the others.
+    Columns that only a later image has are appended.
     """
     row = members(image)
     for one in newer:
@@ -41,7 +41,7 @@ def overlay(image: str, newer: Iterable[str]) -> str:
 
 
 def members(image: str) -> dict[str, str]:
-    """Return the members of a JSON object as pieces of its text, by their names in quotes."""
+    """Return the values of a JSON object as text, by their names, which keep their quotes."""
     found: dict[str, str] = {}
     name, start, depth = "", 0, 0
     for token in _TOKEN.finditer(image):

@@ -1,4 +1,4 @@
-"""Scratch memory for what kernels write of rows: their images and keys, used again for each batch."""
+"""Scratch memory into which kernels write the images and keys of rows; reused for each batch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from deltaforge_dagster.sources.rows.arrays import text_column
 from deltaforge_dagster.sources.rows.hiding import Shown
 
 _ROOM = 16 << 20
-"""Bytes of JSON per text column and batch; a single row may have more."""
+"""Bytes of JSON per text column and batch; one larger row makes the memory grow for a while."""
 
 _NAMES = ("before", "after", "key")
 
 
 class RowTexts:
-    """Three texts, each of one row after the other: the images before and after, and the key.
+    """Three text columns (image before, image after, key), each as the texts of all rows one after the other.
 
     Args:
-        max_rows: Rows at most.
+        max_rows: The largest number of rows in a batch.
 
     Attributes:
-        texts: The memory of the three.
-        ends: A line for each text: where those of each row end in it.
-        valid: In the same form, 0 for null.
+        texts: The memory of each column.
+        ends: `ends[column, row]` is the offset at which the row's text ends.
+        valid: `valid[column, row]` is 0 if the row's text is null.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -35,17 +35,17 @@ class RowTexts:
         self.valid = np.empty((3, max_rows), np.uint8)
 
     def make_room(self, room: int) -> None:
-        """Have so many bytes for each text: a single row needs more than there are.
+        """Replace the memory by `room` bytes for each column, for a row that is larger than the usual size.
 
         Raises:
-            MemoryError: This machine has not so much.
+            MemoryError: The machine does not have that much memory.
         """
         self.texts = _texts(room)
 
     def columns(self, shown: Shown, count: int) -> dict[str, pa.Array[Any]]:
-        """Return columns of the change frame with what the first rows show, copied out.
+        """Copy the first `count` rows, after column rules, into columns of the change frame.
 
-        What a large row took is given back.
+        If the memory has grown for a large row, it is replaced by memory of the usual size.
         """
         columns = {
             name: text_column(shown.texts[text], shown.ends[text, :count], self.valid[text, :count])
@@ -57,5 +57,5 @@ class RowTexts:
 
 
 def _texts(room: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Return memory for the three texts; pages that are never written cost nothing."""
+    """Return memory for the three columns; pages that are never written cost nothing."""
     return np.empty(room, np.uint8), np.empty(room, np.uint8), np.empty(room, np.uint8)

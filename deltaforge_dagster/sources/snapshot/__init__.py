@@ -1,1 +1,1 @@
-"""Snapshots as every source offers them: `base` is the interface, `rows` makes change batches."""
+"""What snapshots of all sources share: `base` is the interface, `rows` makes record batches of rows."""

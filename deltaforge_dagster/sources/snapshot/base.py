@@ -1,17 +1,16 @@
-"""The seam between a snapshot and a database: tables read in chunks, beside the stream.
+"""The interface between a snapshot and a database: tables are read in chunks, while the log is streamed.
 
-A snapshot reads what is in tables already, while the log goes on being read. Nothing is written to the
-source and nothing is stopped, so rows change between the reading of a chunk and its place in the
-journal. What decides is what a read could *see*, not where the log stood: a log may already hold a
-commit that no SELECT sees yet. The caller does this:
+Nothing is written to the source and nothing is stopped, so rows may change between the reading of a chunk
+and its place in the journal. What counts is which transactions a read could *see*, not the log position at
+that time: the log may already contain a commit that no SELECT sees yet. The caller does this:
 
-1. `Snapshots.watermark`, once the stream's start position is fixed, and again now and then;
-2. `Snapshots.plan`: the chunks, each of which anybody may read at any time, again, and elsewhere;
-3. `Snapshots.reader` and `ChunkReader.read`: rows, and what the read saw (`ReadView`);
-4. the rows are put into the journal behind everything captured up to `ChunkRead.position` or
-   later. All changes that the read saw stand before them then. Of its rows are dropped those whose key
-   is in `before` or `after` of a change that `ReadView.not_visible` marks, in any segment up to there that is not
-   `covered`: the stream has those rows as they became since.
+1. It calls `Snapshots.watermark` once the stream's start position is fixed, and again now and then.
+2. It calls `Snapshots.plan` for the chunks. Any process may read a chunk at any time, and repeatedly.
+3. `Snapshots.reader` and `ChunkReader.read` return a chunk's rows and the read view (`ReadView`).
+4. It writes the rows to the journal after everything captured up to `ChunkRead.position`, or later. So they
+   come after all changes that the read saw. It drops each row whose key is in `before` or `after` of a
+   change that `ReadView.not_visible` marks, in any earlier segment that the read view does not cover
+   (`ReadView.covers`): the stream has the newer version of that row.
 """
 
 from __future__ import annotations
@@ -32,26 +31,27 @@ from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.tables import TableSchema
 
 MAX_CHUNKS = 10_000
-"""Chunks of a table are made larger than asked for, rather than more than these."""
+"""The most chunks of one table; if more were needed, the chunks are made larger than requested."""
 
 ChunkKind = Literal["key", "ctid", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of one table. The chunks of a plan hold every row, and none twice.
+    """A part of one table. The chunks of a plan contain every row exactly once.
 
     Attributes:
         table: Full name of the table.
-        number: From 1 on, per table.
-        kind: What the bounds are: values of the primary key, PostgreSQL's block numbers, or none.
-        after: Where it begins: JSON array of the key columns' values as the database writes them,
-            exclusive, or a block number, inclusive. None begins with the first row.
-        upto: Where it ends: a key, inclusive, or a block number, exclusive. None ends with the last row.
-        where: A condition in the database's SQL that rows must fulfil, too.
-        rows: How many rows it may have, roughly; 0 is unknown.
-        keys: Rows of these keys only (`key` of the change frame), wherever in the table they are; None
-            for all. Who stages the chunk chooses them.
+        number: 1, 2, 3 ... within the table.
+        kind: What the bounds are: `key`, values of the primary key; `ctid`, block numbers of PostgreSQL;
+            `whole`, none.
+        after: The lower bound: a JSON array of the key columns' values as the database writes them
+            (exclusive), or a block number (inclusive). None means from the first row.
+        upto: The upper bound: a key (inclusive) or a block number (exclusive). None means to the last row.
+        where: A condition in the database's SQL that rows must also satisfy.
+        rows: Estimated number of rows; 0 if unknown.
+        keys: Read only the rows with these keys (`key` of the change frame), wherever in the table they
+            are; None for all rows. The process that reads the chunk sets it.
     """
 
     table: str
@@ -76,31 +76,29 @@ class Chunk:
 
 
 class ReadView(Protocol):
-    """What a read could see, as transactions of the log; `registry.parse_read_view` reads its text.
+    """Which transactions of the log a read of a table could see; `registry.parse_read_view` parses its text.
 
-    Each database says it in its own words, so each kind of source has its own class. All of them err on
-    one side: a transaction that may not have been visible counts as not visible, because the stream
-    delivers its changes.
+    Each kind of source has its own class, in the terms of its database. If it is uncertain whether a
+    transaction was visible, it counts as not visible, because the stream delivers its changes anyway.
     """
 
     def to_json(self) -> str:
-        """Return the text."""
+        """Return the text that `registry.parse_read_view` reads back."""
         ...
 
     def covers(self, position: Position) -> bool:
-        """Say whether every transaction that ended up to a captured position was seen for certain.
+        """Return whether the read certainly saw every transaction that ended at or before a captured position.
 
-        If so for one position, then also for all before it. Segments that end there need not be
-        looked through.
+        If it is true for a position, it is true for all earlier ones. Segments that end at such a position
+        need not be searched for changes that the read did not see.
         """
         ...
 
     def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
-        """Say of captured changes whether the read did not see them, or perhaps not.
+        """Return for each captured change whether the read did not see it, or may not have seen it.
 
         Args:
-            rows: Columns `tx_id`, `file` and `pos` of the change frame, from after a position that
-                is covered.
+            rows: Columns `tx_id`, `file` and `pos` of changes after a position that is covered.
         """
         ...
 
@@ -110,14 +108,13 @@ class ChunkRead:
     """A chunk that is being read.
 
     Attributes:
-        table: The table as it is now: what its rows are written with. They are not stamped with a
-            version (`schema_version`, `schema_sequence` are null): whoever holds the lease registers it.
-            Without a primary key the rows have no `key`, either; else their `key` is that of the
-            stream.
-        read_view: What it sees.
-        position: The log up to here has everything that it sees.
-        batches: The rows, in columns of `frame.CAPTURED`, op `r`, without a place in the log or a
-            transaction. To be taken once, before the reader reads anything else.
+        table: The table's current schema, which the rows have. The rows have no stamp of it
+            (`schema_version` and `schema_sequence` are null): the run that holds the lease registers it.
+            Without a primary key the rows have a null `key`; otherwise it equals that of streamed changes.
+        read_view: Which transactions the read sees.
+        position: A position before which the log contains every transaction that the read sees.
+        batches: The rows, with the columns of `frame.CAPTURED`, op `r`, without log position or
+            transaction. Consume it once, before the reader reads anything else.
     """
 
     table: TableSchema
@@ -127,29 +124,29 @@ class ChunkRead:
 
 
 class ChunkReader(Protocol):
-    """A connection that reads chunks, one after another; for one thread."""
+    """A connection that reads chunks, one after another; not thread-safe."""
 
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
         """Begin to read a chunk.
 
         Args:
-            chunk: One of a plan.
+            chunk: A chunk that `Snapshots.plan` yielded.
             watermark: From `Snapshots.watermark`, not older than the stream's start.
 
         Raises:
-            SourceUnavailable: Try again: the connection broke, the table was changed meanwhile, or
+            SourceUnavailable: Try again: the connection broke, the table was altered meanwhile, or
                 (PostgreSQL) a transaction that was open at the watermark still is.
-            PermissionMissing: The message has the grant.
-            SourceMisconfigured: The table is gone.
+            PermissionMissing: The message names the grant.
+            SourceMisconfigured: The table does not exist any more.
         """
         ...
 
 
 class Snapshots(Protocol):
-    """What a source knows of snapshots of its tables; connects for each call, any thread may call."""
+    """How a source plans and reads snapshots of its tables; connects for each call, and is thread-safe."""
 
     def watermark(self) -> str:
-        """Return a watermark, JSON text: which transactions are open now, for reads that begin later.
+        """Return a watermark for later reads: JSON text that says which transactions are open now.
 
         The newer it is, the less of the journal has to be searched for changes that a read did not see.
         """
@@ -158,25 +155,25 @@ class Snapshots(Protocol):
     def plan(
         self, tables: Sequence[str] | None, chunk_rows: int, where: str | None = None
     ) -> Iterator[Chunk]:
-        """Yield the chunks of tables that the stream captures, table after table.
+        """Yield the chunks of captured tables, table after table.
 
         Args:
-            tables: Full names; None for all but outboxes.
+            tables: Full names; None for all captured tables except outboxes.
             chunk_rows: How many rows a chunk should have.
             where: As in `Chunk`.
 
         Raises:
             SourceMisconfigured: There is no such table, or the stream does not capture it.
-            PermissionMissing: The message has the grant.
+            PermissionMissing: The message names the grant.
         """
         ...
 
     def reader(self) -> AbstractContextManager[ChunkReader]:
-        """Connect, to read chunks."""
+        """Return a context manager that connects and provides a reader of chunks."""
         ...
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:
-        """Return whether the log is kept for as long as a snapshot may take, and what else hinders it.
+        """Check whether the server retains its log for as long as a snapshot may take, and what else prevents one.
 
         Args:
             tables: As for `plan`.
@@ -185,19 +182,19 @@ class Snapshots(Protocol):
         ...
 
     def guard(self, start: Position) -> list[Finding]:
-        """Check that the source still has its log after `start`; return an error if it does not.
+        """Check that the source still has its log after `start`; return a finding with level `error` if not.
 
-        An error ends the snapshot. Nothing is returned if the source cannot be asked now.
+        Such a finding ends the snapshot. The result is empty if the source cannot be reached now.
         """
         ...
 
 
 @runtime_checkable
 class SnapshotSource(Source, Protocol):
-    """A source whose tables can be read beside its log; may be pickled."""
+    """A source whose tables can be read in snapshots; picklable."""
 
     def snapshots(self) -> Snapshots:
-        """Return what reads them; connects to nothing yet."""
+        """Return the object that plans and reads snapshots, without connecting."""
         ...
 
 
@@ -207,7 +204,12 @@ Mask = npt.NDArray[np.bool_]
 def by_transaction(
     rows: pa.RecordBatch | pa.Table, not_visible: Callable[[Sequence[str]], Mask]
 ) -> pa.BooleanArray:
-    """Ask of each transaction among the rows once; rows of none are no changes."""
+    """Return for each row whether its transaction was not visible, asking once per transaction.
+
+    Args:
+        rows: Captured rows, with `tx_id`. Rows without a transaction count as visible.
+        not_visible: Returns for each transaction id whether a read did not see the transaction.
+    """
     ids = column_of(rows, "tx_id")
     assert isinstance(ids, pa.DictionaryArray)
     texts = [str(text) for text in ids.dictionary.to_pylist()]
@@ -217,7 +219,7 @@ def by_transaction(
 
 
 def column_of(rows: pa.RecordBatch | pa.Table, name: str) -> pa.Array[Any]:
-    """Return a column as one array."""
+    """Return a column as one array, without chunks."""
     column = rows.column(name)
     if isinstance(column, pa.ChunkedArray):
         column = column.unify_dictionaries().combine_chunks()
@@ -225,6 +227,6 @@ def column_of(rows: pa.RecordBatch | pa.Table, name: str) -> pa.Array[Any]:
 
 
 def codes(column: pa.DictionaryArray[Any, Any]) -> npt.NDArray[np.int64]:
-    """Return each row's place in the dictionary, that behind its end for null."""
+    """Return each row's index in the dictionary; for null, the dictionary's length."""
     found = column.indices.fill_null(len(column.dictionary))
     return found.to_numpy(zero_copy_only=False).astype(np.int64)

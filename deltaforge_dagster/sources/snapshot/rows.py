@@ -1,4 +1,4 @@
-"""Rows of a snapshot as record batches of the change frame; shared by every source."""
+"""Make record batches of the change frame from rows of a snapshot; shared by every source."""
 
 # ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
 
@@ -22,21 +22,21 @@ from deltaforge_dagster.tables import TableSchema
 
 
 class SnapshotRows:
-    """Puts the rows of one chunk into record batches.
+    """Makes record batches of the rows of one chunk.
 
-    The id of an event is a function of the source, the chunk, what the read saw, and the row's key
-    (without one, the row's number): the same row, read again, is another event.
+    An event id is a function of the source, the chunk, the read view, and the row's key (in a table without
+    a key, the row's number). So the same row gets another id when it is read again.
 
     Args:
         source_id: `id` of the source in the pipeline file.
-        chunk: What is read.
-        read_view: What the read sees.
-        table: The table as it is now.
-        rules: What is hidden of its columns.
-        ts_us: When it was read.
+        chunk: The chunk.
+        read_view: The read view of the read.
+        table: The table's current schema.
+        rules: The column rules.
+        ts_us: When the chunk was read, in microseconds since 1970.
 
     Attributes:
-        table: The table as the rows show it.
+        table: The table as its rows appear under the column rules.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class SnapshotRows:
         self._count = 0
 
     def batch(self, images: pa.Array[Any], keys: pa.Array[Any]) -> pa.RecordBatch:
-        """Return the next rows.
+        """Return a batch of the next rows of the chunk.
 
         Args:
-            images: Their images, as the source writes them.
-            keys: Their keys in the same form, null in a table without one.
+            images: The rows' images, before column rules.
+            keys: Their keys in the same form; null in a table without a key.
 
         Raises:
-            CorruptLog: They are not UTF-8.
-            SourceMisconfigured: A value cannot be as the column rules want it.
+            CorruptLog: An image is not UTF-8.
+            SourceMisconfigured: A value that should be truncated is neither text nor binary.
         """
         try:
             images.validate(full=True)
@@ -121,7 +121,7 @@ def write_row_ids(
     seed: npt.NDArray[np.uint64],
     out: Bytes,
 ) -> None:
-    """Write the ids of rows, 36 bytes each; an empty key is none: then the number counts."""
+    """Write the event ids of rows, 36 bytes each, from their keys; for an empty key, from the row's number."""
     at = 0
     for row in range(rows.size):
         start, end = ends[row], ends[row + 1]

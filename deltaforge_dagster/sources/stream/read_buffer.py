@@ -1,7 +1,7 @@
 """The buffer between a log stream and its decoder.
 
-A decoder consumes what is whole, and the rest stays for its next call. The buffer normally has one size; it
-grows for a row that is larger, and shrinks again after it.
+A decoder consumes complete events; the rest stays for its next call. The buffer normally has a fixed size. It
+grows for a larger row, and shrinks again afterwards.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 BUFFER_BYTES = 4 << 20
-"""The most that one call of a decoder usually gets, so that other threads run in between."""
+"""The most bytes that one call of a decoder usually gets, so that other threads run in between."""
 
 _LEAST_BUFFER_BYTES = 64 << 10
 
 
 class ReadBuffer:
-    """Bytes of a log: those a decoder has left over, and new ones behind them.
+    """Bytes of a log: those that the decoder has not consumed yet, followed by newly received ones.
 
     Args:
-        max_bytes: Wanted size of the buffer; bounded on both sides.
+        max_bytes: Desired size of the buffer; at least 64 KiB and at most `BUFFER_BYTES` are used.
 
     Attributes:
-        data: The bytes; only the first `length` mean something.
-        length: How many there are.
+        data: The memory; only the first `length` bytes are valid.
+        length: Number of valid bytes.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -31,7 +31,7 @@ class ReadBuffer:
         self.length = 0
 
     def fill(self, receive: Callable[[memoryview, float], int], seconds: float) -> bool:
-        """Receive behind what is there, waiting at most `seconds`; say whether anything came."""
+        """Append received bytes, waiting at most `seconds` for the first; return whether any arrived."""
         if self.length == len(self.data):  # one row larger than the buffer
             self.data = self.data.ljust(2 * self.length, b"\0")
         with memoryview(self.data) as view:
@@ -40,7 +40,7 @@ class ReadBuffer:
         return bool(count)
 
     def drop(self, consumed: int) -> None:
-        """Forget the first bytes; the rest moves to the start."""
+        """Remove the first `consumed` bytes; the rest moves to the start."""
         held = self.length - consumed
         if held < self._usual < len(self.data):
             self.data = self.data[consumed : self.length].ljust(self._usual, b"\0")

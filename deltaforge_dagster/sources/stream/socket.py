@@ -1,9 +1,9 @@
 """The socket of a log stream: one thread receives into large buffers, any thread sends and closes.
 
-The receiver takes as many bytes as there are. Reading the moment a byte arrives would mean a
-system call, and a call of the decoder, for every row, and would keep the server busy waking us; so
-it sleeps, for a millisecond first and longer while each sleep brings much. A small transaction
-waits for one such millisecond only.
+The receiver takes all bytes that have arrived. Reading the moment a byte arrives would cost a
+system call and a call of the decoder for every row, and would keep the server busy waking us up. So
+the receiver sleeps before it reads on: a millisecond first, and longer as long as each sleep brings much.
+A small transaction is delayed by one such millisecond only.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class StreamSocket:
     """A connection after its handshake, plain or TLS.
 
-    Until `begin` it blocks, with the timeout that it came with; from then on nothing does.
+    Until `begin` is called, the socket blocks, with the timeout that it was given; afterwards it does not.
 
     Args:
         connected: The socket; this object owns it.
-        where: The server, for messages.
+        where: The server's address, for error messages.
     """
 
     def __init__(self, connected: socket.socket, where: str) -> None:
         self._socket = connected
         self._where = where
         self._heard = time.monotonic()
-        # Guards the socket: OpenSSL allows no two calls on one connection at a time, and a closed
-        # descriptor's number may already be somebody else's.
+        # Guards the socket: OpenSSL does not allow two simultaneous calls on one connection, and the
+        # number of a closed descriptor may already belong to another file.
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
     @property
     def silence(self) -> float:
-        """Seconds since something came."""
+        """Seconds since bytes last arrived."""
         return time.monotonic() - self._heard
 
     def ask(self, message: bytes) -> None:
-        """Send a command, before `begin`."""
+        """Send a command; only before `begin`."""
         try:
             self._socket.sendall(message)
         except OSError as error:
             raise self._lost(error) from error
 
     def exactly(self, count: int) -> bytes:
-        """Return the next bytes of an answer, before `begin`."""
+        """Return the next `count` bytes of an answer; only before `begin`."""
         received = bytearray()
         while len(received) < count:
             try:
@@ -68,15 +68,15 @@ class StreamSocket:
         return bytes(received)
 
     def begin(self) -> None:
-        """Block no longer: what comes now is the stream."""
+        """Make the socket non-blocking: from now on it receives the stream."""
         self._socket.setblocking(False)
         self._heard = time.monotonic()
 
     def receive(self, buffer: memoryview, seconds: float) -> int:
-        """Fill `buffer` with what has arrived; wait for the first byte at most `seconds`.
+        """Fill `buffer` with what has arrived; wait at most `seconds` for the first byte.
 
         Returns:
-            The number of bytes, 0 when nothing came.
+            The number of bytes; 0 if none arrived.
 
         Raises:
             SourceUnavailable: The server closed the connection, or `close` was called.
@@ -96,16 +96,16 @@ class StreamSocket:
             filled += more
             if more < _WORTH_A_PAUSE:
                 break
-            # As long as the socket has room for what the server sends meanwhile.
+            # Sleep longer only while the rate does not fall: if it falls, the socket's buffer was full.
             rate = more / pause
             pause = min(2 * pause, _LONGEST_PAUSE) if rate > 0.75 * best else pause / 2
             best = max(best, rate)
         return filled
 
     def send(self, message: bytes) -> None:
-        """Send it whole, or not at all when the connection takes nothing now, or is broken.
+        """Send the whole message, or nothing if the connection accepts nothing now or is broken.
 
-        A message half sent must be finished: without room for a second the connection is given up.
+        A partly sent message must be completed; if that takes over a second, the connection is shut down.
         """
         rest = memoryview(message)
         deadline = time.monotonic() + 1
@@ -122,7 +122,7 @@ class StreamSocket:
                     time.sleep(_PAUSE)
 
     def close(self) -> None:
-        """End the connection; a `receive` that waits returns. Safe to call twice."""
+        """End the connection; a waiting `receive` ends. Safe to call twice."""
         self._ended.set()
         with self._lock:
             with suppress(OSError):
@@ -130,7 +130,10 @@ class StreamSocket:
             self._socket.close()
 
     def _drain(self, buffer: memoryview, held: int = 0) -> int:
-        """Receive what is there; `held` bytes of this buffer came before."""
+        """Receive what has arrived, without waiting; `held` bytes were already received for this buffer.
+
+        If the connection has ended, its error is raised only once all bytes before it were returned.
+        """
         filled = 0
         with self._lock:
             while filled < len(buffer):
@@ -145,7 +148,7 @@ class StreamSocket:
                         break
                     raise self._lost(error) from error
                 if not count:
-                    if filled or held:  # what came before the end comes first
+                    if filled or held:  # return the bytes before the end first
                         break
                     raise SourceUnavailable(f"{self._where}: the server closed the stream")
                 filled += count

@@ -1,6 +1,6 @@
-"""An end in time for a whole conversation with a server, whatever server or network do.
+"""A time limit for a whole conversation with a server, and TCP keepalive.
 
-Drivers bound single steps (a connect, a read); many steps together may still take for ever.
+Drivers limit single steps (a connect, a read), but many steps together may still take forever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Self
 
 
 def notice_loss(descriptor: int) -> None:
-    """Let the network notice within two minutes that a server is gone which may be silent for long."""
+    """Enable TCP keepalive, so that a lost server is noticed within two minutes even on an idle connection."""
     with socket.socket(fileno=os.dup(descriptor)) as same, suppress(OSError):
         same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
@@ -23,17 +23,17 @@ def notice_loss(descriptor: int) -> None:
 
 
 class SocketTimeLimit:
-    """Shuts a connection's socket down after some seconds, from a thread of its own.
+    """Shuts a connection's socket down after some seconds, from a separate thread.
 
-    A context manager: leaving it stops the clock.
+    A context manager: the time starts when it is entered, and leaving it cancels the limit.
 
     Args:
         descriptor: The socket's file descriptor.
-        seconds: From now on.
+        seconds: The limit.
     """
 
     def __init__(self, descriptor: int, seconds: float) -> None:
-        # A duplicate: the number of a driver's descriptor may be reused once it has closed it.
+        # A duplicate: once the driver has closed its descriptor, the number may be reused.
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._fired = threading.Event()
         self._timer = threading.Timer(max(seconds, 0), self._shutdown)
@@ -41,7 +41,7 @@ class SocketTimeLimit:
 
     @property
     def fired(self) -> bool:
-        """Whether the time was up: errors of the connection since then mean just that."""
+        """Whether the time has expired; errors of the connection after that are its consequence."""
         return self._fired.is_set()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""Turso, libSQL and SQLite as a source: tables of changes, or new rows, read at intervals.
+"""Turso, libSQL and SQLite as a source: a change table, or new rows, polled at intervals.
 
-`source` is what the run sees, `source_type` what everything else asks: options (`config`), positions (`position`) and names;
-`connection` has the sessions with databases in files and on servers, `modes` the three
-ways in which changes are found, `schema` the tables, `decode` rows and batches; `snapshot` reads whole tables, `read_view` is
-what such a read could see.
+`source` is the interface to the run; `source_type` is that to everything else: options (`config`), positions
+(`position`) and names. `connection` opens sessions with databases in files and on servers, `modes` has the three
+ways to find changes, `schema` the definitions of tables, `decode` rows and batches; `snapshot` reads whole tables,
+`read_view` says what such a read could see.
 """

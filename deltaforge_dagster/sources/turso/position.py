@@ -1,6 +1,6 @@
 """Positions in a Turso or SQLite database: `{"mode": "native", "last_change_id": 57, "table_positions": {}}`.
 
-They are the newest row of the change table or, in mode `polling`, the newest row of each table.
+A position is the newest row of the change table or, in mode `polling`, the newest row of each table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Self
 class TursoPosition:
     """A position in a Turso or SQLite database.
 
-    In mode `polling`, a position is earlier than another one if it is not ahead of it in any table.
+    In mode `polling`, a position is earlier than another one if they differ and it is not ahead in any table.
     Positions of different modes are not comparable.
 
     Attributes:
@@ -34,7 +34,7 @@ class TursoPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Return the position that `to_json` wrote, None for another kind's."""
+        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
         if "mode" not in fields:
             return None
         if fields["mode"] not in {"native", "triggers", "polling"}:

@@ -1,4 +1,4 @@
-"""What is, and is not, as capture needs it in a Turso, libSQL or SQLite database."""
+"""Inspect a Turso, libSQL or SQLite database: does it meet the requirements of capture?"""
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
 
@@ -30,10 +30,17 @@ def preflight(
     rules: ColumnRules,
     position: TursoPosition | None,
 ) -> list[Finding]:
-    """Return what was found; within 30 seconds, changing nothing.
+    """Return the findings, without changing anything; takes at most 30 seconds.
+
+    Args:
+        way: The mode, with its database.
+        ways: All modes of the database.
+        config: The source's configuration.
+        rules: The column rules.
+        position: The captured position; None before the first run.
 
     Raises:
-        DeltaforgeError: The database cannot be asked.
+        DeltaforgeError: The database cannot be reached.
     """
     found: list[Finding] = []
     with way.database.session(_SECONDS) as session:
@@ -86,7 +93,7 @@ def _of_mode(
 
 
 def _to_make(place: DatabaseFile | DatabaseServer) -> Finding:
-    """Say whether the next start can make the table of changes and the triggers."""
+    """Return a finding about whether the next start can create the change table and the triggers."""
     text = "the table of changes, or triggers, are missing or old; the next start makes them"
     if isinstance(place, DatabaseServer):
         text += "; whether auth_token allows it only that shows"

@@ -1,4 +1,4 @@
-"""What a read of a table could see in Turso and SQLite: the newest change, or the newest row of each table."""
+"""Read views of Turso and SQLite: up to which change, or row of each table, a read of a table could see."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from deltaforge_dagster.sources.turso.position import TursoPosition
 
 @dataclass(frozen=True, slots=True)
 class TursoReadView:
-    """What a read sees of a Turso or SQLite database: it is one moment for rows and changes."""
+    """The read view of a session: it sees rows and changes as of the same moment, that of `position`."""
 
     position: TursoPosition
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Return what `to_json` wrote, None for another kind's."""
+        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
         position = TursoPosition.from_fields(fields)
         return None if position is None else cls(position)
 
     def to_json(self) -> str:
-        """Return the position."""
+        """Return the JSON text of the position."""
         return self.position.to_json()
 
     def covers(self, position: Position) -> bool:
-        """Say whether every transaction up to a position was seen for certain."""
+        """Return whether the read saw every transaction up to a position."""
         return isinstance(position, TursoPosition) and position <= self.position
 
     def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
-        """Say which changes have larger numbers; those by table have the table in `file`."""
+        """Mark the changes with larger numbers; in mode `polling` these are rowids of the table in `file`."""
         file = column_of(rows, "file")
         assert isinstance(file, pa.DictionaryArray)
         seen = dict(self.position.table_positions)

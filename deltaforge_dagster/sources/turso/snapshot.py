@@ -1,10 +1,10 @@
-"""Snapshots of tables: chunks of them by primary key, each read in one session.
+"""Snapshots of Turso's and SQLite's tables: chunks by primary key, each read in one session.
 
-A session sees rows and changes as they are at the same moment, so a read saw exactly the changes up to the
-newest one that is visible in it (`read_view.TursoReadView`).
+A session sees rows and changes as of the same moment, so a read sees exactly the changes up to the
+newest one that the session sees (`read_view.TursoReadView`).
 
-Chunks end at keys, as values in JSON (a BLOB is `{"_base64":"..."}`). SQLite lets keys other than an INTEGER
-PRIMARY KEY have NULL in them: such rows belong to the first chunk. A table without a key is one chunk.
+The bounds of chunks are keys, as JSON values (a BLOB is `{"_base64":"..."}`). In SQLite, keys other than an INTEGER
+PRIMARY KEY may contain NULL: such rows belong to the first chunk. A table without a key is one chunk.
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -41,11 +41,11 @@ _BATCH_ROWS = 5_000
 
 
 class TursoSnapshots:
-    """One database's tables, as `sources.snapshot.Snapshots` promises.
+    """Snapshots of one database's tables; implements `sources.snapshot.base.Snapshots`.
 
     Args:
         config: `spec.source.config`.
-        rules: What is hidden of rows.
+        rules: The column rules.
     """
 
     def __init__(self, config: TursoSourceConfig, rules: ColumnRules) -> None:
@@ -54,7 +54,7 @@ class TursoSnapshots:
         self._ways = Ways(config)
 
     def watermark(self) -> str:
-        """Return the newest position: every later read sees what is before it."""
+        """Return the newest position as the watermark: every later read sees everything up to it."""
         way = self._ways.chosen(_QUESTION_SECONDS)
         with way.database.session(_QUESTION_SECONDS) as session:
             return way.log.newest(session).to_json()
@@ -62,10 +62,10 @@ class TursoSnapshots:
     def plan(
         self, tables: Sequence[str] | None, chunk_rows: int, where: str | None = None
     ) -> Iterator[Chunk]:
-        """Yield the chunks of tables that are captured, table after table.
+        """Yield the chunks of captured tables, table after table; see `Snapshots.plan`.
 
         Raises:
-            SourceMisconfigured: There is no such table, or `where` is no condition.
+            SourceMisconfigured: There is no such table, or `where` is not a valid condition.
         """
         way = self._ways.chosen(_QUESTION_SECONDS)
         for table in self._tables(way, tables):
@@ -74,7 +74,7 @@ class TursoSnapshots:
 
     @contextmanager
     def reader(self) -> Generator[TursoReader]:
-        """Read chunks; nothing stays open between them."""
+        """Provide a reader of chunks, which keeps nothing open between chunks."""
         ways = Ways(self._config)
         try:
             yield TursoReader(ways, self._config.id, self._rules)
@@ -82,7 +82,7 @@ class TursoSnapshots:
             ways.close()
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - changes are kept by confirmation
-        """Return whether the tables are there, and changes are found."""
+        """Check that the tables exist, and that changes can be read."""
         way = self._ways.chosen(_QUESTION_SECONDS)
         found: list[Finding] = []
         with finding_errors("tables", found):
@@ -92,7 +92,7 @@ class TursoSnapshots:
         return found or [Finding("changes", "ok", f"mode {way.mode} keeps what was not read")]
 
     def guard(self, start: Position) -> list[Finding]:
-        """Check that all changes after `start` are still there; see `Snapshots.guard`."""
+        """Check that all changes after `start` still exist; see `Snapshots.guard`."""
         assert isinstance(start, TursoPosition)
         way = self._ways.of(start.mode)
         found: list[Finding] = []
@@ -154,9 +154,9 @@ class TursoReader:
     """Reads chunks, one after another.
 
     Attributes:
-        ways: The database.
+        ways: The modes of the database.
         source_id: `id` of the source.
-        rules: What is hidden of rows.
+        rules: The column rules.
     """
 
     ways: Ways
@@ -164,9 +164,9 @@ class TursoReader:
     rules: ColumnRules
 
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
-        """Read a chunk; see `sources.snapshot.ChunkReader`.
+        """Read a chunk; see `sources.snapshot.base.ChunkReader`.
 
-        All of it before this returns: the database is free again when its rows are taken.
+        All rows are read before this returns, so that the database is unlocked while they are processed.
         """
         mark = parse_position(watermark)
         assert isinstance(mark, TursoPosition)
@@ -208,7 +208,7 @@ def _batches(
 def _bounds(
     table: Definition, after: str | None, upto: str | None
 ) -> tuple[str, tuple[Value, ...]]:
-    """Return the condition for rows after one key up to another, and its parameters."""
+    """Return the SQL condition for rows after one key up to another, and its parameters."""
     key = table.table.primary_key
     found: list[str] = []
     parameters: list[Value] = []
@@ -228,7 +228,7 @@ def _bounds(
 def _compared(
     key: Sequence[str], operator: str, values: Sequence[Value]
 ) -> tuple[str, list[Value]]:
-    """Compare a key with values, column by column; the first column's own bound lets an index help."""
+    """Return the SQL condition that compares a key with values, in a form that can use an index."""
     first, *rest = key
     if not rest:
         return f"{identifier(first)} {operator} ?", [values[0]]
@@ -242,7 +242,7 @@ def _compared(
 
 
 def _whole_key(key: Sequence[str]) -> str:
-    """Return the condition that no part of a key is NULL."""
+    """Return the SQL condition that no column of a key is NULL."""
     return "(" + " AND ".join(f"{identifier(name)} IS NOT NULL" for name in key) + ")"
 
 

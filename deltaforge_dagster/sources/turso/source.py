@@ -1,8 +1,8 @@
-"""Turso, libSQL and SQLite as a source: a table of changes, or new rows, read at intervals.
+"""Turso, libSQL and SQLite as a source: a change table, or new rows, polled at intervals.
 
-There is no log that a server sends: a reading looks, hands on what it has found, and looks again after
-`poll_interval_ms`, or at once while there is more. A position belongs to a mode (`modes.mode`); the mode of a
-pipeline's first position stays, also under `cdc_mode: auto`.
+No server streams a log: the source polls, yields the changes that it found, and polls again after
+`poll_interval_ms`, or at once while there is more. A position belongs to a mode (`modes.mode`); a
+pipeline keeps the mode of its first position, even with `cdc_mode: auto`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.turso.config import TursoSourceConfig
+from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
+from deltaforge_dagster.sources.turso.connection.files import written
 from deltaforge_dagster.sources.turso.connection.hrana import ResponseTooLarge
 from deltaforge_dagster.sources.turso.connection.sessions import TursoSession
 from deltaforge_dagster.sources.turso.decode.changes import Batches, TursoChange
@@ -55,17 +56,17 @@ _HEAD_SECONDS = 2.0
 _START_SECONDS = 5.0
 _OPEN_SECONDS = 10.0
 _TIDY_SECONDS = 0.2
-"""How long deleting what every sink has may wait: it is tried again with the next look."""
+"""How long deleting delivered changes may wait for the write lock; it is tried again with the next poll."""
 
 _Answer = TypeVar("_Answer")
 
 
 class TursoSource:
-    """One database, as `sources.base.Source` promises.
+    """One database; implements `sources.base.Source`.
 
     Args:
         config: `spec.source.config` of the pipeline file.
-        columns: `spec.engine.columns`: what is hidden of rows.
+        columns: `spec.engine.columns`: the column rules.
     """
 
     def __init__(self, config: TursoSourceConfig, columns: ColumnOptions | None = None) -> None:
@@ -82,7 +83,7 @@ class TursoSource:
         return TursoSource, self._made_of
 
     def head(self) -> TursoPosition:
-        """Return the newest position now, within 2 seconds."""
+        """Return the newest position, within 2 seconds."""
         way = self._ways.chosen(_HEAD_SECONDS)
         return self._ask(way, way.log.newest, _HEAD_SECONDS)
 
@@ -90,10 +91,10 @@ class TursoSource:
         """Return the position to start at; create the change table and triggers if the file says so.
 
         Args:
-            at: A position to start at, if its changes are still there; None to let the mode choose.
+            at: A position to start at, if the changes after it still exist; None to let the mode choose.
 
         Raises:
-            PositionLost: Changes after `at` are no longer there.
+            PositionLost: Changes after `at` no longer exist.
             SourceMisconfigured: The database lacks what the mode needs.
         """
         if at is not None:
@@ -108,12 +109,12 @@ class TursoSource:
         return position
 
     def reset(self, *, dry_run: bool) -> list[str]:
-        """Return nothing: a table of changes, and triggers, can be read from as long as they are there."""
+        """Return an empty list: change table and triggers never become unusable."""
         del dry_run
         return []
 
     def definitions(self, start: Position) -> dict[str, str]:
-        """Return how tables were defined at a start position, in mode `native`."""
+        """Return the definitions of captured tables at a start position; empty except in mode `native`."""
         position = _own(start)
         log = self._of(position).log
         if not isinstance(log, NativeLog):
@@ -122,10 +123,10 @@ class TursoSource:
         return self._ask(way, lambda session: log.definitions(session, position), _START_SECONDS)
 
     def has_changes(self, after: Position) -> bool:
-        """Say whether a captured table changed after a position.
+        """Return whether a captured table has changes after a position.
 
         Raises:
-            PositionLost: What follows it is no longer there.
+            PositionLost: Changes after it no longer exist.
         """
         position = _own(after)
         way = self._of(position)
@@ -135,18 +136,29 @@ class TursoSource:
                 way, lambda session: way.log.has_changes(session, position), _HEAD_SECONDS
             )
         except ResponseTooLarge:
-            return True  # there is much
+            return True  # there are many changes
+
+    def log_ends(self, seconds: float) -> Generator[object]:  # noqa: ARG002 - no connection
+        """Yield when a database's files were written, and their sizes; see `base.WatchableSource`.
+
+        Nothing of a database on a server: there each question is a request that somebody pays for.
+        """
+        place = self._config.place
+        if isinstance(place, DatabaseFile):
+            while True:
+                yield written(place.path)
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Return what keeps changes from being found, after making triggers where the file says so.
+        """Create missing triggers if the pipeline file says so; return findings for changes that are not captured.
 
         Raises:
-            DeltaforgeError: The database cannot be asked, or another mode was configured.
+            DeltaforgeError: The database cannot be reached, or the pipeline file names another mode than the
+                position has.
         """
         at = None if position is None else _own(position)
         way = self._ways.chosen(_HEAD_SECONDS) if at is None else self._of(at)
         if way.mode == native.MODE:
-            return []  # one process at a time may open a file, and nothing in it decides what is seen
+            return []  # nothing in the database needs maintenance, and only one process may open a file
         self._make_triggers(way, _HEAD_SECONDS)
         found = preflight(way, self._ways, self._config, self._rules, at)
         return [
@@ -160,7 +172,7 @@ class TursoSource:
         *,
         snapshot: bool = False,  # noqa: ARG002 - who may read a database may read all of it
     ) -> list[Finding]:
-        """Return what is, and is not, as capture needs it, changing nothing."""
+        """Check the database for capture, without changing anything, as `Source.preflight` says."""
         at = None if position is None else _own(position)
         way = self._ways.chosen(_OPEN_SECONDS) if at is None else self._of(at)
         return preflight(way, self._ways, self._config, self._rules, at)
@@ -168,13 +180,13 @@ class TursoSource:
     def read(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Generator[ChangeBatch]:
-        """Yield every change after `start`, in the database's order, until closed.
+        """Yield every change after `start`, in the database's order, until the generator is closed.
 
         Raises:
-            PositionLost: What follows `start` is no longer there.
-            SourceUnavailable: The database is locked or cannot be reached, or the source was closed: read
-                again from the end of the last whole transaction.
-            SourceMisconfigured: The mode of the pipeline file is another one.
+            PositionLost: Changes after `start` no longer exist.
+            SourceUnavailable: The database is locked or cannot be reached, or the source was closed. Read
+                again from the end of the last complete transaction.
+            SourceMisconfigured: The pipeline file names another mode than the position has.
         """
         position = _own(start)
         yield from self._changes(self._of(position), position, limits, registry, tidy=True)
@@ -182,10 +194,10 @@ class TursoSource:
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Iterator[ChangeBatch]:
-        """Yield what `read` would, in mode `native`, whose table keeps what was captured.
+        """Yield what `read` yields, in mode `native`, whose change table retains captured changes.
 
         Raises:
-            NotAllowed: In the other modes it is gone.
+            NotAllowed: In the other modes, captured changes cannot be read again.
         """
         position = _own(start)
         way = self._of(position)
@@ -203,10 +215,10 @@ class TursoSource:
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of held events of one table, as if they had never been held.
+        """Decode the held events of one table, and yield the changes that `read` would have yielded.
 
         Raises:
-            UnsupportedEvent: It is still not certain what they mean.
+            UnsupportedEvent: The events still cannot be decoded.
         """
         at = _own(position)
         log = self._of(at).log
@@ -223,26 +235,26 @@ class TursoSource:
             yield with_tx_end(batches.batch([change], at))
 
     def confirm(self, position: Position) -> None:
-        """Let go of changes up to `position`: in mode `triggers` the reader deletes them soon."""
+        """Allow deleting the changes up to `position`; in mode `triggers` the reader then deletes them."""
         with self._lock:
             self._confirmed = _own(position)
 
     def close(self) -> None:
-        """End the reading; final."""
+        """End reading. The source cannot be used any more."""
         self._closed.set()
         self._ways.close()
 
     def identity(self) -> str:
-        """Return the file or URL: nothing in a database says which one it is."""
+        """Return the file or URL, because a database itself has no identifier."""
         return self._ways.where
 
     def relocate(self, position: Position, previous: str) -> Position:
-        """Return where reading goes on in another file or on another server: where it was.
+        """Return where reading continues if the file or URL has changed: at the same position.
 
-        In mode `polling` nothing tells whether it is the same database.
+        Checks that the database contains the position. In mode `polling` that cannot be verified.
 
         Raises:
-            PositionLost: The change of the position is not there.
+            PositionLost: The database does not contain the position's change.
         """
         at = _own(position)
         way = self._of(at)
@@ -251,7 +263,7 @@ class TursoSource:
         return at
 
     def tables(self) -> list[str]:
-        """Return `main.table` of every table that the patterns match now."""
+        """Return `main.table` of every existing table that the patterns match."""
         way = self._ways.chosen(_OPEN_SECONDS)
         found = self._ask(
             way, lambda session: captured(session, self._ways.captures), _OPEN_SECONDS
@@ -259,7 +271,7 @@ class TursoSource:
         return [one.table.full_name for one in found.values()]
 
     def schema(self, table: str) -> TableSchema:
-        """Return a table (`main.table`) as its rows show it now.
+        """Return the current columns and key of a table (`main.table`), under the column rules.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -267,10 +279,10 @@ class TursoSource:
         return self._rules.visible(self._definition(table, _OPEN_SECONDS).table)
 
     def database(self) -> None:
-        """Return nothing: full names of tables begin with `main`."""
+        """Return None: full names of tables include the database, `main`."""
 
     def details(self, table: str) -> TableDetails:
-        """Return what a table's statement (`main.table`) says and rows do not.
+        """Return the properties of a table (`main.table`) that are only in its `CREATE TABLE` statement.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -286,14 +298,14 @@ class TursoSource:
         return definition(found)
 
     def snapshots(self) -> TursoSnapshots:
-        """Return what reads the tables themselves."""
+        """Return the object that plans and reads snapshots of the tables."""
         return TursoSnapshots(self._config, self._rules)
 
     def _of(self, position: TursoPosition) -> Way:
-        """Return the way that a position belongs to.
+        """Return the mode that a position belongs to, with its database and log.
 
         Raises:
-            SourceMisconfigured: The pipeline file names another.
+            SourceMisconfigured: The pipeline file names another mode.
         """
         mode = self._config.cdc_mode
         if mode not in {"auto", position.mode}:
@@ -310,7 +322,7 @@ class TursoSource:
             return question(session)
 
     def _make_triggers(self, way: Way, seconds: float) -> None:
-        """Make table and triggers, if the file says so and they are not there as they have to be."""
+        """Create or update change table and triggers, if the pipeline file says so."""
         if way.mode != triggers.MODE or not self._config.auto_create_triggers:
             return
         with way.database.session(seconds) as session:
@@ -346,7 +358,7 @@ class TursoSource:
                 yield from self._wait(limits.max_wait)
 
     def _step(self, way: Way, reading: Reading, page: int) -> tuple[Step, int]:
-        """Look once; with fewer rows at a time where a server gives no answer that large."""
+        """Poll once, with a smaller page if the server refuses an answer of that size; return also the page size."""
         while True:
             try:
                 with way.database.session(_OPEN_SECONDS) as session:
@@ -357,7 +369,7 @@ class TursoSource:
                 page = max(page // 4, 1)
 
     def _wait(self, max_wait: float) -> Iterator[ChangeBatch]:
-        """Wait until it is time to look again, with an empty batch each `max_wait` seconds."""
+        """Wait until the next poll is due; yield an empty batch every `max_wait` seconds."""
         until = time.monotonic() + self._config.poll_interval_ms / 1000
         while (left := until - time.monotonic()) > 0:
             self._closed.wait(min(left, max_wait))
@@ -369,7 +381,7 @@ class TursoSource:
             raise SourceUnavailable(f"{self._ways.where}: the source was closed")
 
     def _delete(self, way: Way, deleted: TursoPosition) -> TursoPosition:
-        """Delete what was confirmed since the last time; return up to where."""
+        """Delete the changes that were confirmed since the last call; return the position up to which."""
         with self._lock:
             confirmed = self._confirmed
         if way.mode != triggers.MODE or confirmed is None or confirmed <= deleted:
@@ -378,7 +390,7 @@ class TursoSource:
             with way.database.session(_TIDY_SECONDS, write=True) as session:
                 triggers.forget(session, confirmed)
         except Retryable:
-            return deleted  # somebody else writes now
+            return deleted  # another connection has the write lock
         return confirmed
 
 

@@ -35,21 +35,21 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
     }
 
     def build(self, config: TursoSourceConfig, context: SourceContext) -> TursoSource:
-        """Return a source, connected to nothing."""
+        """Return a source, without connecting to the database."""
         from deltaforge_dagster.sources.turso.source import TursoSource  # noqa: PLC0415 - client library
 
         return TursoSource(config, context.engine.columns)
 
     def position(self, fields: Mapping[str, Any]) -> TursoPosition | None:
-        """Return the position in these fields, None if it has no `mode`."""
+        """Return the position in these fields; None if there is no `mode`."""
         return TursoPosition.from_fields(fields)
 
     def position_fields(self, config: TursoSourceConfig) -> tuple[PositionField, ...]:  # noqa: ARG002
-        """Return `sequence`."""
+        """Return the field `sequence`."""
         return (PositionField("sequence", "pos", "quoted number"),)
 
     def read_view(self, fields: Mapping[str, Any]) -> TursoReadView | None:
-        """Return the read view in these fields, None if it has no `mode`."""
+        """Return the read view in these fields; None if there is no `mode`."""
         from deltaforge_dagster.sources.turso.read_view import TursoReadView  # noqa: PLC0415 - Arrow
 
         return TursoReadView.from_fields(fields)
@@ -59,18 +59,18 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         return value_type(column.data_type)
 
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
-        """Return how many rows of the change table have no larger number."""
+        """Return how many of these rows have numbers up to that of `end`."""
         import numpy as np  # noqa: PLC0415 - slow to import
 
         assert isinstance(end, TursoPosition)
         return int(np.count_nonzero(rows.column("pos").to_numpy() <= (end.last_change_id or 0)))
 
     def table_variables(self, pattern: str) -> Mapping[str, str]:
-        """Return the table, and `main`, the only database."""
+        """Return the variables for the table, and for the database, which is always `main`."""
         return {"source.db": "main", "source.table": pattern}
 
     def names(self, config: TursoSourceConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
-        """Return how changes are found, and the change table if we make it."""
+        """Return the mode, and the name of the change table if we create it."""
         if not config.auto_create_triggers:
             return {"mode": config.cdc_mode}
         from deltaforge_dagster.sources.turso.modes.triggers import TABLE  # noqa: PLC0415 - Arrow

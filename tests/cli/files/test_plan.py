@@ -109,7 +109,7 @@ def test_a_changed_pipeline(store: StateStore, write: Write) -> None:
     ]
     text = shown(path)
     assert "changed spec.engine.range.max_seconds: 60.0 -> 7.0" in text
-    assert "later messages go there" in text
+    assert "messages after the checkpoint go there" in text
     assert planned(path) == plan  # looking changes nothing
 
 

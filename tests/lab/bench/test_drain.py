@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
 from deltaforge_lab.bench import drain
+from deltaforge_lab.bench.cost.stages import STAGES, stage_of, stage_seconds
+from deltaforge_lab.bench.cost.threads import ThreadUsage
 from deltaforge_lab.bench.drain import PAIRS
 from deltaforge_lab.bench.installation import Acknowledged, Installation
 from deltaforge_lab.bench.sources import BenchSource
@@ -146,7 +148,8 @@ def test_every_pair_is_measured(
 ) -> None:
     """A small backlog arrives completely, and the last line has every number, none of them zero.
 
-    The raw writes, which the same sink acknowledges later, do not count.
+    The raw writes, which the same sink acknowledges later, do not count. Every stage of the run is found by
+    the names of its threads.
     """
     write_raw = drain._write_raw
 
@@ -155,6 +158,17 @@ def test_every_pair_is_measured(
         return write_raw(installation)
 
     monkeypatch.setattr(drain, "_write_raw", much_later)
+    found_stages: set[str] = set()
+
+    def recorded(
+        threads: Iterable[ThreadUsage], store: Mapping[int, float], *, run: float, spark: float
+    ) -> dict[str, float]:
+        threads = list(threads)
+        found_stages.update(stage_of(one.name) for one in threads)
+        assert store.keys() & {one.id for one in threads if stage_of(one.name) == "capture"}
+        return stage_seconds(threads, store, run=run, spark=spark)
+
+    monkeypatch.setattr(drain, "stage_seconds", recorded)
 
     outcome = CliRunner().invoke(app, ["bench", pair, "--rows", "3000", "--json", *options])
 
@@ -168,6 +182,17 @@ def test_every_pair_is_measured(
     assert found["events_per_second"] == pytest.approx(3000 / found["seconds"], rel=0.01)
     assert set(found["cpu_seconds_per_million"]) == {"run", "spark", "source", "sink"}
     assert found["cpu_seconds_per_million"]["run"] > 0
+    assert found_stages == set(STAGES) - {"store"}
+    assert tuple(found["stage_seconds_per_million"]) == STAGES
+    assert sum(found["stage_seconds_per_million"].values()) == pytest.approx(
+        found["cpu_seconds_per_million"]["run"] + found["cpu_seconds_per_million"]["spark"],
+        abs=0.01,
+    )
+    busiest = found["busiest_threads"]
+    assert set(busiest) == {"run", "spark", "source", "sink"}
+    serial = max(busiest["run"]["seconds_per_million"], busiest["spark"]["seconds_per_million"])
+    assert found["serial_seconds_per_million"] == serial > 0
+    assert found["ceiling_events_per_second"] == round(1e6 / serial)
     assert 300 < found["peak_rss_mb"] <= sum(found["peak_rss_mb_by"].values()) + 1
     limits = found["limits"]
     assert limits["raw_read_per_second"] > 0

@@ -1,7 +1,7 @@
-"""Which server this is, and whether its log continues the one that was read.
+"""The server's identity, and whether its log continues the one that was read before.
 
 A MySQL server has a `server_uuid`. GTIDs mean the same on every server that has the transactions; a
-file and an offset mean something on the server that wrote the file.
+file and an offset are meaningful only on the server that wrote the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltaforge_dagster.tables import Column, TableSchema
 
 
 def identity(session: MysqlSession) -> str:
-    """Return `server_uuid`, or what comes nearest to it on a server that has none (MariaDB)."""
+    """Return `server_uuid`; on MariaDB, which has none, `server_uid` or `server_id`."""
     rows = session.rows(
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid', 'server_id')"
     )
@@ -24,11 +24,11 @@ def identity(session: MysqlSession) -> str:
 
 
 def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> BinlogPosition:
-    """Return where reading goes on, on another server than before: behind the same GTIDs.
+    """Return where reading continues on a new server: after the same GTIDs.
 
     Raises:
-        PositionLost: The position has no GTIDs, or the server lacks some of them, or has purged the
-            log after them.
+        PositionLost: The position has no GTIDs, or the server has not executed all of them, or it has
+            purged the log after them.
     """
     if position.gtid_set is None:
         raise PositionLost(
@@ -40,9 +40,9 @@ def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> Bin
 
 
 def sent_schema(session: MysqlSession, where: str, table: str) -> TableSchema:
-    """Return `database.table` as its rows would be registered now.
+    """Return the table version that rows of `database.table` would have now.
 
-    The type of a column that is not decoded is left empty.
+    The type of a column that cannot be decoded is empty.
 
     Raises:
         SourceMisconfigured: There is no such table.

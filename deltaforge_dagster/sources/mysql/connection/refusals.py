@@ -1,8 +1,8 @@
-"""What MySQL refused, as one error of our tree with one clear sentence.
+"""Translate errors of MySQL into the errors of this package.
 
-Decided by the error's number (manual: "Server Error Message Reference"), except for 1236, which
-covers everything that can end a dump of the binary log: its reasons are English words in the
-server's source (`rpl_binlog_sender.cc`). Server text is repeated only where it cannot hold a value
+The error number decides (manual: "Server Error Message Reference"). Error 1236 stands for everything that
+can end a dump of the binary log, so there the English words of its message decide, as they are in the
+server's source (`rpl_binlog_sender.cc`). The server's text is repeated only if it cannot contain a value
 of a row.
 """
 
@@ -40,7 +40,7 @@ _REFUSALS: dict[int, tuple[type[DeltaforgeError], str]] = {
     3118: (AuthFailed, "the account of user {user!r} is locked"),
     3159: (SourceMisconfigured, "the server takes only encrypted connections; see ssl-mode of the DSN"),
 }  # fmt: skip
-"""Every other number may pass: try again."""
+"""By error number: error class and text. Any other number becomes `SourceUnavailable`, which is retried."""
 
 _TAKEN_OVER = (
     "another reader with the same replication server id took over; give each source an id of its "
@@ -68,13 +68,13 @@ _DUMP_ENDS: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
 
 
 def translate(number: int, message: str, where: str, user: str) -> DeltaforgeError:
-    """Return the error for a refusal of the server.
+    """Return our error for an error of the server.
 
     Args:
-        number: Its error number, or one of the client's (2000 and more).
+        number: The server's error number, or one of the client's (2000 and more).
         message: Its text; only the first line is used.
-        where: The server, as in `Server.where`.
-        user: The user we are logged in as.
+        where: The server's address, as in `MysqlSourceServer.where`.
+        user: The user as whom we are logged in.
     """
     text = one_line(message)
     if number == _DUMP_ENDED:
@@ -95,7 +95,7 @@ def may_not_replicate(where: str, user: str) -> PermissionMissing:
 
 
 def lost(where: str, why: str) -> PositionLost:
-    """Return the error for a position that the binary log does not hold."""
+    """Return the error for a position after which the binary log is not available."""
     return PositionLost(f"{where}: {why}. Re-snapshot required")
 
 

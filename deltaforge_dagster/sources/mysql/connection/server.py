@@ -1,9 +1,9 @@
-"""Connections to a MySQL server: where it is, how to ask it something, and how to read its log.
+"""Connections to a MySQL server, for queries and for reading its log.
 
-Everything goes through PyMySQL, one short-lived connection each, with an end in time that holds
+Queries go through PyMySQL, on short-lived connections with a total time limit that holds
 whatever the server or the network does. To read the log, PyMySQL does the handshake and sends the
-command; what the server sends from then on is read from the connection's socket into large buffers.
-After a command was sent PyMySQL has read nothing ahead, so no byte is missed.
+command; everything after that is read from the connection's socket into large buffers.
+PyMySQL reads nothing ahead after it has sent a command, so no byte is missed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TLS_ERROR = 2026
 
 
 class MysqlSession:
-    """A connection for a few statements, each its own transaction."""
+    """A connection for a few statements, with autocommit."""
 
     def __init__(self, connection: pymysql.Connection) -> None:
         self._connection = connection
 
     @property
     def server_version(self) -> str:
-        """As the server's greeting says it: `8.0.15`, `5.5.5-10.11.6-MariaDB-log`."""
+        """The version text of the server's greeting: `8.0.15`, `5.5.5-10.11.6-MariaDB-log`."""
         return str(self._connection.get_server_info())
 
     @property
@@ -52,13 +52,13 @@ class MysqlSession:
         return tuple(map(int, found.groups())) if found else ()
 
     def rows(self, statement: str, *parameters: object) -> list[dict[str, Any]]:
-        """Return what a statement finds, by the columns' names."""
+        """Run a statement and return its rows, with the values by column name."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement, parameters or None)
             return list(cursor.fetchall())
 
     def texts(self, statement: str) -> list[tuple[bytes | None, ...]]:
-        """Return what a statement finds as the server sends it, without any conversion."""
+        """Run a statement and return its rows, with the values as the server sends them, unconverted."""
         connection = self._connection
         usual = connection.decoders, connection.use_unicode
         connection.decoders, connection.use_unicode = {}, False
@@ -70,7 +70,7 @@ class MysqlSession:
             connection.decoders, connection.use_unicode = usual
 
     def rows_or_refusal(self, statement: str, refusal: int) -> list[dict[str, Any]] | None:
-        """Return what a statement finds; None where the server refuses it with that number."""
+        """Run a statement and return its rows; None if the server refuses it with error number `refusal`."""
         try:
             return self.rows(statement)
         except pymysql.MySQLError as error:
@@ -79,7 +79,7 @@ class MysqlSession:
             raise
 
     def refusal(self, statement: str) -> int | None:
-        """Return the number with which the server refuses a statement, None where it does not."""
+        """Run a statement; return the error number if the server refuses it, else None."""
         try:
             self.rows(statement)
         except pymysql.MySQLError as error:
@@ -89,10 +89,11 @@ class MysqlSession:
 
 @dataclass(frozen=True, slots=True)
 class MysqlSourceServer:
-    """The server and user of one pipeline's source.
+    """The server of one pipeline's source, and the login to it.
 
     Attributes:
-        program: How our sessions show in `performance_schema.session_connect_attrs`.
+        dsn: Address and login.
+        program: `program_name` of our sessions in `performance_schema.session_connect_attrs`.
     """
 
     dsn: MysqlDsn
@@ -100,32 +101,33 @@ class MysqlSourceServer:
 
     @classmethod
     def from_dsn(cls, dsn: str, program: str) -> MysqlSourceServer:
-        """Return the server that `dsn` names.
+        """Return the server for a MySQL URL.
 
         Raises:
-            SpecError: `dsn` is no MySQL URL; the message repeats nothing of it.
+            SpecError: `dsn` is not a MySQL URL. The message quotes at most the name of an option and the
+                `ssl-mode`.
         """
         return cls(mysql_dsn(dsn), program)
 
     @property
     def where(self) -> str:
-        """`MySQL host:port`, for messages."""
+        """`MySQL host:port`, for error messages."""
         return f"MySQL {self.dsn.host}:{self.dsn.port}"
 
     @property
     def user(self) -> str:
-        """The user we log in as."""
+        """The user as whom we log in."""
         return self.dsn.user
 
     @contextmanager
     def query(self, seconds: float) -> Generator[MysqlSession]:
         """Open a connection for a few statements.
 
-        Everything together may take `seconds`: then the connection is cut, even if the server
-        hangs. Errors of PyMySQL that leave the block are translated to ours.
+        After `seconds` in total, the connection is shut down, even if the server hangs. Errors of PyMySQL
+        that leave the block are translated into ours.
 
         Raises:
-            DeltaforgeError: Whatever the server refused, as in `refusals`.
+            DeltaforgeError: As `refusals` translates the server's error.
         """
         with self._connected(seconds) as connection:
             yield MysqlSession(connection)
@@ -139,10 +141,10 @@ class MysqlSourceServer:
             settings: Statements to run first, such as `SET @source_binlog_checksum = 'CRC32'`.
             command: Number of the command.
             body: Payload of the command.
-            seconds: Timeout for all of this.
+            seconds: Time limit for connecting and sending everything.
 
         Raises:
-            DeltaforgeError: Whatever the server refused.
+            DeltaforgeError: As `refusals` translates the server's error.
         """
         with self._connected(seconds) as connection:
             for statement in settings:
@@ -154,10 +156,10 @@ class MysqlSourceServer:
             return connected
 
     def connect(self, seconds: float) -> pymysql.Connection:
-        """Open a connection within some seconds, which then lasts.
+        """Open a connection within `seconds`; once it is open, it has no time limit.
 
         Raises:
-            DeltaforgeError: Whatever the server refused.
+            DeltaforgeError: As `refusals` translates the server's error.
         """
         tls = self._tls()
         opened = self._open(min(seconds, _CONNECT_SECONDS))
@@ -171,7 +173,13 @@ class MysqlSourceServer:
     def problem(
         self, error: pymysql.MySQLError, cutter: SocketTimeLimit | None = None, seconds: float = 0
     ) -> DeltaforgeError:
-        """Return what an error means on a connection that `time_limit` was to cut after `seconds`."""
+        """Return our error for an error of PyMySQL.
+
+        Args:
+            error: The error.
+            cutter: The time limit of the connection; if it has fired, it is the cause.
+            seconds: How long that limit was.
+        """
         if cutter is not None and cutter.fired:
             return SourceUnavailable(f"{self.where}: no answer within {seconds:g} s")
         return self._problem(error)
@@ -223,20 +231,20 @@ class MysqlSourceServer:
             defer_connect=True,
         )
         if dsn.ssl_mode == "PREFERRED":
-            # PyMySQL's own way to this mode reads every certificate of the system, and uses none.
+            # PyMySQL's own code for this mode loads all of the system's certificates and uses none.
             connection.ssl, connection._ssl_required, connection.ctx = True, False, tls  # noqa: SLF001
         try:
             connection.connect(opened)
         except pymysql.MySQLError:
             raise
-        except Exception as error:  # noqa: BLE001 - a foreign handshake; whatever it is, nobody is there
+        except Exception as error:  # noqa: BLE001 - a bad handshake may make PyMySQL raise anything
             raise pymysql.OperationalError(
                 2013, f"the handshake failed ({type(error).__name__})"
             ) from None
         return connection
 
     def _tls(self) -> ssl.SSLContext | None:
-        """Return a context that checks as much of the server as the DSN asks for."""
+        """Return a TLS context that verifies the server as `ssl-mode` says; None for DISABLED."""
         dsn = self.dsn
         if dsn.ssl_mode == "DISABLED":
             return None
@@ -257,7 +265,7 @@ class MysqlSourceServer:
         return context
 
     def _problem(self, error: pymysql.MySQLError) -> DeltaforgeError:
-        cause = getattr(error, "original_exception", None)  # of an OSError in the handshake
+        cause = getattr(error, "original_exception", None)  # PyMySQL wraps an OSError
         if isinstance(cause, ssl.SSLError):
             return translate(_TLS_ERROR, f"no TLS ({cause.reason})", self.where, self.user)
         number = _number(error)

@@ -1,4 +1,4 @@
-"""What the server says about its binary log: settings, where it ends, what is still there.
+"""Query the server about its binary log: settings, where it ends, and whether a position is still available.
 
 Manual: "Binary Logging Options and Variables", "SHOW BINARY LOG STATUS" (before MySQL 8.2: "SHOW
 MASTER STATUS"), "SHOW BINARY LOGS". MariaDB's manual: "Global Transaction ID", "BINLOG_GTID_POS".
@@ -22,10 +22,10 @@ _WANTED = {
     "log_bin": ("ON", "start the server with --log-bin"),
     "binlog_format": ("ROW", "run: SET PERSIST binlog_format = ROW, and reconnect what writes"),
 }  # fmt: skip
-"""Per variable: what it must be where the server has it, and how to get there."""
+"""Per variable: the required value, if the server has the variable, and how to set it."""
 
 FILE_START = 4
-"""Where the first event of a file stands, behind its magic number."""
+"""Offset of the first event of a file, after the magic number."""
 
 _EXECUTED_SECONDS = 5.0
 _NO_SUCH_PLACE = 1220
@@ -36,17 +36,17 @@ class BinlogSettings:
     """The server's settings that decide how its log is read.
 
     Attributes:
-        gtids: Every transaction has a GTID, and reading may start from a set of them.
+        gtids: Whether every transaction has a GTID, so that reading can start from a GTID set.
     """
 
     gtids: bool
 
 
 def facts(session: MysqlSession, where: str) -> BinlogSettings:
-    """Return what the server is, once it is as needed.
+    """Check the server's version and settings, and return the settings that matter for reading.
 
     Raises:
-        SourceMisconfigured: Another product, an old version, or a setting; the message has the
+        SourceMisconfigured: The version is too old, or a setting is wrong; the message has the
             statement that changes it.
     """
     if session.version < (_OLDEST_MARIADB if session.is_mariadb else _OLDEST):
@@ -70,9 +70,9 @@ def facts(session: MysqlSession, where: str) -> BinlogSettings:
 
 
 def lasting(session: MysqlSession, statement: str) -> str:
-    """Return a statement that sets a variable as this server can: only MySQL 8 has SET PERSIST.
+    """Return a `SET PERSIST` statement as is for MySQL 8, and as `SET GLOBAL` for other servers.
 
-    Elsewhere it holds until the next restart, and belongs into the configuration file as well.
+    `SET GLOBAL` lasts until the next restart, so the setting belongs in the configuration file as well.
     """
     if session.version >= (8,) and not session.is_mariadb:
         return statement
@@ -80,10 +80,10 @@ def lasting(session: MysqlSession, statement: str) -> str:
 
 
 def tail(session: MysqlSession, where: str, *, gtids: bool) -> BinlogPosition:
-    """Return where the log ends now: file, offset and, with GTIDs, every one executed.
+    """Return the log's current end: file, offset and, with `gtids`, the executed GTID set.
 
-    With GTIDs the set is the position, and the rest says roughly where that is: a busy server's
-    log has grown between the two answers.
+    With GTIDs, the set is the exact position, and file and offset are approximate: on a busy server the
+    log grows between the two queries.
     """
     found = status(session)
     if found is None:
@@ -93,7 +93,7 @@ def tail(session: MysqlSession, where: str, *, gtids: bool) -> BinlogPosition:
 
 
 def status(session: MysqlSession) -> dict[str, Any] | None:
-    """Return the log's newest file, where that ends, and which databases are left out; None without a log."""
+    """Return the row of `SHOW BINARY LOG STATUS`: newest file, its end, database filters; None without a log."""
     found = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
     if found is None:  # before MySQL 8.2
         found = session.rows("SHOW MASTER STATUS")
@@ -101,19 +101,22 @@ def status(session: MysqlSession) -> dict[str, Any] | None:
 
 
 def check_grants(session: MysqlSession) -> None:
-    """Ask for the beginning of the log, which takes the same privilege as reading it."""
+    """Query the first event of the log, which needs the same privilege as reading the log.
+
+    Raises the driver's error if the privilege is missing.
+    """
     session.rows("SHOW BINLOG EVENTS LIMIT 1")
 
 
 def executed(session: MysqlSession) -> str:
-    """Return every GTID that the server has executed, or of MariaDB the last one of each domain."""
+    """Return the GTID set that the server has executed; for MariaDB the last GTID of each domain."""
     if session.is_mariadb:
         return str(DomainGtids.parse(_global(session, "gtid_binlog_pos")))
     return str(GtidSet.parse(_global(session, "gtid_executed")))
 
 
 def _purged(session: MysqlSession) -> str:
-    """Return those that the log no longer has."""
+    """Return the GTIDs of transactions that were purged from the log."""
     if session.is_mariadb:
         oldest = next(iter(log_files(session)))
         return str(_domains_before(session, oldest, FILE_START) or DomainGtids())
@@ -121,7 +124,7 @@ def _purged(session: MysqlSession) -> str:
 
 
 def domains_at(session: MysqlSession, where: str, position: BinlogPosition) -> DomainGtids:
-    """Return the last GTID of each domain of MariaDB before an offset of a file.
+    """Return MariaDB's last GTID of each domain before an offset of a file.
 
     Raises:
         PositionLost: The log does not have the file.
@@ -140,11 +143,11 @@ def _domains_before(session: MysqlSession, file: str, pos: int) -> DomainGtids |
 def check_held(
     session: MysqlSession, where: str, position: BinlogPosition, found: BinlogSettings
 ) -> None:
-    """See to it that the log still has everything after `position`.
+    """Check that the log still has everything after `position`.
 
     Raises:
-        PositionLost: It has not, or it is another log.
-        SourceMisconfigured: The position needs GTIDs, and they were switched off.
+        PositionLost: It does not, or this is another server's log.
+        SourceMisconfigured: The position is a GTID set, but GTIDs are switched off now.
     """
     if position.gtid_set is None:
         _check_file(session, where, position)
@@ -176,14 +179,15 @@ def log_files(session: MysqlSession) -> dict[str, int]:
 
 
 def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition) -> None:
-    """See to it that the next transaction has a GTID.
+    """Check that the first transaction after the position has a GTID.
 
-    By GTIDs the server begins at the newest file that only lacks what the reader has. Transactions
-    in the files before, logged while gtid_mode was not ON, it passes over without a word.
+    To a reader that starts from a GTID set, the server sends the log from the newest file before which the
+    reader has every GTID. It silently skips transactions without GTID in earlier files, which were
+    logged while gtid_mode was not ON.
     """
     files = list(log_files(session))
     if position.file not in files:
-        return  # another server's
+        return  # the position was captured on another server, with other file names
     begin = f" FROM {position.pos:d}"
     for file in files[files.index(position.file) :]:
         query = f"SHOW BINLOG EVENTS IN '{file}'{begin} LIMIT 10"

@@ -1,1 +1,1 @@
-"""From bytes of the binary log to change batches; `decoder` is the entrance."""
+"""From bytes of the binary log to change batches; `decoder` is the entry point."""

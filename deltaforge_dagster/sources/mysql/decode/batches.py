@@ -1,4 +1,4 @@
-"""Build record batches of the change frame out of scanned rows."""
+"""Build record batches of the change frame from scanned rows."""
 
 from __future__ import annotations
 
@@ -55,17 +55,14 @@ from deltaforge_dagster.sources.rows.hiding import Shown
 from deltaforge_dagster.sources.rows.texts import RowTexts
 
 _MAX_TEXT = (1 << 31) - 1
-"""Arrow's string arrays end here."""
+"""The most bytes that an Arrow string array can contain."""
 
 DDL_TABLE = "_ddl"
-"""Stands for the table in rows of statements that are not about one."""
+"""The table name in rows for DDL statements."""
 
 
 def gtid_prefix(sid: bytes, tag: str, *, of_mariadb: bool = False) -> str:
-    """Return what a GTID has before its number: the server's UUID, and the tag if there is one.
-
-    Of MariaDB it is the domain and the server's id.
-    """
+    """Return the part of a GTID before its number: `uuid:` or `uuid:tag:`; for MariaDB `domain-server-`."""
     if of_mariadb:
         return "{}-{}-".format(*struct.unpack(">QQ", sid))
     return f"{uuid.UUID(bytes=sid)}:{tag}:" if tag else f"{uuid.UUID(bytes=sid)}:"
@@ -73,7 +70,7 @@ def gtid_prefix(sid: bytes, tag: str, *, of_mariadb: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowLocation:
-    """What a row is about, and where it stands: as the columns of those names in the frame."""
+    """Operation, table and log position of a row, named as in the change frame."""
 
     op: str
     db: str
@@ -84,7 +81,7 @@ class RowLocation:
 
 
 class MysqlBatchWriter:
-    """Writes rows of one stream into record batches; its scratch memory is used again and again."""
+    """Writes the rows of one stream into record batches; reuses its scratch memory for each."""
 
     def __init__(
         self,
@@ -106,7 +103,7 @@ class MysqlBatchWriter:
         self.tags: dict[int, str] = {0: ""}
 
     def statement(self, query: QueryEvent, place: RowLocation, line: Longs) -> pa.RecordBatch:
-        """Return the row of a statement; `line` is that of its transaction."""
+        """Return a batch with the row of a statement; `line` is the line of its transaction (`TX_*`)."""
         rows = np.zeros((1, ROW_WIDTH), np.int64)
         rows[0, ROW_INDEX] = place.row
         txs = line.reshape(1, -1)
@@ -138,9 +135,11 @@ class MysqlBatchWriter:
         txs: Longs,
         file: str,
     ) -> tuple[pa.RecordBatch | None, int, DeltaforgeError | None]:
-        """Write `rows[first:last]`, or as many as fit, at least one.
+        """Write `rows[first:last]`, or as many of them as fit, but at least one.
 
-        Returns the batch, the row after it, and the error that this row makes, if any.
+        Returns:
+            The batch (None if the first row fails), the number of the row after it, and the error at
+            that row, or None.
         """
         stop, error = self._write_texts(source, rows, first, last, file)
         if stop == first:
@@ -160,7 +159,7 @@ class MysqlBatchWriter:
     def _write_texts(
         self, source: Bytes, rows: Longs, first: int, last: int, file: str
     ) -> tuple[int, DeltaforgeError | None]:
-        """Write the row images; return the row after them, and the error that this row makes."""
+        """Write the row images; return the number of the row after the last one, and the error at that row."""
         versions, layout, scratch = self._versions, self._versions.layout, self._texts
         while True:
             stop = int(
@@ -200,7 +199,7 @@ class MysqlBatchWriter:
                 )
 
     def _stopped_at(self, row: Longs, file: str) -> DeltaforgeError:
-        """Return the error for what `write_changes` reported of `row`."""
+        """Return the error for the code that `write_changes` reported at `row`."""
         column = int(self._report[COLUMN])
         version = int(row[ROW_TABLE])
         ordinal = column - int(self._versions.tables[version, TABLE_FIRST])
@@ -248,7 +247,7 @@ class MysqlBatchWriter:
         return record_batch(columns, count)
 
     def _outbox_schema(self, table: Longs) -> dict[str, pa.Array[Any]]:
-        """Return the column `schema`, which only changes of outboxes have, if any is among the rows."""
+        """Return the column `schema`, if any of the rows is of an outbox; other rows have none."""
         if not self._outboxes:
             return {}
         new = self._versions.schemas[len(self._in_outbox) :]
@@ -265,7 +264,7 @@ def _one(text: str) -> pa.DictionaryArray[Any, Any]:
 
 
 def _tx_ids(txs: Longs, codes: Longs, tags: Mapping[int, str]) -> pa.DictionaryArray[Any, Any]:
-    """Return the GTIDs of the transactions that `codes` name as text, null where there is none."""
+    """Return for each code the GTID of the transaction `txs[code]` as text; null if it has none."""
     sources = txs[:, (TX_A, TX_B, TX_TAG)]
     changed = np.any(sources[1:] != sources[:-1], axis=1)
     places = np.concatenate([[0], np.cumsum(changed)])

@@ -1,14 +1,14 @@
 """From bytes of the binary log to change batches: the decoder of the MySQL source.
 
-A `MysqlDecoder` is given the dump stream in read buffers, as the socket fills them, and returns record
-batches in the columns of `frame.CAPTURED`. A buffer is handled in rounds: `scan` notes the changes and
-transactions in it until something stops it, `write_changes` writes their row images, and the rest of
-the columns is put around them in bulk (`transaction_assembler`). Python acts once per buffer and for rare events
-(`non_row_events`), never per row. The decoder has no socket, no thread and no clock: what comes out depends
-on what went in, wherever it is cut.
+A `MysqlDecoder` gets the dump stream in read buffers, as the socket fills them, and returns record
+batches with the columns of `frame.CAPTURED`. A buffer is handled in rounds: `scan` records the changes and
+transactions in it until an event stops it, `write_changes` writes their row images, and the other
+columns are added in bulk (`transaction_assembler`). Python code runs once per buffer and for infrequent
+events (`non_row_events`), never per row. The decoder has no socket, no thread and no clock: its output
+depends only on the bytes of the stream, not on how they are divided into buffers.
 
-Some events hold others, or call back earlier ones: a compressed transaction, the commit of a prepared
-one. Those go through the same rounds, as streams within the stream (`nested`), a block at a time.
+Some events contain others, or bring back earlier ones: a compressed transaction, the commit of a prepared
+one. Those go through the same rounds, as streams within the stream (`events.nested_events`), a block at a time.
 """
 
 from __future__ import annotations
@@ -81,13 +81,12 @@ class DecodedBinlog:
     """What a read buffer contained.
 
     Attributes:
-        consumed: Bytes that are done with; the rest is to stand at the start of the next buffer.
+        consumed: Number of bytes that were decoded; the rest must be at the start of the next buffer.
         batches: Changes and idle progress, in log order.
-        foreign: `ERR` or `EOF` for a packet that is no event and ends the stream, else ""; it
-            stands at `consumed`.
-        error: Why decoding cannot go on, to be raised after `batches` were handed on.
-        again: There is more in what was fed: drop what is consumed, and feed the rest, even if it is
-            nothing, before new bytes.
+        foreign: `ERR` or `EOF` if the packet at `consumed` is not an event and ends the stream, else "".
+        error: Why decoding cannot continue; raise it after `batches` were passed on.
+        again: Decoding of this buffer is not finished: drop the consumed bytes, and feed the rest, even if
+            it is empty, before receiving more.
     """
 
     consumed: int
@@ -100,12 +99,20 @@ class DecodedBinlog:
 class MysqlDecoder:
     """Decodes one dump stream, from the first packet after the command to its end.
 
-    Changes of tables for which `captures(database, table)` is false are passed over, but counted,
-    so that ids do not depend on the choice of tables. `forms` says how
-    values look where there is a choice. Events of the tables in `held`, and of those that nobody
-    knows the columns of, are returned undecoded, to be held (`held_events`). With `until`, the end of a
-    transaction, nothing behind it is decoded. Changes of `outboxes` are marked as such.
-    `rules` say what is hidden of columns.
+    Args:
+        source_id: `id` of the source, on which event ids depend.
+        progress: Turns transactions and offsets into positions.
+        registry: Where table versions are registered.
+        catalog: Provides names, labels and keys that the log lacks.
+        captures: Returns whether changes of (database, table) are captured. Others are skipped, but
+            counted, so that ids do not depend on the choice of tables.
+        prepared: Finds the rows of prepared XA transactions that are not in memory.
+        forms: The formats of values where there is a choice.
+        held: Full names of tables whose events are returned undecoded, with the reasons. Tables whose
+            columns are not certain are added.
+        until: The end of a transaction after which nothing is decoded; None for no limit.
+        outboxes: Tables whose changes are marked as those of an outbox.
+        rules: The column rules.
     """
 
     _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents
@@ -138,7 +145,7 @@ class MysqlDecoder:
         self._writer = MysqlBatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
         self._found = TransactionAssembler(self._writer, progress)
         self._state = self._found.state
-        self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
+        self._state[CHECKSUM] = 1  # as requested, until a FORMAT_DESCRIPTION says otherwise
         self._non_row = self._non_row_events(
             self._found,
             self._writer,
@@ -152,10 +159,10 @@ class MysqlDecoder:
         self._error: DeltaforgeError | None = None
 
     def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedBinlog:
-        """Decode `data[:length]`: the bytes the last call left over, and new ones behind them.
+        """Decode `data[:length]`: the bytes that the last call did not consume, followed by new ones.
 
-        `data` may be overwritten as soon as this returns. Never raises an error of the tree by
-        itself: see `DecodedBinlog.error`. A decoder that returned one returns it again.
+        `data` may be overwritten as soon as this returns. Errors are returned as `DecodedBinlog.error`, not
+        raised. After an error, every call returns it again.
         """
         source = read_only(data)[:length]
         state = self._state
@@ -187,7 +194,7 @@ class MysqlDecoder:
         )
 
     def _round(self, source: Bytes) -> int:
-        """Scan once, hand on what was found, act where Python has to; return why it stopped."""
+        """Scan once, make batches of what was found, handle the event that stopped the scan; return the stop code."""
         state, versions, found = self._state, self._versions, self._found
         found.begin_round()
         begun = int(state[OFFSET])
@@ -215,7 +222,7 @@ class MysqlDecoder:
         return stop
 
     def _fail(self, error: DeltaforgeError) -> None:
-        """Stop at an error, which says where it is."""
+        """Store the error, with its place in the log, so that decoding stops."""
         where = self._where()
         if type(error) in (CorruptLog, UnsupportedEvent) and where not in str(error):
             placed = type(error)(f"{error}, {where}")
@@ -224,7 +231,7 @@ class MysqlDecoder:
         self._error = error
 
     def _joined(self, source: Bytes) -> bool:
-        """Decode the event in several packets at the offset; False when it is not whole."""
+        """Decode the event at the offset, which is in several packets; return False if it is incomplete."""
         state = self._state
         at = int(state[OFFSET])
         begun = at
@@ -236,7 +243,7 @@ class MysqlDecoder:
             size = int.from_bytes(source[at : at + 3].tobytes(), "little")
             if source.size - at - 4 < size:
                 return False
-            # Only the first packet has the byte that says what it is.
+            # Only the first packet has the status byte before the event.
             parts.append(source[at + (4 if parts else 5) : at + 4 + size])
             at += 4 + size
         event = read_only(np.concatenate(parts))
@@ -275,13 +282,15 @@ class MysqlDecoder:
         state[OFFSET], state[BARE] = offset, 0
 
     def forget_tables(self) -> None:
-        """Let every table be described again."""
+        """Forget the TABLE_MAP events in force, after a statement that may have changed tables."""
         self._versions.forget()
 
     def decode_held(self, kept: HeldRows, *, last: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of a rows event that was kept back, in its place in the log.
+        """Yield the changes of a held rows event, with their original positions and ids.
 
-        `last` says whether it is the last one that was kept of its transaction.
+        Args:
+            kept: The event.
+            last: Whether it is the last held event of its transaction.
 
         Raises:
             UnsupportedEvent: The columns of its table are still not known.
@@ -312,23 +321,23 @@ class MysqlDecoder:
 
 
 class LogPlaces:
-    """Positions of events by their place in the log alone, without a set of executed GTIDs."""
+    """A position tracker without GTIDs: positions consist of file and offset only."""
 
     def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
-        """Return the place."""
+        """Return the file position; ignore the GTIDs."""
         del gtids
         return self.within(file, pos)
 
     def within(self, file: str, pos: int) -> Position:
-        """Return the place."""
+        """Return the file position."""
         return BinlogPosition(file, pos)
 
 
 class _NothingPrepared:
-    """Held rows of a prepared transaction were kept when it was committed."""
+    """Finds no prepared transactions: held events contain the rows of XA transactions themselves."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Refuse."""
+        """Raise `UnsupportedEvent`: held events never refer to earlier rows in the log."""
         raise UnsupportedEvent(f"XA transaction {xid} among held events at {until.file}")
 
 
@@ -342,20 +351,20 @@ def decode_held(
     outboxes: MysqlOutboxTables = NO_OUTBOX,
     rules: ColumnRules = NO_RULES,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the changes of held events of one table, as if they had never been held.
+    """Decode the held events of one table, and yield the changes that a stream would have yielded.
 
     Args:
-        events: `Held...data()` of `held_events`, in log order.
-        tables: What is known of tables; follows the statements among the events.
-        source_id: As of the source, since ids of events depend on it.
-        registry: Where versions are registered.
-        forms: How values look.
-        outboxes: Tables whose changes are marked as those of outboxes.
-        rules: What is hidden of columns.
+        events: Serialized held items (`held_events`), in log order.
+        tables: The definitions of tables; updated by the statements among the events.
+        source_id: `id` of the source, on which event ids depend.
+        registry: Where table versions are registered.
+        forms: The formats of values where there is a choice.
+        outboxes: Tables whose changes are marked as those of an outbox.
+        rules: The column rules.
 
     Raises:
         UnsupportedEvent: The columns of the table are still not known.
-        CorruptLog: What was kept is not whole.
+        CorruptLog: A held event is damaged.
     """
     decoder = MysqlDecoder(
         source_id=source_id,

@@ -1,13 +1,12 @@
-"""Held events of a MySQL log: what is kept of them, and how they are decoded later.
+"""Held events of a MySQL log: their serialized form, and the catalog with which they are decoded later.
 
-Of a table whose columns nobody knows every event is kept that its changes depend on, in log order:
+For a held table, everything that its changes depend on is kept, in log order:
 
-- its rows: the event itself, the TABLE_MAP event that describes its table, and where it stands: the
-  transaction (a line of `layout.TX_*`), how many changes of it come before, file and offset. So the
-  changes get the ids, positions and times that they would have had;
-- a TRUNCATE: the finished row of the change frame;
-- while a table is held, every statement that defines tables: it may change how rows behind it are
-  read.
+- each rows event, with the TABLE_MAP event that describes its table, and its place in the log: the
+  transaction (a line of `layout.TX_*`), the number of earlier changes in it, file and offset. So the
+  changes later get the ids, positions and times that they would have had;
+- a TRUNCATE, as the finished row of the change frame;
+- every statement that defines tables, because it may change how later rows are decoded.
 
 Each is one byte string (`base.pack_held`).
 """
@@ -38,15 +37,15 @@ from deltaforge_dagster.sources.mysql.schema.definitions import (
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
-    """A rows event.
+    """A held rows event.
 
     Attributes:
-        file, pos: Where it ends.
+        file, pos: Where the event ends in the log.
         tx: The line of its transaction, `layout.TX_*`.
-        tag: The tag of its GTID.
-        index: Changes of the transaction before it.
-        table_map: Body of the TABLE_MAP event.
-        event: The event, without a checksum.
+        tag: The tag of the transaction's GTID.
+        index: Number of changes of the transaction before it.
+        table_map: Body of the TABLE_MAP event that describes the table.
+        event: The event with header, without checksum.
     """
 
     file: str
@@ -58,7 +57,7 @@ class HeldRows:
     event: bytes
 
     def data(self) -> bytes:
-        """Return the bytes to keep; the event's size no longer counts a checksum."""
+        """Return the bytes to store; the size in the event's header is corrected for the missing checksum."""
         head = {
             "rows": [self.file, self.pos, list(self.tx), self.tag, self.index, len(self.table_map)]
         }
@@ -69,25 +68,25 @@ class HeldRows:
 
 @dataclass(frozen=True, slots=True)
 class HeldStatement:
-    """A statement that may define tables."""
+    """A held statement that may define tables."""
 
     database: str
     sql: str
 
     def data(self) -> bytes:
-        """Return the bytes to keep."""
+        """Return the bytes to store."""
         return pack_held({"statement": [self.database, self.sql]}, b"")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBatch:
-    """A change that is decoded already; `tx` is the line of its transaction."""
+    """A held change that is decoded already; `tx` is the line of its transaction."""
 
     tx: tuple[int, ...]
     rows: pa.RecordBatch
 
     def data(self) -> bytes:
-        """Return the bytes to keep."""
+        """Return the bytes to store."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.rows.schema) as stream:
             stream.write_batch(self.rows)
@@ -98,10 +97,10 @@ HeldItem = HeldRows | HeldStatement | HeldBatch
 
 
 def parse_held(data: bytes) -> HeldItem:
-    """Return what `data()` of one of the three returned.
+    """Parse the bytes that `data()` of a held item returned.
 
     Raises:
-        CorruptLog: The bytes are none of them.
+        CorruptLog: The bytes are not a held item.
     """
     try:
         head, rest = unpack_held(data)
@@ -120,11 +119,11 @@ def parse_held(data: bytes) -> HeldItem:
 
 
 class KnownTables:
-    """A catalog for held events: what somebody says of a table, and the statements since.
+    """A catalog for decoding held events: definitions that a user gave, and the statements after them.
 
     Args:
-        tables: Definitions where the first event stands.
-        fixed: Whether statements change nothing: the definitions are those of all events.
+        tables: The definitions at the first event.
+        fixed: Whether the definitions hold for all events, so that statements are ignored.
     """
 
     def __init__(self, tables: Definitions, *, fixed: bool) -> None:
@@ -140,7 +139,7 @@ class KnownTables:
         *,
         charsets: bool = False,
     ) -> CatalogTable | Unknown:
-        """Return a table, if it is known and can be that of the log."""
+        """Return a table's definition, if it is known and compatible with the types in the log."""
         assert isinstance(position, BinlogPosition)
         known = self.tables.get((db, table))
         where = f"table {db}.{table} at {position.file}, {position.pos}"
@@ -158,7 +157,7 @@ class KnownTables:
         return known
 
     def statement(self, db: str, sql: str, position: Position) -> None:
-        """Follow a statement."""
+        """Apply a statement to the definitions, unless they are fixed."""
         del position
         if not self._fixed:
             apply(self.tables, sql, db)
@@ -167,15 +166,15 @@ class KnownTables:
 def tables_of_fix(
     fix: Mapping[str, Any], name: Name, now: Mapping[Name, CatalogTable]
 ) -> KnownTables:
-    """Return the catalog that a release asks for.
+    """Return the catalog for decoding the events of a table that is released.
 
     Args:
-        fix: `{"create_table": "CREATE TABLE ..."}`, `{"catalog": true}` or nothing.
+        fix: What the user declared: `{"create_table": "CREATE TABLE ..."}`, `{"catalog": true}` or `{}`.
         name: The table.
-        now: The tables of today's catalog; asked for with `catalog` only.
+        now: Definitions from the server's current catalog; used with `catalog`.
 
     Raises:
-        UnsupportedEvent: The statement does not make a table for certain.
+        UnsupportedEvent: The CREATE TABLE statement is not understood.
     """
     if "create_table" in fix:
         table = table_of_statement(str(fix["create_table"]), name[0])
@@ -186,7 +185,7 @@ def tables_of_fix(
 
 
 def follow(events: Iterator[bytes]) -> Iterator[tuple[HeldItem, HeldItem | None]]:
-    """Yield each kept event, and the next one behind it that is no statement."""
+    """Parse held events; yield each with the next one after it that is not a statement, None at the end."""
     waiting: list[HeldItem] = []
     for data in events:
         kept = parse_held(data)

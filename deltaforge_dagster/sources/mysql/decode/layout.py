@@ -1,12 +1,12 @@
-"""Shapes of the integer arrays through which the decoder and its kernels talk.
+"""Layout of the integer arrays through which the decoder and its kernels exchange data.
 
-Every array holds 64-bit integers, one record per line; the constants name the columns. The last ones
-are the numbers that `scan` returns: why it stops, and what Python does then.
+Every array has 64-bit integers, one record per line; the constants are the indexes of the fields. The last
+constants are the numbers that `scan` returns: why it stopped, and so what Python has to do.
 """
 
 from __future__ import annotations
 
-# One line per change.
+# `rows`: one line per change.
 (
     ROW_OP,
     ROW_TX,
@@ -23,26 +23,25 @@ from __future__ import annotations
     ROW_SIZE,
     ROW_LAST,
 ) = range(14)
-"""op (`OP_*`); line of its transaction; number of its table version; end of its event in the log;
-place in the transaction from 0; where its images start (the old one, the new one; equal to the
-end where there is none) and end in the buffer; where the bitmaps of the columns in each image
-stand, and how many columns that are; bytes its JSON texts may need; 1 on the last change of a
-committed transaction."""
+"""op (`OP_*`); line of its transaction in `txs`; number of its table version; end of its event in the log;
+index in the transaction, from 0; start of the old and of the new image in the buffer, and end of both
+(a missing image is empty); offsets of the bitmaps of columns in the old and the new image; numbers of columns
+in them; the most bytes that its JSON texts may need; 1 for the last change of a committed transaction."""
 ROW_WIDTH = 14
 
 OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
 OP_LETTERS = ("c", "u", "d")
 
-# One line per transaction.
+# `txs`: one line per transaction.
 TX_A, TX_B, TX_NUMBER, TX_TAG, TX_HAS_GTID, TX_TS_US, TX_END = range(7)
-"""GTID: the halves of the server's UUID, the number, and a hash of the tag, 0 for none; or, without
-a GTID, two hashes of the file's name and where in the file the transaction begins; whether it is a
-GTID (`GTID_OF_*`: MariaDB's has the domain and the server's id for the UUID); commit time, microseconds since 1970; where in the file the transaction ends, 0 while it is
-open."""
+"""With a GTID: the halves of the server's UUID (MariaDB: domain and server id), the number, and a hash of the tag, 0
+for none. Without one: two hashes of the file's name, and where in the file the transaction begins. Then
+`GTID_OF_*`, 0 without a GTID; commit time in microseconds since 1970; where in the file the transaction ends, 0
+while it is open."""
 TX_WIDTH = 7
 GTID_OF_MYSQL, GTID_OF_MARIADB = 1, 2
 
-# State of `scan`, carried from call to call.
+# `state`: the state of `scan`, kept from call to call.
 (
     OFFSET,
     ROWS,
@@ -65,26 +64,27 @@ GTID_OF_MYSQL, GTID_OF_MARIADB = 1, 2
     MEASURED_OPEN,
     UNTIL,
 ) = range(20)
-"""Where to go on in the buffer; lines used of rows and txs; `GROUP`, `BEGUN` or `PREPARING` while a
-transaction is open (the last line of txs); changes seen in it, captured or not; how far the file is
-read; 1 when events end in a CRC32; where the next row of a half-read event stands, 0 for none; start
-and end of the event that `scan` stopped at, its packet's end, and where it ends in the file; hashes
-of the file's name; `JOINED` or `NESTED` when the buffer has events without packet headers; changes of
-the transaction before the rows event that is read; 1 when changes are not noted but
-measured (`SectionPlanner`), the bytes of events with captured ones in transactions that have ended, and in
-those and the open one; where in the file to stop between two transactions, 0 for nowhere."""
+"""OFFSET: where to continue in the buffer. ROWS, TXS: used lines of `rows` and `txs`. OPEN: `GROUP`, `BEGUN` or
+`PREPARING` while a transaction (the last line of `txs`) is open, else 0. INDEX: changes in it so far, captured or
+not. POS: how far the file is read. CHECKSUM: 1 if events end with a CRC32. NEXT_ROW: where to continue in a partly
+read rows event, 0 for none. EVENT, EVENT_END, PACKET_END, EVENT_POS: start and end in the buffer of the event at
+which `scan` stopped, end of its packet, and its end in the file. FILE_A, FILE_B: hashes of the file's name. BARE:
+`JOINED` or `NESTED` if the buffer has events without packet headers, else 0. HELD_INDEX: changes of the transaction
+before the current rows event. MEASURING: 1 if changes are only measured, not recorded (`SectionPlanner`). MEASURED,
+MEASURED_OPEN: bytes of events with captured changes, without and with those of the open transaction. UNTIL: offset in
+the file at which to stop between two transactions, 0 for none."""
 STATE_WIDTH = 20
 GROUP, BEGUN, PREPARING = 1, 2, 3
-"""After a GTID event; after BEGIN; after XA START."""
+"""Values of `state[OPEN]`: after a GTID event; after BEGIN; after XA START."""
 JOINED, NESTED = 1, 2
-"""One event of the file; events out of another one, which have no sums, and stand where that one
-stands."""
+"""Values of `state[BARE]`: one event joined from several packets; nested events, which have no checksums, and the
+file position of the event that contains them."""
 
-# One line per table version, and one per column of any of them.
+# `tables`: one line per table version. `columns`: one line per column of any of them.
 TABLE_FIRST, TABLE_COLUMNS, TABLE_KEYS, TABLE_CAPTURED, TABLE_SIZE = range(5)
-"""Line of its first column; number of columns; number of columns up to the last one of the key, 0
-without a key; 1 when its changes are captured, `HELD` when they are kept back; bytes of JSON that a row image needs for its
-brackets, names and all values of bounded size."""
+"""Line of its first column; number of columns; number of columns up to the last one of the key, 0 without a key; 1
+if its changes are captured, `HELD` if they are held, else 0; the most bytes of JSON that a row image needs for
+braces, names and all values of bounded size."""
 TABLE_WIDTH = 5
 HELD = 2
 (
@@ -97,37 +97,37 @@ HELD = 2
     COLUMN_FIRST,
     COLUMN_SECOND,
 ) = range(8)
-"""Kind of its values (`values.types`); bytes of a value, where the type fixes that; else bytes of the
-length that stands before it; 1 for key columns; where `"name":` stands in the names; two numbers
-whose meaning depends on the kind."""
+"""Kind of its values (`values.types`); size of a value, if its type has a fixed size; otherwise, bytes of the length
+before each value; 1 for key columns; start and end of `"name":` in `names`; two numbers
+whose meaning depends on the kind (`MysqlValueType`)."""
 COLUMN_WIDTH = 8
 
-# One line per table that a TABLE_MAP event described, in a hash table.
+# `maps`: a hash table with one line per table id that a TABLE_MAP event described.
 MAP_ID, MAP_VERSION, MAP_START, MAP_END = range(4)
-"""Table id, -1 on a free line; its table version; where the event's content stands in the maps."""
+"""Table id, -1 on a free line; its table version; start and end of the event's body in `map_texts`."""
 MAP_WIDTH = 4
 
 NEED_MORE, FULL, FOREIGN, SPLIT = range(4)
-"""The rest is not whole; no line is left in rows or txs; a packet that is no event; an event in
-several packets."""
+"""Why `scan` stopped: the next event is incomplete; `rows` or `txs` is full; a packet that is not an event; an event
+in several packets."""
 
 NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, TAGGED = range(4, 9)
-"""An event that Python reads: a TABLE_MAP not seen before; a QUERY that is no transaction control; a
-ROTATE; a FORMAT_DESCRIPTION; a GTID_TAGGED."""
+"""Events that Python handles: a new TABLE_MAP; a QUERY other than ordinary transaction control; a ROTATE; a
+FORMAT_DESCRIPTION; a GTID_TAGGED."""
 
 PAYLOAD, OF_XA, PREPARED, COMPRESSED, PARTIAL = range(9, 14)
-"""An event that holds or is made to others: a TRANSACTION_PAYLOAD; one about rows of an XA
-transaction; an XA_PREPARE; one of MariaDB's that is compressed; a PARTIAL_UPDATE_ROWS."""
+"""Events that Python replaces by others or keeps: a TRANSACTION_PAYLOAD; a TABLE_MAP or rows event of an XA
+transaction; an XA_PREPARE; a compressed event of MariaDB; a PARTIAL_UPDATE_ROWS."""
 
 HELD_ROWS = 14
-"""A rows event of a table whose changes are kept back; they are counted."""
+"""A rows event of a held table; its changes were counted."""
 
 UNSUPPORTED, NO_COLUMNS = 15, 16
-"""An event that is not decoded; a change without any column in its image."""
+"""An event type that is not supported; a rows event whose images have no columns."""
 
 REACHED = 17
-"""The place between two transactions where the reader was told to stop."""
+"""The place between two transactions where the reader should stop (`state[UNTIL]`)."""
 
 BAD_EVENT, BAD_SUM, BAD_ORDER, BAD_ROWS, UNKNOWN_TABLE = range(20, 25)
-"""Damage: an event that is shorter or longer than its kind; a wrong CRC32; an event where a
-transaction may not have it; a row that does not follow its table; a table never described."""
+"""Damage: an event that is too short or too long for its type; a wrong CRC32; an event at a place where a
+transaction cannot have it; a row that does not match its table; a table without TABLE_MAP event."""

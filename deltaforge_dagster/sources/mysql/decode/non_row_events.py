@@ -1,7 +1,7 @@
-"""What events mean that come rarely: statements, tables, XA, a new file, events that hold others.
+"""Handle infrequent events: statements, table descriptions, XA, a new file, events that contain others.
 
-The kernel `scan` reads what a transaction has as a rule, its begin, its rows and its end, and stops at
-everything else. Python acts on that here, once for each such event, and scanning goes on behind it.
+The kernel `scan` handles the usual events of a transaction, its begin, rows and end, and stops at
+all others. This module handles each of those in Python, and the scan continues after it.
 """
 
 from __future__ import annotations
@@ -102,21 +102,21 @@ DAMAGE = {
     BAD_ROWS: "a change that does not follow its table's description",
     UNKNOWN_TABLE: "a change of a table that was never described",
 }
-"""What is wrong with a log, by the stops that say so."""
+"""Error texts for damage in the log, by the stop code of `scan`."""
 
 
 class NonRowEvents:
-    """Acts on the events of one stream that the kernel leaves to Python.
+    """Handles the events of one stream that the kernel leaves to Python.
 
     Args:
-        found: The transactions and changes so far.
-        writer: Writes rows of statements.
-        versions: The tables that events have described.
-        catalog: Told of statements that define tables.
-        captures: Whether a table is captured.
-        prepared: Finds rows of XA transactions that are no longer known.
-        until: The end of a transaction behind which nothing is decoded, or None.
-        nested: The streams within the stream, the innermost last; what events hold is put there.
+        found: The transactions and changes found so far.
+        writer: Writes rows for statements.
+        versions: The table versions of the stream.
+        catalog: Is told of statements that may define tables.
+        captures: Returns whether a table is captured.
+        prepared: Finds rows of prepared XA transactions that are not in memory.
+        until: The end of a transaction after which nothing is decoded, or None.
+        nested: The decoder's nested streams, the innermost last; nested events are added to it.
     """
 
     def __init__(
@@ -143,10 +143,14 @@ class NonRowEvents:
         self._nested = nested
 
     def act(self, stop: int, source: Bytes) -> None:
-        """Do what `scan` stopped for; it goes on after the event when this returns.
+        """Handle the event at which `scan` stopped; the scan then continues after it.
+
+        Args:
+            stop: The stop code of `scan`.
+            source: The buffer that contains the event.
 
         Raises:
-            UnsupportedEvent: An event, or a statement, that this version does not decode.
+            UnsupportedEvent: This version does not decode the event or statement.
             CorruptLog: The log does not follow its format.
         """
         state = self._state
@@ -168,7 +172,7 @@ class NonRowEvents:
             packet = source[start : int(state[PACKET_END])].tobytes()
             state[CHECKSUM] = has_checksums(packet)
             self._versions.fixed_binary = is_of_mariadb(packet)
-            self._versions.forget()  # table ids begin again when a server starts
+            self._versions.forget()  # table ids start again when a server restarts
         elif stop == PARTIAL:
             self._nest(iter([whole_event(source[start:end].tobytes(), self._versions)]))
         elif stop == OF_XA:
@@ -181,7 +185,7 @@ class NonRowEvents:
             self._read(stop, source[start + HEADER : end].tobytes())
 
     def _read(self, stop: int, body: bytes) -> None:
-        """Act on the body of an event."""
+        """Handle an event by its body."""
         if stop == NEW_TABLE:
             self._versions.describe(body, self._found.here())
         elif stop == STATEMENT:
@@ -196,14 +200,14 @@ class NonRowEvents:
             self._open_file(*parse_rotate(body))
 
     def _nest(self, events: Iterator[bytes]) -> None:
-        """Have these events decoded next, as if they stood where the event stands that is read.
+        """Let the decoder decode these events next, at the position of the current event.
 
-        They are whole ones, one behind the other, without checksums, in blocks cut anywhere.
+        `events` are blocks that may be cut anywhere, of consecutive events without checksums.
         """
         self._nested.append(NestedEvents(events))
 
     def _begin(self, event: GtidEvent) -> None:
-        """Open the transaction of a GTID event that the kernel does not read."""
+        """Begin the transaction of a GTID_TAGGED event."""
         state, line = self._state, self._found.txs[int(self._state[TXS])]
         line[[TX_A, TX_B]] = np.frombuffer(event.sid, ">i8")
         line[TX_NUMBER], line[TX_TAG] = event.number, tag_hash(event.tag)
@@ -213,7 +217,7 @@ class NonRowEvents:
         state[OPEN], state[INDEX] = GROUP, 0
 
     def _open_file(self, name: str, position: int) -> None:
-        """Go on in a file, from a position."""
+        """Continue in another log file, at a position."""
         state = self._state
         digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"binlog_file").digest()
         state[FILE_A], state[FILE_B] = np.frombuffer(digest, "<i8")
@@ -222,7 +226,7 @@ class NonRowEvents:
         self._found.file = name
 
     def _statement(self, query: QueryEvent) -> None:
-        """Act on a statement that is no transaction control as every transaction has it."""
+        """Handle a statement other than the usual BEGIN, COMMIT and SAVEPOINT."""
         state = self._state
         found = statement(query)
         match found.kind:
@@ -256,7 +260,7 @@ class NonRowEvents:
             self._found.commit()
 
     def _keep_rows(self, event: bytes) -> None:
-        """Hand on a rows event of a table that is held."""
+        """Add a rows event of a held table to the batches, undecoded."""
         state = self._state
         table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
         table_map = self._versions.map_of(table_id)
@@ -277,7 +281,7 @@ class NonRowEvents:
         self._found.batches.append(ChangeBatch(None, None, held=(event,)))
 
     def _define(self, query: QueryEvent, kind: StatementKind) -> None:
-        """Take notice of DDL, and make a row of it; a TRUNCATE is one of the captured table's."""
+        """Apply DDL to the table definitions, and add a row for it; a TRUNCATE is a row of each captured table."""
         self._catalog.statement(query.database, query.statement, self._found.here())
         self._versions.forget()
         if kind is StatementKind.DEFINES:
@@ -295,7 +299,7 @@ class NonRowEvents:
             self._add_statement("t", db, table, query)
 
     def _add_statement(self, op: str, db: str, table: str, query: QueryEvent) -> None:
-        """Hold the row of a statement, as the last change of its transaction so far."""
+        """Add the row of a statement as the newest change of its transaction; hold it if its table is held."""
         state = self._state
         tx = self._found.txs[int(state[TXS]) - 1]
         row = self._writer.statement(
@@ -310,7 +314,7 @@ class NonRowEvents:
         self._found.add(row)
 
     def _prepare(self, xid: Xid, one_phase: bool) -> None:
-        """End a transaction of XA: decided at once, or later by another one."""
+        """Handle the end of an XA transaction: commit it at once, or keep its rows until it is decided."""
         self._kept.prepare(xid)
         if one_phase:
             self._replay(xid)
@@ -318,7 +322,7 @@ class NonRowEvents:
             self._found.commit()
 
     def _decide(self, query: QueryEvent, kind: StatementKind) -> None:
-        """Commit or roll back a prepared transaction; its rows belong to this one."""
+        """Handle XA COMMIT or XA ROLLBACK; the prepared rows become rows of the current transaction."""
         xid = xid_of(query.statement)
         if xid is None:
             raise CorruptLog(f"an XA statement that names no transaction, {self._where()}")

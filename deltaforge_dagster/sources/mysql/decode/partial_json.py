@@ -1,17 +1,16 @@
-"""PARTIAL_UPDATE_ROWS events: updates of JSON columns that say only what has changed in a document.
+"""PARTIAL_UPDATE_ROWS events: updates that log only the changed parts of JSON documents.
 
 With `binlog_row_value_options = PARTIAL_JSON` the server writes such events for statements like
-`SET j = JSON_SET(j, '$.a', 1)`. They are rewritten as the UPDATE_ROWS events that the server would
-have written otherwise: each difference is applied to the document of the old image, which so has to
-be in the log. The layouts are those of `Rows_log_event` in the server's `rows_event.h`, and of
-`json_diff.h`::
+`SET j = JSON_SET(j, '$.a', 1)`. This module rewrites them as ordinary UPDATE_ROWS events: it applies
+each difference to the document in the old image, which must therefore be in the log. The layouts are
+those of `Rows_log_event` in the server's `rows_event.h`, and of `json_diff.h`::
 
-    body        as of UPDATE_ROWS, but that a new image is: packed options
+    body        as of UPDATE_ROWS, except that a new image is: packed options
                 | if options & 1: bitmap: 1 for a difference, one bit for each JSON column of the table
                 | bitmap of nulls | values
     difference  in place of a document: Int32 size | operation ...
     operation   Int8: 0 replace, 1 insert, 2 remove | packed size, path
-                | but for remove: packed size, document
+                | except for remove: packed size, document
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ _SIZES = {4: 1, 5: 2, 6: 2, 7: 4, 8: 4, 9: 8, 10: 8, 11: 8}
 _MAX_DEPTH = 128
 
 Node: TypeAlias = "Scalar | list[Node] | dict[bytes, Node]"
-"""A document taken apart (`json_binary`); values stay as they are."""
+"""A parsed binary JSON document (`values.json_binary`); scalars keep their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A value that is no container: its type, and its bytes."""
+    """A value that is neither object nor array: its type, and its bytes."""
 
     kind: int
     data: bytes
 
 
 def whole_event(event: bytes, versions: MysqlTableVersions) -> bytes:
-    """Return the UPDATE_ROWS event that says the same; both with their headers, without checksums.
+    """Return the equivalent UPDATE_ROWS event; both events have headers, but no checksums.
 
     Raises:
         CorruptLog: The bytes do not follow the format.
@@ -82,12 +81,12 @@ def whole_event(event: bytes, versions: MysqlTableVersions) -> bytes:
 
 
 def whole_update(body: bytes, columns: Longs, *, captured: bool = True) -> bytes:
-    """Return the body of the UPDATE_ROWS event that says the same.
+    """Return the body of the equivalent UPDATE_ROWS event.
 
     Args:
-        body: The event's, from the table id on.
+        body: The body of the event, which begins with the table id.
         columns: The lines of the table's columns (`layout.COLUMN_*`).
-        captured: False when it is enough that the rows are as many.
+        captured: False if only the number of rows matters, so that documents need not be correct.
 
     Raises:
         CorruptLog: The bytes do not follow the format.
@@ -127,7 +126,7 @@ def _present(bits: bytes, count: int) -> list[int]:
 
 
 def _image(reader: FieldReader, columns: Longs, present: list[int]) -> dict[int, bytes | None]:
-    """Read an image: the value of each column in it, without its size, None for null."""
+    """Read an image: the value of each column in it, without the size before it; None for null."""
     nulls = reader.read((len(present) + 7) // 8)
     values: dict[int, bytes | None] = {}
     for place, index in enumerate(present):
@@ -140,13 +139,13 @@ def _image(reader: FieldReader, columns: Longs, present: list[int]) -> dict[int,
 
 
 def _sized(value: bytes, column: Longs) -> bytes:
-    """Return a value as it stands in an image."""
+    """Return a value as it is in an image: with its size before it, if the column's type has one."""
     prefix = int(column[COLUMN_PREFIX])
     return len(value).to_bytes(prefix, "little") + value if prefix else value
 
 
 def _changed(document: bytes | None, difference: bytes) -> bytes:
-    """Return a document after its change."""
+    """Apply a difference to a document."""
     if document is None:
         raise UnsupportedEvent(
             "a change of a JSON document (binlog_row_value_options=PARTIAL_JSON) whose old value is"
@@ -171,7 +170,7 @@ def _changed(document: bytes | None, difference: bytes) -> bytes:
 
 
 def _legs(path: str) -> list[bytes | int]:
-    """Return the names and places on a path such as `$.a."b c"[3]`."""
+    """Return the member names and array indexes of a path such as `$.a."b c"[3]`."""
     if not path.startswith("$"):
         raise ValueError
     legs: list[bytes | int] = []
@@ -196,7 +195,7 @@ def _legs(path: str) -> list[bytes | int]:
 
 
 def _apply(operation: int, root: Node, legs: list[bytes | int], value: Node | None) -> Node:
-    """Do one operation; return the document, which may be another one."""
+    """Apply one operation of a difference; return the document, which may be a new object."""
     if operation == _REPLACE and value is not None and not legs:
         return value
     parent = root
@@ -231,7 +230,7 @@ def _member(node: Node, leg: bytes | int) -> Node:
 
 
 def _parse(kind: int, data: bytes, depth: int) -> Node:
-    """Take the value apart that `data` starts with."""
+    """Parse the value at the start of `data`."""
     if kind > 3:
         return Scalar(kind, data[: _scalar_size(kind, data)])
     if depth > _MAX_DEPTH:
@@ -278,7 +277,7 @@ def _scalar_size(kind: int, data: bytes) -> int:
 
 
 def _encode(node: Node) -> tuple[int, bytes]:
-    """Return a value's type and bytes; containers with offsets of 32 bits, whatever their size."""
+    """Return a value's type and bytes; objects and arrays always with 32-bit offsets."""
     if isinstance(node, Scalar):
         return node.kind, node.data
     keys = sorted(node, key=lambda key: (len(key), key)) if isinstance(node, dict) else []

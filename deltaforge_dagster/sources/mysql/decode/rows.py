@@ -1,7 +1,7 @@
 """Second kernel: write the row images of scanned changes as JSON text, and their event ids.
 
-An image (drawn in `scan_rows`) becomes `{"column":value,...}`, columns in the table's order, without
-white space; columns that are not in the image are not written. `write_changes` fills three texts
+An image (drawn in `scan_rows`) becomes `{"column":value,...}`, with columns in the table's order, without
+white space; columns that are not in the image are not written. `write_changes` fills three text columns
 at once, each in the form of an Arrow string array (bytes, ends of the rows, validity)::
 
     change   before      after       key, from
@@ -9,8 +9,8 @@ at once, each in the form of an Arrow string array (bytes, ends of the rows, val
     update   old image   new image   the new image; the old one for columns that are not in it
     delete   old image   null        the old image
 
-`scan` has compared every size with the end of its event, and has counted what room a row needs at
-most, so that here nothing but the room of whole rows is looked at.
+`scan` has checked every size against the end of its event, and has computed the most room that a row may
+need. So this kernel only checks the room for whole rows.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -113,11 +113,11 @@ BEFORE, AFTER, KEY = range(3)
 
 BAD_VALUE = INVALID
 NO_ROOM, NO_KEY_VALUE = -2, -3
-"""Codes of `report[CODE]`: a value is not of its type's form; a text is full; a key column is in
+"""Values of `report[CODE]`: a value does not match its type; a text column is full; a key column is in
 neither image."""
 
 CODE, COLUMN = range(2)
-"""Of `report`: why `write_changes` stopped; line of the column, -1 if none."""
+"""Fields of `report`: why `write_changes` stopped; the column's line in `columns`, -1 if none."""
 REPORT_WIDTH = 2
 
 _ABSENT = -1
@@ -141,11 +141,11 @@ def _write_image(
     stack: Longs,
     report: Longs,
 ) -> int:
-    """Write the image at `at` into `out` from `place` on.
+    """Write the image at `source[at]` into `out` from `place` on.
 
-    Returns the place after it in `out`, or a negative code. `spans` gets where each key column's
-    value stands in `out`, `_ABSENT` for one that is not in the image. `bits` is where the bitmap of
-    its columns stands, `present` how many are in it.
+    Returns the offset after it in `out`, or a negative code. `spans` receives start and end in `out` of each
+    key column's value; the start is `_ABSENT` if the column is not in the image. `bits` is the offset of the
+    bitmap of columns in the image, `present` the number of bits that are set.
     """
     first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
     nulls = at
@@ -270,7 +270,7 @@ def _write_key(
     place: int,
     report: Longs,
 ) -> int:
-    """Write the key columns' values as they stand in `image`; where absent, in `old_image`."""
+    """Write the key: values of key columns copied from `image`, or, if absent there, from `old_image`."""
     opening = OPEN_BRACE
     for index in range(tables[table, TABLE_KEYS]):
         column = tables[table, TABLE_FIRST] + index
@@ -312,12 +312,12 @@ def write_changes(
     stack: Longs,
     report: Longs,
 ) -> int:
-    """Write the texts of `rows[first:last]`, and return the row where it stopped.
+    """Write the images and keys of `rows[first:last]`, and return the number of the row where it stopped.
 
-    `before`, `after` and `key` (of one size) are filled from their start; `ends[text, i]` is where
-    the text of row `first + i` ends, and `valid[text, i]` is 0 for null. `report` tells why it
-    stopped before `last`; nothing of that row counts. `spans` is scratch of shape
-    (2, `MAX_COLUMNS`, 2), `stack` that of `json_binary`.
+    `before`, `after` and `key` (all of one size) are filled from their start; `ends[text, i]` is where
+    the text of row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before `last`, `report` says
+    why, and that row was not written. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2); `stack` is the
+    scratch of `values.json_binary`.
     """
     before_at = after_at = key_at = int(np.int64(0))
     new_spans, old_spans = spans[0], spans[1]
@@ -377,11 +377,11 @@ def write_changes(
 def write_event_ids(
     rows: Longs, first: int, last: int, txs: Longs, seed: npt.NDArray[np.uint64], out: Bytes
 ) -> None:
-    """Write the event ids of `rows[first:last]`, 36 bytes each, one after the other, from the start.
+    """Write the event ids of `rows[first:last]`, 36 bytes each, one after another, from the start of `out`.
 
-    A change is named by its GTID and its index in the transaction, without a GTID by where the
-    transaction begins: the file's name and the position in it. So ids are the same on every server
-    of a replication group, unless it works without GTIDs.
+    A change is identified by the GTID of its transaction and its index in it; without a GTID, by the file's name
+    and the offset at which the transaction begins. So with GTIDs, ids are the same on every server
+    that has the transactions.
     """
     at = 0
     tx = -1

@@ -1,8 +1,7 @@
-"""First kernel: split the stream into events, and note transactions and changes.
+"""First kernel: split the stream into events, and find transactions and changes.
 
-The byte layouts of packets and events are drawn in `binlog`. `scan` reads what steers the stream into
-its state, writes one line per change (`scan_rows`) and per transaction (`layout`), and stops where
-Python has to act.
+`events.binlog` draws packets and events. `scan` keeps the state of the stream, writes one line per
+change (`scan_rows`) and per transaction (`layout`), and stops at events that Python has to handle.
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -121,9 +120,9 @@ from deltaforge_dagster.sources.mysql.values.numbers import (
 
 
 def _crc_tables() -> Longs:
-    """Return the tables of CRC-32 (IEEE 802.3), for eight bytes at a time ("slicing by eight").
+    """Return the tables of CRC-32 (IEEE 802.3) for eight bytes at a time ("slicing by eight").
 
-    Table `n` says what a byte becomes by the time that `n` more have passed.
+    Table `n` has each byte's contribution to the checksum after `n` more bytes.
     """
     tables = np.zeros((8, 256), np.int64)
     for byte in range(256):
@@ -143,7 +142,7 @@ _CRC = _crc_tables()
 
 @kernel
 def crc32(source: Bytes, start: int, end: int) -> int:
-    """Return the CRC32 of `source[start:end]`, as zlib does."""
+    """Return the CRC32 of `source[start:end]`, equal to `zlib.crc32`."""
     value = 0xFFFFFFFF
     at = start
     while end - at >= 8:
@@ -166,7 +165,7 @@ def crc32(source: Bytes, start: int, end: int) -> int:
 
 
 SPLIT_SIZE = 0xFFFFFF
-"""Size of a packet that the next one goes on with."""
+"""Size of a packet whose event continues in the next packet."""
 
 _BEGIN = np.frombuffer(b"BEGIN", np.uint8).copy()
 _COMMIT = np.frombuffer(b"COMMIT", np.uint8).copy()
@@ -175,7 +174,7 @@ _SAVEPOINT = np.frombuffer(b"SAVEPOINT ", np.uint8).copy()
 
 @kernel
 def _is_text(source: Bytes, start: int, end: int, text: Bytes) -> bool:
-    """Say whether `source[start:end]` begins with `text`."""
+    """Return whether `source[start:end]` begins with `text`."""
     if end - start < text.size:
         return False
     for i in range(text.size):
@@ -186,7 +185,10 @@ def _is_text(source: Bytes, start: int, end: int, text: Bytes) -> bool:
 
 @kernel
 def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: int) -> int:
-    """Open the transaction of the GTID event whose body is `source[at:end]`; return 0 when done."""
+    """Begin the transaction of the GTID event with the body `source[at:end]`; return 0, or why it stopped.
+
+    `seconds` is the time in the event's header, used if the event has no commit time.
+    """
     if end - at < 25:
         return BAD_EVENT
     if state[OPEN] != 0:
@@ -207,7 +209,7 @@ def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: 
         txs[tx, TX_HAS_GTID] = 0
     txs[tx, TX_TAG] = 0
     txs[tx, TX_TS_US] = seconds * 1_000_000
-    # The commit times follow the two clocks, which the byte 2 announces.
+    # The commit times follow the two logical clocks, which exist if the byte before them is 2.
     clocks = at + 25
     if end - clocks >= 24 and source[clocks] == 2:
         time = clocks + 17
@@ -231,7 +233,7 @@ _TWO_PHASES = 2 | 8
 
 @kernel
 def _begin_mariadb(source: Bytes, at: int, end: int, state: Longs, txs: Longs) -> int:
-    """Open the transaction of MariaDB's GTID event whose body is `source[at:end]`."""
+    """Begin the transaction of MariaDB's GTID event with the body `source[at:end]`; return 0, or why it stopped."""
     if end - at < 19:
         return BAD_EVENT
     if state[OPEN] != 0:
@@ -272,7 +274,7 @@ def _begin_mariadb(source: Bytes, at: int, end: int, state: Longs, txs: Longs) -
 
 @kernel
 def commit(state: Longs, rows: Longs, txs: Longs) -> None:
-    """Close the open transaction at the event that is read, or that `scan` stopped at."""
+    """End the open transaction at the current event, which is the one at which `scan` stopped, if it did."""
     tx = state[TXS] - 1
     txs[tx, TX_END] = state[EVENT_POS]
     last = state[ROWS] - 1
@@ -294,13 +296,12 @@ def scan(
     rows: Longs,
     txs: Longs,
 ) -> int:
-    """Read events from `state[OFFSET]` on, and return why it stopped.
+    """Scan events from `state[OFFSET]` on, and return why it stopped (`layout`).
 
-    They stand in packets, or, as `state[BARE]` says, one directly behind the other.
-
-    Everything before `state[OFFSET]` is done. Where Python has to act, the offset is that of the
-    packet, `state[EVENT]` and `state[EVENT_END]` are where the event stands (without its sum) and
-    `state[PACKET_END]` is where to go on: the caller acts, and calls `pass_event`.
+    The events are in packets, or, if `state[BARE]` is set, directly one after another.
+    Everything before `state[OFFSET]` is done. If Python has to handle an event, the offset is that of its
+    packet, `state[EVENT]` and `state[EVENT_END]` are the event's bounds (without checksum), and
+    `state[PACKET_END]` is where to continue: the caller handles the event, then calls `pass_event`.
     """
     while True:
         at = state[OFFSET]
@@ -336,8 +337,8 @@ def scan(
             end -= CHECKSUM_SIZE
             if end - at < HEADER:
                 return BAD_EVENT
-            # Python looks at that of FORMAT_DESCRIPTION, which says whether there are any. What is
-            # only measured is read once more.
+            # Python verifies that of FORMAT_DESCRIPTION, which says whether there are any. Events that
+            # are only measured are read again later, and verified then.
             checked = kind == FORMAT_DESCRIPTION or state[NEXT_ROW] != 0 or state[MEASURING] != 0
             if not checked and crc32(source, at, end) != read_32(source, end):
                 return BAD_SUM
@@ -346,7 +347,7 @@ def scan(
         if low != 0 and flags & FLAG_ARTIFICIAL == 0 and bare != NESTED:
             pos = (pos & ~np.int64(0xFFFFFFFF)) | low
             if pos < state[POS]:
-                # Only events of the file stand beyond 4 GiB; a heartbeat repeats what was sent.
+                # The 32-bit position wrapped at 4 GiB; only a heartbeat repeats an earlier position.
                 heartbeat = kind == HEARTBEAT or kind == HEARTBEAT_2
                 pos = state[POS] if heartbeat else pos + (np.int64(1) << 32)
         state[EVENT], state[EVENT_END], state[PACKET_END] = at, end, packet_end
@@ -447,6 +448,6 @@ def scan(
 
 @kernel
 def pass_event(state: Longs) -> None:
-    """Go on after the event that was read."""
+    """Move on to the event after the current one."""
     state[OFFSET] = state[PACKET_END]
     state[POS] = state[EVENT_POS]

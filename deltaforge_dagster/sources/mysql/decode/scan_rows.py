@@ -1,6 +1,6 @@
-"""Part of the first kernel: note the changes of a rows event, without reading their values.
+"""Part of the first kernel: find the changes in a rows event, without decoding their values.
 
-A rows event holds changes of one table, of one kind (MySQL internals documentation,
+A rows event has changes of one table, of one kind (MySQL internals documentation,
 "ROWS_EVENT")::
 
     Int48 table id | Int16 flags | version 2 only: Int16 size of extra data, itself included, data
@@ -9,9 +9,8 @@ A rows event holds changes of one table, of one kind (MySQL internals documentat
 
     image       bitmap: 1 for null, one bit for each column that is in the image | their values
 
-Bitmaps have the first column in the lowest bit of the first byte. To find where a row ends all of its
-values are passed over, which is also where their sizes are compared with the end of the event. The
-values are read by `rows` afterwards.
+Bitmaps have the first column in the lowest bit of the first byte. To find the end of a row, all of its
+values are skipped, and their sizes are checked against the end of the event. `rows` decodes the values afterwards.
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -73,15 +72,15 @@ from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_16, rea
 from deltaforge_dagster.sources.mysql.values.types import BLOB, BYTES, JSON, UTF_8_TEXT, VECTOR
 
 _EXACT = 1 << 16
-"""From this size on the room for a text is counted, rather than asked for six times of it."""
+"""From this size on, the room for a text is computed exactly; below, six bytes per byte are reserved."""
 
 
 @kernel
 def find_table(tables: Longs, table_id: int) -> int:
-    """Return the line of a table id, or of the free line where it would stand.
+    """Return the line of a table id, or the free line for it if it is not there.
 
-    `tables` is an open-addressing hash table (`MAP_*`): its size is a power of two, an id's line is
-    the first from `id & mask` on, and at least one line is free.
+    `tables` is an open-addressing hash table (`MAP_*`) with linear probing: its size is a power of two, and the
+    search begins at `id & mask`. At least one line must be free.
     """
     mask = tables.shape[0] - 1
     line = table_id & mask
@@ -101,10 +100,10 @@ def _image_end(
     tables: Longs,
     columns: Longs,
 ) -> tuple[int, int]:
-    """Return the place after the image at `at`, negative if it does not end before `end`.
+    """Return the offset after the image at `at`, and the most bytes of JSON for its values of unbounded size.
 
-    The second number is how many bytes of JSON its values of unbounded size need at most. `bits` is
-    where the bitmap of its columns stands, `present` how many are in it.
+    The offset is negative if the image does not end before `end`. `bits` is the offset of the bitmap
+    of columns in the image, `present` the number of bits that are set.
     """
     nulls = at
     at += (present + 7) >> 3
@@ -141,7 +140,7 @@ def _image_end(
                 # As a string, or as Base64.
                 room += max(string_size(source, at, at + size), 2 * size)
             else:
-                # Up to three bytes for one that is not escaped.
+                # A byte that needs no escape may become up to three bytes of UTF-8.
                 room += string_size(source, at, at + size) + 2 * size
         elif size > end - at:
             return -1, 0
@@ -151,7 +150,7 @@ def _image_end(
 
 @kernel
 def _count_bits(source: Bytes, at: int, bits: int) -> int:
-    """Return how many of the first bits from `at` on are set."""
+    """Return how many of the first `bits` bits from `at` on are set."""
     count = 0
     for bit in range(bits):
         count += (read_8(source, at + (bit >> 3)) >> (bit & 7)) & 1
@@ -170,7 +169,10 @@ def scan_rows(
     columns: Longs,
     rows: Longs,
 ) -> int:
-    """Note the changes of the rows event whose body is `source[at:end]`; return 0 when done."""
+    """Add a line to `rows` for each captured change in the rows event with the body `source[at:end]`.
+
+    Returns 0 when the event is done, otherwise why it stopped (`layout`).
+    """
     if end - at < 10:
         return BAD_EVENT
     found = find_table(maps, read_48(source, at))
@@ -259,7 +261,10 @@ def scan_rows(
 
 @kernel
 def measure_rows(source: Bytes, at: int, end: int, state: Longs, maps: Longs, tables: Longs) -> int:
-    """Count the bytes of a rows event whose body is `source[at:end]` if it is captured; return 0."""
+    """Add the size of the rows event with the body `source[at:end]` to the state, if its table is captured.
+
+    Returns 0, or why it stopped (`layout`).
+    """
     if end - at < 10:
         return BAD_EVENT
     found = find_table(maps, read_48(source, at))

@@ -1,8 +1,7 @@
-"""What the first kernel noted becomes change batches, in log order, with the positions after them.
+"""Make change batches, in log order and with positions, of the changes that the `scan` kernel found.
 
-A batch is given away only once it is known where its transactions end, so the last change of a
-transaction that is still open waits here until something follows it: another change, or the
-commit, which makes it the one with `tx_end`.
+The last change of a transaction has `tx_end` set. So the newest change of an open transaction is kept back until
+it is known whether another change follows, or the commit.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from deltaforge_dagster.sources.mysql.decode.scan import commit
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 
 MAX_ROWS = 1 << 17
-"""Changes, and transactions, per round of the kernels."""
+"""The most changes, and the most transactions, per round of the kernels."""
 
 
 class GtidRun(NamedTuple):
-    """Transactions of one server and tag with numbers `first` to `last`, both included.
+    """Transactions with consecutive GTIDs, numbers `first` to `last` inclusive, of one server and tag.
 
-    Of MariaDB they are those of one domain and server, which are the halves of `sid`.
+    For MariaDB, `sid` contains domain and server id (64 bits each, big-endian) instead of the UUID.
     """
 
     sid: bytes
@@ -59,31 +58,31 @@ class GtidRun(NamedTuple):
 
 
 class PositionTracker(Protocol):
-    """Turns what was read into positions: it knows the executed GTID set of the stream."""
+    """Turns places in the log into positions, with the GTID set that was read so far."""
 
     def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
-        """Take in transactions that have ended, in log order; return the position after them.
+        """Add transactions that have ended, in log order; return the position after them.
 
-        Without GTIDs `gtids` is empty.
+        Without GTIDs, `gtids` is empty.
         """
         ...
 
     def within(self, file: str, pos: int) -> Position:
-        """Return the position of a place between transactions, or inside one; changes nothing."""
+        """Return the position of a place between transactions or inside one, without adding GTIDs."""
         ...
 
 
 class TransactionAssembler:
-    """Lines of changes and transactions, and the batches made of them.
+    """The arrays into which the kernels write changes and transactions, and the batches made of them.
 
     Args:
-        writer: Writes the columns.
-        progress: Told of every transaction that has ended.
+        writer: Writes the columns of batches.
+        progress: Is told of every transaction that has ended.
 
     Attributes:
-        state, rows, txs: What the kernels write into (`layout`).
-        file: The file that is read.
-        batches: What is to be handed on; whoever takes them empties the list.
+        state, rows, txs: The arrays of the kernels (`layout`).
+        file: The current log file.
+        batches: Finished batches; the decoder takes them and replaces the list.
     """
 
     def __init__(self, writer: MysqlBatchWriter, progress: PositionTracker) -> None:
@@ -94,14 +93,14 @@ class TransactionAssembler:
         self.batches: list[ChangeBatch] = []
         self._writer = writer
         self._progress = progress
-        self._told = 0  # lines of txs that progress knows
+        self._told = 0  # lines of txs that were reported to progress
         self._last: pa.RecordBatch | None = None
-        self._last_line = 0  # of txs
-        self._passed = ("", 0)  # what was told last of where the log is read to
+        self._last_line = 0  # its transaction's line in txs
+        self._passed = ("", 0)  # file and offset that were reported last
         self._unclaimed = 0
 
     def begin_round(self) -> None:
-        """Make room for the kernels: the open transaction, the last line so far, is the first now."""
+        """Clear the arrays for the next round; an open transaction moves to the first line."""
         state = self.state
         state[ROWS] = 0
         self.txs[0] = self.txs[max(int(state[TXS]) - 1, 0)]
@@ -109,16 +108,16 @@ class TransactionAssembler:
         self._told = self._last_line = 0
 
     def claim(self, log_bytes: int) -> None:
-        """Count bytes of log that were read besides the changes."""
+        """Add log bytes that contained no changes; they are counted in the next batch."""
         self._unclaimed += log_bytes
 
     def add(self, row: pa.RecordBatch) -> None:
-        """Add a change that is no line: the newest of the open transaction."""
+        """Add a finished change that is not in `rows`, as the newest of the open transaction."""
         self._release_last(more=True)
         self._keep_last(row)
 
     def commit(self) -> None:
-        """Close the open transaction at the event that was read."""
+        """End the open transaction at the current event."""
         state = self.state
         commit(state, self.rows, self.txs)
         self._release_last(more=False)
@@ -127,26 +126,30 @@ class TransactionAssembler:
             self.batches.append(ChangeBatch(None, self._committed(ended)))
 
     def here(self) -> Position:
-        """Return the position of the event that is read; changes nothing."""
+        """Return the position of the current event."""
         return self._progress.within(self.file, int(self.state[EVENT_POS]))
 
     def where(self, *, inside: bool) -> str:
-        """Say for an error message where reading stands; `inside` an event that holds others."""
+        """Return the current place, for error messages; `inside` an event that contains others or not."""
         place = f"{self.file}:{int(self.state[POS])}"
         return f"in the event that ends at {place}" if inside else f"after {place}"
 
     def report_passed(self) -> None:
-        """Tell how far the log is read without a transaction open, when that is new."""
+        """Add a batch with idle progress, if the position has moved; no transaction may be open."""
         position = (self.file, int(self.state[POS]))
         if position != self._passed:
             self._passed = position
             self.batches.append(ChangeBatch(None, self._progress.within(*position)))
 
     def flush(self, source: Bytes, begun: int) -> None:
-        """Turn the scanned rows into batches; `begun` is where in the buffer the scan began.
+        """Turn the scanned rows into batches.
 
-        First come whole transactions, then how far the log has passed without a change since, then
-        the changes of the transaction that is still open, but for the last one, which waits.
+        First the complete transactions, then idle progress after them, then the changes of the transaction
+        that is still open, except the last, which is kept back.
+
+        Args:
+            source: The read buffer.
+            begun: Where in the buffer the scan began.
         """
         rows, state = self.rows, self.state
         count = int(state[ROWS])
@@ -169,13 +172,14 @@ class TransactionAssembler:
         state[ROWS] = 0
 
     def _keep_last(self, row: pa.RecordBatch | None) -> None:
-        """Keep the newest change back until it is known whether its transaction has more (`tx_end`)."""
+        """Keep the newest change back until it is known whether it is the last of its transaction."""
         self._last, self._last_line = row, int(self.state[TXS]) - 1
 
     def _release_last(self, *, more: bool) -> None:
-        """Hand on the last change, once it is known whether its transaction has `more`.
+        """Add the change that was kept back to the batches, if it is known whether it is the last.
 
-        Otherwise its transaction may still be open, and it stays.
+        `more` says that another change of the transaction follows. Otherwise it is the last if the
+        transaction has ended; if not, it stays.
         """
         last = self._last
         if last is None:
@@ -210,7 +214,7 @@ class TransactionAssembler:
         return cursor
 
     def _committed(self, lines: int) -> Position:
-        """Tell progress of the transactions before line `lines`; return the position after them."""
+        """Report the transactions before line `lines` of `txs` to progress; return the position after them."""
         txs = self.txs[self._told : lines]
         self._told = lines
         runs: list[GtidRun] = []

@@ -1,4 +1,4 @@
-"""The wire format of MySQL's binary log, and its rare events in Python.
+"""The wire format of MySQL's binary log, and parsers for its infrequent events.
 
 MySQL internals documentation, "Replication Protocol": "Binlog Network Stream" and "Binlog Event".
 Numbers are little-endian unless said; a packed number is the protocol's length-encoded integer.
@@ -22,7 +22,7 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
                           | sizes of the events' fixed parts ... | Int8 checksum: 0 none, 1 CRC32
      16 XID               Int64 xid                                          the commit of InnoDB
      19 TABLE_MAP         see `table_map`
-     23-25, 30-32 ROWS    see `scan`
+     23-25, 30-32 ROWS    see `scan_rows`
      33 GTID, 34 ANON.    Int8 flags | Byte16 UUID | Int64 number | Int8 2 | Int64, Int64 clocks
                           | Int56 commit time here, microseconds since 1970 (MySQL 8.0); its highest
                           bit: Int56 commit time on the first server follows | ...
@@ -31,17 +31,17 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
      40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `nested_events`, `gtid_events`
      160-171              MariaDB's own               see `mariadb_events`
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
-     36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, passed over, like any event whose flags
+     36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, skipped, like any event whose flags
      have 0x80 ("ignorable")
 
-A transaction is GTID (or ANONYMOUS_GTID, or GTID_TAGGED), QUERY `BEGIN`, any number of TABLE_MAP and
-ROWS events, XID or QUERY `COMMIT`; everything behind the GTID may stand in a TRANSACTION_PAYLOAD. A DDL
-statement is GTID and QUERY alone. A transaction of XA is GTID, QUERY `XA START`, TABLE_MAP and ROWS
-events, QUERY `XA END`, XA_PREPARE, and later, as one of its own, GTID and QUERY `XA COMMIT` or
+A transaction consists of GTID (or ANONYMOUS_GTID, or GTID_TAGGED), QUERY `BEGIN`, any number of TABLE_MAP and
+ROWS events, and XID or QUERY `COMMIT`; everything after the GTID may be inside a TRANSACTION_PAYLOAD. A DDL
+statement is GTID and QUERY alone. An XA transaction is GTID, QUERY `XA START`, TABLE_MAP and ROWS
+events, QUERY `XA END`, XA_PREPARE, and later, as a separate transaction, GTID and QUERY `XA COMMIT` or
 `XA ROLLBACK`.
 
-Frequent events are read by the kernels (`scan`, `rows`). Here are those that steer the stream, and
-the words for errors.
+The kernels (`decode.scan`, `decode.rows`) read the frequent events. This module has the types of all events,
+the parsers of QUERY, ROTATE and FORMAT_DESCRIPTION, and the names of events for errors.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ WRITE_ROWS_COMPRESSED_1, UPDATE_ROWS_COMPRESSED_1, DELETE_ROWS_COMPRESSED_1 = 16
 WRITE_ROWS_COMPRESSED_2, UPDATE_ROWS_COMPRESSED_2, DELETE_ROWS_COMPRESSED_2 = 169, 170, 171
 
 FLAG_ARTIFICIAL, FLAG_IGNORABLE = 0x20, 0x80
-"""Made by the server for this connection, in no file; safe to pass over when not known."""
+"""Flags of events: made by the server for this connection, not in any file; may be skipped if unknown."""
 
 EVENT_NAMES = {
     0: "UNKNOWN",
@@ -89,15 +89,15 @@ EVENT_NAMES = {
     26: "INCIDENT (the server lost events)",
     MARIADB_GTID: "GTID of an ALTER TABLE in two phases (binlog_alter_two_phase=ON)",
 }
-"""Events that are not decoded, as `SHOW BINLOG EVENTS` and this package call them."""
+"""Names of events that are not decoded, mostly as in `SHOW BINLOG EVENTS`."""
 
 
 class FieldReader:
-    """Reads the fields of an event one after the other, and raises `CorruptLog` where there are none.
+    """Reads the fields of an event one after another; raises `CorruptLog` if the content is too short.
 
     Args:
         content: The fields.
-        name: What they are a part of, for messages: `a TABLE_MAP event`.
+        name: What they belong to, for error messages: `a TABLE_MAP event`.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -106,22 +106,22 @@ class FieldReader:
         self.at = 0
 
     def __bool__(self) -> bool:
-        """Say whether there is more."""
+        """Return whether anything is left to read."""
         return self.at < len(self._content)
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next `size` bytes."""
         if size > len(self._content) - self.at:
             raise CorruptLog(f"{self._name} that is too short")
         self.at += size
         return self._content[self.at - size : self.at]
 
     def number(self, size: int) -> int:
-        """Return the next number of so many bytes."""
+        """Return the next little-endian number of `size` bytes."""
         return int.from_bytes(self.read(size), "little")
 
     def packed(self) -> int:
-        """Return the next packed number."""
+        """Return the next packed number (length-encoded integer)."""
         first = self.number(1)
         if first < 251:
             return first
@@ -132,14 +132,14 @@ class FieldReader:
 
 @dataclass(frozen=True, slots=True)
 class QueryEvent:
-    """A statement of the log: its default database ("" for none) and its text."""
+    """A statement in the log: its default database ("" for none) and its text."""
 
     database: str
     statement: str
 
 
 def parse_query(body: bytes) -> QueryEvent:
-    """Read a QUERY event's body.
+    """Parse the body of a QUERY event.
 
     Raises:
         CorruptLog: It is too short.
@@ -156,7 +156,7 @@ def parse_query(body: bytes) -> QueryEvent:
     text = body[at + database_size + 1 :]
     try:
         statement = charset.decode(text)
-    except (ValueError, LookupError):  # a statement may hold bytes of any kind in its literals
+    except (ValueError, LookupError):  # literals in a statement may contain arbitrary bytes
         statement = text.decode(errors="replace")
     return QueryEvent(database.decode(errors="replace"), statement)
 
@@ -164,16 +164,16 @@ def parse_query(body: bytes) -> QueryEvent:
 _UTF_8 = 45
 _CHARSET = 4
 _SIZES = {0: 4, 1: 8, 3: 4, _CHARSET: 6}
-"""Sizes of the status variables that stand before the one of the client's character set."""
+"""Fixed sizes of the status variables that may precede that of the client's character set."""
 _TEXTS = {6: 0, 2: 1, 5: 0}
-"""Those that say their size first, and how many bytes stand behind the text."""
+"""Status variables that are texts with a size before them, and how many bytes follow the text."""
 
 
 def _collation(variables: bytes) -> int:
-    """Return the collation of the client that sent a statement, 0 where the log does not say it.
+    """Return the collation of the client that sent a statement; 0 if the log does not say it.
 
-    `Query_event` in the server's `statement_events.h`: the variables stand in the order of its
-    writer, flags and modes first.
+    The status variables are in the order in which the server writes them, flags and modes first
+    (`Query_event` in the server's `statement_events.h`).
     """
     at = 0
     while at + 2 < len(variables):
@@ -190,7 +190,7 @@ def _collation(variables: bytes) -> int:
 
 
 def parse_rotate(body: bytes) -> tuple[str, int]:
-    """Return the file that follows, and the position in it.
+    """Parse the body of a ROTATE event: the next file, and the position in it.
 
     Raises:
         CorruptLog: The body is too short.
@@ -201,12 +201,12 @@ def parse_rotate(body: bytes) -> tuple[str, int]:
 
 
 def has_checksums(event: bytes) -> bool:
-    """Return whether the file that a FORMAT_DESCRIPTION event (header included) opens has CRC32s.
+    """Return whether the events after a FORMAT_DESCRIPTION event (header included) have a CRC32.
 
-    The event itself always ends in one.
+    The FORMAT_DESCRIPTION event itself always ends with a checksum field.
 
     Raises:
-        CorruptLog: It is not of version 4, has no sum, or a wrong one.
+        CorruptLog: The event is not of version 4, or its checksum is unknown or wrong.
     """
     if len(event) < HEADER + 57 + CHECKSUM_SIZE + 1 or event[HEADER : HEADER + 2] != b"\4\0":
         raise CorruptLog("a FORMAT_DESCRIPTION event that is not of version 4")
@@ -228,7 +228,7 @@ _SKIP = re.compile(r"(?:\s+|/\*(?!!).*?\*/|/\*!\d*|#[^\n]*\n|--\s[^\n]*\n)*", re
 
 
 def first_words(statement: str, count: int = 2) -> str:
-    """Return the first words of a statement in capitals, comments left out, one space between."""
+    """Return the first `count` words of a statement, in capitals, without comments, joined with spaces."""
     words = []
     at = 0
     for _ in range(count):

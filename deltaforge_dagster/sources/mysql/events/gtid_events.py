@@ -1,7 +1,7 @@
-"""GTID events: what a transaction is called, and when it was committed.
+"""GTID events: the GTID of a transaction, and when it was committed.
 
-Without a tag the event has fixed places (`binlog`), which a kernel reads. With one (MySQL 8.3 and
-later, type 42) it is a message of the server's serialization library (manual of the server's source:
+A GTID event without a tag has fields at fixed offsets (`binlog`), which a kernel reads. With a tag (MySQL 8.3
+and later, type 42) it is a message of the server's serialization library (manual of the server's source:
 "PageLibsMysqlSerialization"; fields as in `Gtid_event::define_fields`)::
 
     version 1 | size of the message, from here back to its start | last field that must be known, + 1
@@ -11,9 +11,9 @@ later, type 42) it is a message of the server's serialization library (manual of
       4, 5 clocks (signed)   6 commit time here   7 commit time on the first server, if another
       8 size of the transaction   9 version here   10 version on the first server   11 commit group
 
-Every number is of variable size: the ones at the low end of the first byte say how many bytes follow,
-the value stands above the zero behind them, little-endian. A signed number has its sign in the lowest
-bit, and the others are inverted when it is negative.
+All numbers have a variable size: the number of low-order one bits of the first byte says how many bytes
+follow. The value, little-endian, begins above the zero bit after them. A signed number has its sign in the
+lowest bit; if it is negative, the other bits are inverted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ _MAX_TAG = 32
 
 @dataclass(frozen=True, slots=True)
 class GtidEvent:
-    """A transaction's name; `ts_us` is when it was committed first, 0 where the log does not say."""
+    """The GTID of a transaction.
+
+    Attributes:
+        sid: The server's UUID, 16 bytes.
+        number: The number of the GTID.
+        tag: The tag, "" for none.
+        ts_us: When the transaction was first committed, in microseconds since 1970; 0 if unknown.
+    """
 
     sid: bytes
     number: int
@@ -49,13 +56,17 @@ class GtidEvent:
 
 
 def parse_gtid(kind: int, body: bytes) -> GtidEvent | None:
-    """Return the GTID in a GTID or GTID_TAGGED event's body, None for any other event.
+    """Parse the body of a GTID or GTID_TAGGED event; return None for any other type of event.
 
-    Without commit time where there is no tag.
+    The commit time is only read from GTID_TAGGED events.
+
+    Args:
+        kind: Type of the event.
+        body: The event without its header.
 
     Raises:
         CorruptLog: The body does not follow the format.
-        UnsupportedEvent: A tagged GTID event has a field that is not known, and must be.
+        UnsupportedEvent: A GTID_TAGGED event has an unknown field that a reader must know.
     """
     if kind == GTID_TAGGED:
         return parse_tagged_gtid(body)
@@ -67,7 +78,7 @@ def parse_gtid(kind: int, body: bytes) -> GtidEvent | None:
 
 
 def tag_hash(tag: str) -> int:
-    """Return the number that stands for a tag in the kernels' arrays: 63 bits of a hash, not 0."""
+    """Return the number for a tag in the kernels' arrays: a hash of 63 bits, never 0; 0 for no tag."""
     if not tag:
         return 0
     digest = hashlib.blake2b(tag.encode(), digest_size=8, person=b"gtid_tag").digest()
@@ -75,7 +86,7 @@ def tag_hash(tag: str) -> int:
 
 
 class _MessageReader(FieldReader):
-    """Reads numbers of variable size one after the other."""
+    """Reads the numbers of variable size in a GTID_TAGGED event."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__(body, "a GTID_TAGGED event")
@@ -86,7 +97,7 @@ class _MessageReader(FieldReader):
         while first >> more & 1:
             more += 1
         rest = self.number(more)
-        if more == 8:  # the first byte is all ones, and the value stands behind it
+        if more == 8:  # the first byte is all ones, and the value follows it
             return rest
         return (rest << 8 | first) >> (more + 1)
 
@@ -102,11 +113,11 @@ class _MessageReader(FieldReader):
 
 
 def parse_tagged_gtid(body: bytes) -> GtidEvent:
-    """Return the GTID in a GTID_TAGGED event's body.
+    """Parse the body of a GTID_TAGGED event.
 
     Raises:
         CorruptLog: The body does not follow the format.
-        UnsupportedEvent: It has a field that is not known, and must be.
+        UnsupportedEvent: It has an unknown field that a reader must know.
     """
     message = _MessageReader(body)
     version, size, needed = message.unsigned(), message.unsigned(), message.unsigned()
@@ -131,7 +142,7 @@ def parse_tagged_gtid(body: bytes) -> GtidEvent:
         elif field < _FIELDS:
             numbers[field] = message.signed() if field in _SIGNED else message.unsigned()
         else:
-            break  # of a later version, which says that it need not be known
+            break  # a field of a later version, which a reader need not know
     if numbers.get(_NUMBER, 0) < 1 or len(tag) > _MAX_TAG or not tag.isascii():
         raise CorruptLog("a GTID_TAGGED event without a GTID")
     committed = numbers.get(_FIRST_COMMITTED, numbers.get(_COMMITTED, 0))

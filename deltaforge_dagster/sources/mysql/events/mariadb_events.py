@@ -3,18 +3,18 @@
 MariaDB's manual, "Replication Protocol"; little-endian, but for the sizes of what is compressed::
 
     type and body
-    160 ANNOTATE_ROWS, 161 BINLOG_CHECKPOINT, 163 GTID_LIST: no change, passed over
-    164 START_ENCRYPTION    the file is encrypted; what is sent to us is not: passed over
+    160 ANNOTATE_ROWS, 161 BINLOG_CHECKPOINT, 163 GTID_LIST: no change, skipped
+    164 START_ENCRYPTION    the file is encrypted; the stream to us is not: skipped
     162 GTID                Int64 number | Int32 domain | Int8 flags | 2: Int64 group of commits
                             | 64, 128: Int32 format, Int8 size of gtrid, Int8 of bqual, gtrid, bqual
                             | Int8 more flags | ... ; the server is that of the event's header
-        flags               1 standalone: a statement follows, as DDL or XA COMMIT; otherwise what
-                            follows is a transaction, without QUERY `BEGIN`
-                            64 a transaction of XA, without QUERY `XA START`; 128 one that ends it
+        flags               1 standalone: a statement follows, such as DDL or XA COMMIT; otherwise
+                            a transaction follows, without QUERY `BEGIN`
+                            64 an XA transaction, without QUERY `XA START`; 128 one that ends it
         more flags          2 ALTER TABLE begins, 4 and 8 it ends or fails (binlog_alter_two_phase)
     165 QUERY_COMPRESSED    QUERY, its statement compressed
-    166-168, 169-171        WRITE, UPDATE and DELETE_ROWS of version 1, 2, what follows the bitmaps
-    ..._ROWS_COMPRESSED     compressed (`log_bin_compress`)
+    166-168, 169-171        WRITE, UPDATE and DELETE_ROWS of versions 1 and 2; everything after the
+    ..._ROWS_COMPRESSED     bitmaps is compressed (`log_bin_compress`)
 
     compressed              Int8 0x80 + 16 * way (0: zlib) + n | n bytes size before, big-endian
                             | zlib stream
@@ -56,18 +56,18 @@ _PLAIN = {
     DELETE_ROWS_COMPRESSED_2: DELETE_ROWS_2,
 }
 _FIXED_ROWS = 8
-"""Bytes of a rows event before the count of columns, or the extra data."""
+"""Bytes of a rows event's body before the number of columns (version 1) or the extra data (version 2)."""
 
 
 def decompressed(event: bytes) -> bytes:
-    """Return the event that a compressed one stands for, header included, without checksum.
+    """Return the decompressed event, with header, without checksum.
 
     Args:
-        event: It, header included, without checksum.
+        event: The compressed event, with header, without checksum.
 
     Raises:
-        CorruptLog: It does not follow the format.
-        UnsupportedEvent: It is compressed in another way.
+        CorruptLog: The event does not follow the format.
+        UnsupportedEvent: The compression algorithm is unknown.
     """
     body = event[HEADER:]
     kind = _PLAIN[event[4]]
@@ -82,13 +82,13 @@ def decompressed(event: bytes) -> bytes:
 
 
 def _statement(body: bytes) -> int:
-    """Return where the statement of a QUERY event's body begins."""
+    """Return the offset of the statement in the body of a QUERY event."""
     database, _, variables = struct.unpack_from("<BHH", body, 8)
     return 13 + int(variables) + int(database) + 1
 
 
 def _rows(body: bytes, kind: int) -> int:
-    """Return where the rows of a rows event's body begin."""
+    """Return the offset of the rows in the body of a rows event."""
     at = _FIXED_ROWS
     if kind >= WRITE_ROWS_2:
         at += int.from_bytes(body[at : at + 2], "little")
@@ -109,7 +109,7 @@ def _decompress(content: bytes) -> bytes:
     size = int.from_bytes(content[1 : 1 + width], "big")
     stream = zlib.decompressobj()
     try:
-        plain = stream.decompress(content[1 + width :], size + 1)  # its memory grows as it comes
+        plain = stream.decompress(content[1 + width :], size + 1)  # grows as data comes
     except zlib.error:
         raise CorruptLog("a compressed event that cannot be decompressed") from None
     if len(plain) != size or not stream.eof:

@@ -1,14 +1,14 @@
-"""Events that stand in another event, or were kept from earlier: a stream within the stream.
+"""Nested events: those inside another event, or kept from earlier, decoded as a stream within the stream.
 
-A TRANSACTION_PAYLOAD event holds the events of a compressed transaction (MySQL 8.0.20 and later,
+A TRANSACTION_PAYLOAD event contains the events of a compressed transaction (MySQL 8.0.20 and later,
 `binlog_transaction_compression=ON`; `Transaction_payload_event` in the server's `control_events.h`).
 Numbers are packed (`binlog`)::
 
     for each field: type | size of the value | value; then type 0, and the payload until the end
       1 size of the payload   2 compression: 0 zstd, 255 none   3 size without compression
 
-    payload: events one directly behind the other, as in the file, but without checksums, and with
-    positions that mean nothing: they stand where the event around them stands
+    payload: consecutive events, as in the file, but without checksums, and with meaningless
+    positions: each has the position of the event that contains it
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
 
 
 class NestedEvents:
-    """Whole events out of blocks that are cut anywhere.
+    """Reassembles events from blocks that may be cut anywhere.
 
     Args:
-        blocks: Events one directly behind the other, without checksums.
-        end: What to do behind the last of them.
+        blocks: Consecutive events, without checksums.
+        end: Called by the decoder after the last event.
     """
 
     def __init__(self, blocks: Iterator[bytes], end: Callable[[], None] = lambda: None) -> None:
@@ -38,7 +38,7 @@ class NestedEvents:
         self.end = end
 
     def next(self) -> Bytes | None:
-        """Return what was left over and more, at least one whole event; None behind the last.
+        """Return the rest of the last block and more, at least one complete event; None at the end.
 
         Raises:
             CorruptLog: The blocks end inside an event, or an event is shorter than its header.
@@ -60,12 +60,12 @@ class NestedEvents:
         return read_only(b"".join(parts))
 
     def keep(self, rest: Bytes) -> None:
-        """Take back what was not used of the last block."""
+        """Take back the unused rest of the last block; `next` returns it again."""
         self._rest = rest.tobytes()
 
 
 def _size(data: bytes) -> int:
-    """Return the size of the event that `data` begins with, that of a header where it is cut."""
+    """Return the size of the first event in `data`; that of a header if not even the header is complete."""
     if len(data) < HEADER:
         return HEADER
     (size,) = struct.unpack_from("<I", data, 9)
@@ -75,12 +75,12 @@ def _size(data: bytes) -> int:
 
 
 def without_checksum(event: bytes) -> bytes:
-    """Return an event, header included, with the size that it has without its checksum."""
+    """Return an event whose checksum was cut off, with the size in its header corrected."""
     return event[:9] + len(event).to_bytes(4, "little") + event[13:]
 
 
 def events(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield one event after the other, header included.
+    """Yield the single events, with headers, from blocks that may be cut anywhere.
 
     Raises:
         CorruptLog: The blocks end inside an event, or an event is shorter than its header.
@@ -105,13 +105,13 @@ _ZSTD, _NONE = 0, 255
 
 
 def payload_blocks(body: bytes) -> Iterator[bytes]:
-    """Return the events in a TRANSACTION_PAYLOAD event's body, in blocks cut anywhere.
+    """Decompress the body of a TRANSACTION_PAYLOAD event; return its events in blocks that are cut anywhere.
 
-    A block has 4 MiB at most, however large the transaction is.
+    A block has at most 4 MiB, however large the transaction is.
 
     Raises:
         CorruptLog: The body does not follow the format.
-        UnsupportedEvent: It is compressed in another way.
+        UnsupportedEvent: The compression algorithm is unknown.
     """
     fields: dict[int, int] = {}
     reader = FieldReader(body, _NAME)

@@ -1,9 +1,9 @@
-"""What a statement in the log (a QUERY event) means for a reader of rows.
+"""Classify statements in the log (QUERY events) for a reader of rows.
 
-The server logs rows as rows, and everything else as the statement that was run. Here, and nowhere
-else, its words decide: is it a part of a transaction, does it define or empty tables, is it of no
-concern, or does it change rows that nobody listed. What is none of these is refused, too: a statement
-that is not known may change rows.
+With row format, the server logs row changes as rows, and everything else as the statement that was run. This
+module decides by a statement's words whether it controls a transaction, defines or empties tables, can
+be ignored, or changes rows that are not in the log. Unknown statements are refused, because they
+may change rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from deltaforge_dagster.sources.mysql.events.binlog import QueryEvent, first_wor
 
 
 class StatementKind(Enum):
-    """What a statement is."""
+    """The kinds of statements."""
 
     PASSED = auto()
-    """No row and no table changes: accounts, statistics, temporary tables."""
+    """Can be ignored, because it changes no row and no table: accounts, statistics, temporary tables."""
     ROLLBACK = auto()
-    """Takes back what the transaction has logged so far."""
+    """Takes back everything that the transaction has logged so far, or a part of it."""
     DEFINES = auto()
-    """DDL: tables, views, routines or databases are made, altered, renamed or dropped."""
+    """DDL: creates, alters, renames or drops tables, views, routines or databases."""
     EMPTIES = auto()
     """TRUNCATE TABLE."""
     XA_START = auto()
@@ -41,7 +41,7 @@ WORTH_A_RUN = frozenset(StatementKind) - {
     StatementKind.XA_START,
     StatementKind.XA_END,
 }
-"""Statements that lead to changes, or to an error that somebody should see."""
+"""Kinds of statements that lead to changes, or to an error that somebody should see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ _PASSED = (
 )  # fmt: skip
 _DEFINES = {"ALTER", "CREATE", "DROP", "RENAME"}
 _ELSEWHERE = {"INSTANCE", "ROLE", "SERVER", "TEMPORARY", "USER"}
-"""After a verb of `_DEFINES`: passwords, in part, and what only one session sees."""
+"""Second words of DDL that can be ignored: accounts, servers, and temporary tables, which only one session sees."""
 _CHANGES = (
     "CALL", "DELETE", "DO", "HANDLER", "IMPORT", "INSERT", "LOAD", "REPLACE", "SELECT", "TABLE",
     "UPDATE", "VALUES", "WITH",
@@ -79,7 +79,7 @@ _XA = {
 
 
 def statement(query: QueryEvent) -> Statement:
-    """Return what a statement is."""
+    """Return the kind of a statement, and its first words."""
     words = first_words(query.statement)
     return Statement(_kind(words, query.statement), words)
 
@@ -106,9 +106,9 @@ _PARENTHESES = re.compile(r"\([^()]*\)")
 
 
 def _fills(text: str) -> bool:
-    """Say whether a CREATE TABLE takes rows from a query: `... SELECT`, `... TABLE`, `... VALUES`.
+    """Return whether a CREATE TABLE has a query that fills it: `... SELECT`, `... TABLE`, `... VALUES`.
 
-    Logged for rows, the query is left out, and the rows follow.
+    With row format the server logs such a statement without the query, followed by the rows.
     """
     bare = _QUOTED.sub(" ", text).upper()
     if re.search(r"\bSELECT\b|\bVALUES\s+ROW\b", bare):
@@ -124,7 +124,7 @@ _XID = re.compile(r"X'([0-9A-Fa-f]*)',X'([0-9A-Fa-f]*)',(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """The name of an XA transaction (manual: "XA Transaction SQL Statements")."""
+    """The xid of an XA transaction (manual: "XA Transaction SQL Statements")."""
 
     format_id: int
     gtrid: bytes
@@ -135,7 +135,7 @@ class Xid:
 
 
 def xid_of(text: str) -> Xid | None:
-    """Return the name in an XA statement, as the server writes it: `X'6162',X'',1`."""
+    """Return the xid in an XA statement, as the server logs it (`X'6162',X'',1`); None if there is none."""
     match = _XID.search(text)
     if match is None or len(match[1]) % 2 or len(match[2]) % 2:
         return None

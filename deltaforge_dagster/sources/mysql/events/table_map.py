@@ -1,4 +1,4 @@
-"""TABLE_MAP events: what the log says of a table before each group of its changes.
+"""TABLE_MAP events: the description of a table that the log has before each group of its changes.
 
 MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are those of
 `Table_map_event::Optional_metadata_field_type` in the server's `rows_event.h`::
@@ -19,7 +19,7 @@ MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are thos
       10, 11                  as 2 and 3, for ENUM and SET columns                         (FULL)
        7 GEOMETRY_TYPE, 12 COLUMN_VISIBILITY, 13 VECTOR_DIMENSIONALITY: not needed
 
-Without FULL the names, labels and the key come from the catalog.
+Without FULL, names, labels and key come from the catalog.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS
 from deltaforge_dagster.sources.mysql.values.types import LogType, log_type, metadata_size
 
 MAX_COLUMNS = 4096
-"""MySQL allows no more columns in a table."""
+"""The most columns that MySQL allows in a table."""
 
 ID_SIZE = 6
-"""Bytes of the table id that the event starts with."""
+"""Bytes of the table id at the start of the event's body."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
-    """What the catalog says of a column.
+    """A column as the catalog describes it.
 
     Attributes:
         name: Its name.
-        labels: Those of an ENUM or SET, in order.
-        type: As `information_schema.columns.column_type` has it; "" when the log says it.
-        charset: Character set of a text, `binary` for bytes; "" when only the log may know.
+        labels: The labels of an ENUM or SET, in order.
+        type: As in `information_schema.columns.column_type`; "" if the description is from the log.
+        charset: Character set of a text, `binary` for bytes; "" if unknown.
     """
 
     name: str
@@ -58,7 +58,7 @@ class CatalogColumn:
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """What the log leaves out without `binlog_row_metadata=FULL`: all columns, and the key."""
+    """A table's columns and primary key, which the log lacks without `binlog_row_metadata=FULL`."""
 
     columns: tuple[CatalogColumn, ...]
     primary_key: tuple[str, ...]
@@ -66,7 +66,7 @@ class CatalogTable:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Why it is not known what the log leaves out; says what to do."""
+    """The columns of a table are not known for certain; `reason` says why, and what to do."""
 
     reason: str
 
@@ -78,9 +78,9 @@ class TableMap:
     Attributes:
         db, table: Names.
         types, nullable: By column.
-        unsigned: By column; None for a number of which the log does not say it.
-        collations: By column; None where there is none, or the log does not say it.
-        described: Names, labels and key; None when the log leaves them out.
+        unsigned: By column; None for a number whose signedness the log does not say.
+        collations: By column; None if the column has none, or the log does not say it.
+        described: Names, labels and key; None if the log does not have them.
     """
 
     db: str
@@ -92,13 +92,13 @@ class TableMap:
     described: CatalogTable | None = None
 
     def text_collations(self) -> list[int | None]:
-        """Return those of the text columns."""
+        """Return the collations of the text columns."""
         pairs = zip(self.types, self.collations, strict=True)
         return [collation for type_, collation in pairs if type_.is_text]
 
 
 class _TableMapReader(FieldReader):
-    """Reads the fields of a TABLE_MAP event one after the other."""
+    """Reads the fields of a TABLE_MAP event one after another."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content, "a TABLE_MAP event")
@@ -117,11 +117,11 @@ class _TableMapReader(FieldReader):
 
 
 def parse_table_map(content: bytes) -> TableMap:
-    """Read the body of a TABLE_MAP event, from its table id on.
+    """Parse the body of a TABLE_MAP event, which begins with the table id.
 
     Raises:
         CorruptLog: The bytes do not follow the format.
-        UnsupportedEvent: Labels are in a character set that is not decoded.
+        UnsupportedEvent: A column has an unknown type, or labels in an unknown character set.
     """
     reader = _TableMapReader(content)
     reader.read(ID_SIZE + 2)
@@ -188,7 +188,7 @@ def _collations(
 
 
 def _described(types: list[LogType], fields: dict[int, bytes]) -> CatalogTable:
-    """Return what FULL metadata say; the labels are in each column's character set."""
+    """Return names, labels and key from FULL metadata; labels are in each column's character set."""
     names_of = _TableMapReader(fields[4])
     names = [names_of.text().decode(errors="replace") for _ in types]
     collations = _collations(types, lambda t: t.has_labels, fields.get(10), fields.get(11))

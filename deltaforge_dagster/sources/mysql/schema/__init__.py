@@ -1,1 +1,1 @@
-"""Tables of MySQL: versions for decoding, the catalog, and the statements of the log that change tables."""
+"""Tables of MySQL: versions for decoding, the catalog, and the effect of DDL statements in the log."""

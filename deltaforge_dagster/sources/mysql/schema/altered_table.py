@@ -1,7 +1,7 @@
-"""One table while a statement acts on it: columns that are added, dropped, renamed or moved.
+"""Apply the actions of one statement to one table: columns are added, dropped, renamed or moved.
 
 The rules are those by which the server builds the new list of columns (manual: "ALTER TABLE
-Statement"). `definitions` says which tables a statement is about.
+Statement"). `definitions` finds the tables that a statement affects.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
 
 @dataclass(slots=True)
 class _Column:
-    """A column as a statement writes it.
+    """A column definition in a statement.
 
     Attributes:
-        column: Its new name and type.
-        in_key: Whether PRIMARY KEY stands behind it.
-        after: The name it shall stand behind, "" to be the first, None where no place is given.
+        column: The column's new name and type.
+        in_key: Whether the definition contains PRIMARY KEY.
+        after: The column after which it is placed; "" for the first place, None if no place is given.
     """
 
     column: CatalogColumn
@@ -43,9 +43,17 @@ class _Column:
 class AlteredTable:
     """A table while a statement is applied to it, action by action (`act`, `add`).
 
-    `old` names the columns as they were, and stands still: actions of one statement speak of it all
-    at once, so that two columns can swap their names. `placed` are columns that are added, or get
-    another place, in the order of the statement, after everything else has its name.
+    All actions of a statement refer to the columns before the statement, so that two columns can swap their
+    names. So the actions are collected here, and `made` applies them.
+
+    Attributes:
+        columns: Name and definition of each column before the statement.
+        key: The primary key before the statement.
+        placed: Columns that are added, or moved, in the statement's order; with the old name of a moved one.
+        dropped: Old names of dropped columns.
+        changed: New definitions of columns, by old name.
+        new_key: The new primary key, if the statement defines one.
+        loses_key: Whether the statement drops the primary key.
     """
 
     columns: list[tuple[str, CatalogColumn]]
@@ -58,11 +66,15 @@ class AlteredTable:
 
     @classmethod
     def of(cls, table: CatalogTable) -> AlteredTable:
-        """Return a table as it is before the statement."""
+        """Return a table to which no action has been applied yet."""
         return cls([(one.name, one) for one in table.columns], list(table.primary_key))
 
     def old(self, name: str) -> str | None:
-        """Return a column's name as the table has it; names are told apart without their case."""
+        """Return a column's name as the table spells it, ignoring case; None if there is no such column.
+
+        Raises:
+            NotUnderstoodError: MySQL's collation may find a column where this comparison does not.
+        """
         for known, _ in self.columns:
             if known == name:
                 return known
@@ -70,18 +82,22 @@ class AlteredTable:
         if len(found) == 1:
             return found[0]
         if not name.isascii() or any(not known.isascii() for known, _ in self.columns):
-            raise NotUnderstoodError  # MySQL also takes letters with and without accents as equal
+            raise NotUnderstoodError  # MySQL also ignores accents
         return None
 
     def must(self, name: str) -> str:
-        """Return what `old` does, for a column that has to be there."""
+        """Return the column's name as `old` does; raise `NotUnderstoodError` if there is no such column."""
         known = self.old(name)
         if known is None:
             raise NotUnderstoodError
         return known
 
     def made(self) -> CatalogTable:
-        """Return the table when all actions were taken in."""
+        """Return the table after all actions.
+
+        Raises:
+            NotUnderstoodError: The result is not a valid table.
+        """
         made: list[tuple[str | None, CatalogColumn]] = [
             (name, self.changed.get(name, column))
             for name, column in self.columns
@@ -118,7 +134,7 @@ def _index(made: list[tuple[str | None, CatalogColumn]], name: str) -> int:
 
 
 _VERSIONING = {("SYSTEM", "VERSIONING"), ("PERIOD", "FOR")}
-"""MariaDB's words for columns that no statement names."""
+"""MariaDB's words for system versioning, which adds hidden columns."""
 _INDEXES = {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK"}
 _OPTIONS = {
     "ALGORITHM", "ANALYZE", "AUTOEXTEND_SIZE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "CHARACTER",
@@ -134,10 +150,10 @@ _OPTIONS = {
 
 
 def act(table: AlteredTable, item: TokenReader) -> None:
-    """Take in one action of ALTER TABLE.
+    """Apply one action of ALTER TABLE.
 
     Raises:
-        NotUnderstoodError: What it does is not certain.
+        NotUnderstoodError: Its effect is not certain.
     """
     verb = item.next().word
     if verb == "ADD":
@@ -154,7 +170,7 @@ def act(table: AlteredTable, item: TokenReader) -> None:
             known = table.changed.get(old) or dict(table.columns)[old]
             table.changed[old] = replace(known, name=item.name())
     elif verb == "CONVERT":
-        # Types of text may become wider ones, or binary ones: those of the log count.
+        # Text types may become wider or binary; the types in the log are authoritative.
         _loosen(table)
     elif verb == "ALTER":
         item.skip("COLUMN")
@@ -189,12 +205,11 @@ def _add_action(table: AlteredTable, item: TokenReader) -> None:
 
 
 def add(table: AlteredTable, item: TokenReader) -> None:
-    """Take in a column, a key or an index, as CREATE TABLE lists them.
+    """Apply one item of CREATE TABLE's list, or after ADD: a column, a key, an index or a constraint.
 
     Raises:
-        NotUnderstoodError: What it is is not certain.
+        NotUnderstoodError: Its effect is not certain.
     """
-    """Take in a column, a key or a constraint, as in CREATE TABLE or behind ADD."""
     if item.skip("CONSTRAINT") and item.word not in _INDEXES | {"PRIMARY"}:
         item.name()
     if item.word in _INDEXES:
@@ -232,9 +247,9 @@ def _drop(table: AlteredTable, item: TokenReader) -> None:
 
 
 def _old(table: AlteredTable, item: TokenReader) -> tuple[str, str | None]:
-    """Take the name of a column that is there; return it as written, and as the table has it.
+    """Read the name of an existing column; return it as written, and as the table spells it.
 
-    The second is None when the column is not there and need not be.
+    The second is None if the column does not exist and `IF EXISTS` allows that.
     """
     if item.skip("IF", "EXISTS"):
         written = item.name()
@@ -248,7 +263,7 @@ def _change(table: AlteredTable, item: TokenReader, *, renames: bool) -> None:
     written, old = _old(table, item)
     if old is None:
         return
-    # MODIFY gives a column the name as it is written there, in these letters.
+    # MODIFY also changes the name's case to that in the statement.
     column = _column(item.name() if renames else written, item)
     if column.in_key:
         table.new_key = [column.column.name]
@@ -258,7 +273,7 @@ def _change(table: AlteredTable, item: TokenReader, *, renames: bool) -> None:
 
 
 def _column(name: str, item: TokenReader) -> _Column:
-    """Read what follows a column's name."""
+    """Read the rest of a column definition, after the name."""
     type_ = column_type(item)
     in_key = False
     after: str | None = None
@@ -280,10 +295,10 @@ def _column(name: str, item: TokenReader) -> _Column:
             after = item.name()
         elif word in _WITH_VALUE and item.word != "(":
             item.next()
-    # In which character set a text is depends on the table, its database and the server.
+    # The character set may be the default of table, database or server, so it is left unknown.
     charset = "binary" if is_binary(type_) else ""
     return _Column(CatalogColumn(name, labels(type_), type_, charset), in_key, after)
 
 
 _WITH_VALUE = {"COLLATE", "COLUMN_FORMAT", "COMMENT", "CONSTRAINT", "DEFAULT", "STORAGE"}
-"""What a name, or a word that means something else elsewhere, follows."""
+"""Attributes of a column that are followed by a value, which may look like another attribute."""

@@ -1,16 +1,15 @@
-"""What the server's catalog says of tables, for logs that do not say it themselves.
+"""Table definitions from the server's catalog, for logs that lack them.
 
-With `binlog_row_metadata = FULL` the log names the columns of every table, and nothing is asked
-here. With MINIMAL, MySQL's default, names, labels and keys come from `information_schema` as it was
-when the pipeline began, carried on by every statement that the log has since (`definitions`), and
-noted with its position before a row depends on it, so that the next run goes on with it.
+With `binlog_row_metadata = FULL` the log describes all columns, and this module is not used for
+decoding. With MINIMAL, MySQL's default, names, labels and keys come from `information_schema` as it was
+when the pipeline began. Every later statement in the log is applied to them (`definitions`), and the
+result is stored with its position before a row depends on it, so that the next run continues with it.
 
-Where that ends (a statement that is not understood, a table that was not known at the start), the
-catalog is asked as it is today. That is right for a row only if its table was not redefined
-since. So it is vouched for in two ways: its types must be those of the log, and the log between the
-row and the moment when the catalog was read must not hold a statement that changes the table. The
-rest of the log is looked through once for that, piece by piece as tables come up. A table of which
-nobody knows what it was is `Unknown`.
+If the definition of a table is not known in this way (after a statement that is not understood, or for a
+table that was not known at the start), the current catalog is read. It is right for a row only if the table
+was not redefined since. So two conditions are checked: its types must be those in the log, and the log
+between the row and the time when the catalog was read must not contain a statement that changes the table.
+That part of the log is scanned once, as far as needed. If a check fails, the table is `Unknown`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan
 from deltaforge_dagster.tables import ColumnDetails, TableDetails
 
 SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
-"""Never captured."""
+"""Databases that are never captured."""
 
 _SECONDS = 30.0
 _COLUMNS = """
@@ -74,14 +73,14 @@ _ADVICE = (
 
 @dataclass(slots=True)
 class _Table:
-    """A table of the catalog, and where the log ended when the catalog had been read."""
+    """A table from the catalog, and the end of the log after the catalog was read."""
 
     read_at: BinlogPosition
     columns: list[CatalogColumn] = field(default_factory=list)
     primary_key: list[str] = field(default_factory=list)
 
     def definition(self) -> CatalogTable:
-        """Return it as definitions are kept."""
+        """Return the table as an immutable definition."""
         return CatalogTable(tuple(self.columns), tuple(self.primary_key))
 
 
@@ -89,10 +88,10 @@ class MysqlCatalog:
     """The definitions of a server's tables, for one reader of its log.
 
     Args:
-        server: Where.
-        registry: Where definitions are noted, and those of before are found.
+        server: The server.
+        registry: Where definitions are stored, and where earlier ones come from.
         start: Where the reader begins.
-        reader_id: A server id for looking ahead in the log.
+        reader_id: A replication server id for scanning the log ahead of the reader.
     """
 
     def __init__(
@@ -122,12 +121,12 @@ class MysqlCatalog:
         *,
         charsets: bool = False,
     ) -> CatalogTable | Unknown:
-        """Return the table that a row of the log at `position` belongs to, or why it is not known.
+        """Return the columns and key that a table had at `position`, or why they are not certain.
 
         Args:
             db: Its database.
             table: Its name.
-            types: What the log says of its columns.
+            types: The types of its columns in the log.
             position: Where the log describes it.
             charsets: Whether the character sets of its texts must be known, too.
         """
@@ -142,7 +141,7 @@ class MysqlCatalog:
         return found
 
     def statement(self, db: str, sql: str, position: Position) -> None:
-        """Follow a statement in the log that may define tables."""
+        """Apply a statement in the log that may define tables, and store the changed definitions."""
         assert isinstance(position, BinlogPosition)
         touched = apply(self._tables, sql, db, fold=self._folds())
         for name in touched:
@@ -156,7 +155,7 @@ class MysqlCatalog:
         )
 
     def _folds(self) -> bool:
-        """Say whether names of tables are kept in small letters; asked once there is a statement."""
+        """Return whether the server stores table names in lower case; asks the server once."""
         if self._fold is None:
             with self._server.query(_SECONDS) as session:
                 rows = session.rows("SELECT @@lower_case_table_names AS fold")
@@ -166,7 +165,7 @@ class MysqlCatalog:
     def _vouched_for(
         self, db: str, table: str, types: tuple[str, ...], position: BinlogPosition
     ) -> CatalogTable | Unknown:
-        """Return a table as the catalog has it now, if it had it so at `position`."""
+        """Return a table from the current catalog, if it certainly was the same at `position`."""
         found = self._find(db, table)
         where = f"table {db}.{table} at {position.file}, {position.pos}"
         if found is None:
@@ -189,7 +188,7 @@ class MysqlCatalog:
         return definition
 
     def _find(self, db: str, table: str) -> _Table | None:
-        """Return a table as the catalog has it; the first question reads them all."""
+        """Return a table from the current catalog; the first call reads all tables."""
         if not self._now:
             self._now = read_tables(self._server, _SECONDS)
         if (db, table) not in self._now:
@@ -199,7 +198,7 @@ class MysqlCatalog:
     def _changed(
         self, db: str, table: str, after: BinlogPosition, until: BinlogPosition
     ) -> BinlogPosition | None:
-        """Return where between two places the table was redefined."""
+        """Return where the table was first redefined between two positions; None if it was not."""
         begin = after if self._looked is None else max(after, self._looked)
         if begin < until:
             self._scan_log(begin, until)
@@ -220,10 +219,10 @@ class MysqlCatalog:
 def statements_between(
     server: MysqlSourceServer, begin: BinlogPosition, until: BinlogPosition, reader_id: int
 ) -> list[tuple[BinlogPosition, TableChange]]:
-    """Return which tables the log changes between two places, and where each statement ends."""
+    """Return the tables that statements redefine between two positions, each with the statement's end."""
     if until <= begin:
         return []
-    # By place where the protocol can, which is nearer: by GTIDs it begins at an older file.
+    # Start at the file position if the protocol can: with GTIDs the server starts in an older file.
     by_set = begin.pos >> 32 and begin.gtid_set is not None
     start = begin if by_set else BinlogPosition(begin.file, begin.pos)
     found: list[tuple[BinlogPosition, TableChange]] = []
@@ -243,7 +242,7 @@ def statements_between(
 def definitions_now(
     server: MysqlSourceServer, start: BinlogPosition, reader_id: int, seconds: float
 ) -> dict[str, str]:
-    """Return the definitions of all tables that have not changed since `start`, as texts by key."""
+    """Return the definitions of all tables that have not changed since `start`, as texts by `key_of`."""
     found = read_tables(server, seconds)
     if not found:
         return {}
@@ -258,7 +257,7 @@ def definitions_now(
 
 
 def tables_now(server: MysqlSourceServer, name: Name) -> dict[Name, CatalogTable]:
-    """Return one table as the catalog has it now, nothing when it has none of that name."""
+    """Return one table from the current catalog, by its name; empty if it does not exist."""
     found = read_tables(server, _SECONDS, name)
     return {one: table.definition() for one, table in found.items()}
 
@@ -266,7 +265,7 @@ def tables_now(server: MysqlSourceServer, name: Name) -> dict[Name, CatalogTable
 def read_tables(
     server: MysqlSourceServer, seconds: float, only: Name | None = None
 ) -> dict[Name, _Table]:
-    """Return all tables of users, or one, as the catalog has them now."""
+    """Return all user tables, or only one, from the current catalog."""
     which, parameters = (_OF_USERS, SYSTEM_DATABASES) if only is None else (_ONE, only)
     with server.query(seconds) as session:
         columns = session.rows(_COLUMNS.format(which=which), *parameters)
@@ -285,7 +284,7 @@ def read_tables(
 
 
 def table_details(session: MysqlSession, where: str, table: str) -> TableDetails:
-    """Return what the log does not say of `database.table`.
+    """Return the properties of `database.table` that are only in the catalog, not in the log.
 
     Raises:
         SourceMisconfigured: There is no such table.
@@ -295,7 +294,7 @@ def table_details(session: MysqlSession, where: str, table: str) -> TableDetails
     of_table = session.rows(_TABLE_DETAILS.format(which=_ONE), *name)
     if not columns or not of_table:
         raise SourceMisconfigured(f"{where}: there is no table {table}")
-    # MariaDB writes defaults as expressions, also the one of a column without any.
+    # MariaDB writes defaults as expressions; a column without a default has the expression NULL.
     none = "NULL" if session.is_mariadb else None
     collation = of_table[0]["collation"]
     return TableDetails(
@@ -308,13 +307,13 @@ def table_details(session: MysqlSession, where: str, table: str) -> TableDetails
             for row in columns
         },
         engine=of_table[0]["engine"],
-        charset=collation and collation.partition("_")[0],  # collations are named so
+        charset=collation and collation.partition("_")[0],  # a prefix of its name
         collation=collation,
     )
 
 
 def captured_tables(session: MysqlSession, captures: Callable[[str, str], bool]) -> list[str]:
-    """Return `database.table` of every base table that is captured."""
+    """Return `database.table` of every existing base table that is captured."""
     found = session.rows(
         "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"
         " WHERE TABLE_TYPE = 'BASE TABLE' ORDER BY 1, 2"

@@ -1,11 +1,12 @@
-"""Types of columns as statements and the catalog write them, to be compared with those of the log.
+"""Column types in statements and in the catalog, and their comparison with the types in the log.
 
 A statement may use synonyms and leave out sizes (manual: "Data Types", "Using Data Types from Other
-Database Engines"); here they become what `information_schema.columns.column_type` shows. The log
-knows no display widths, and lengths of text in bytes, so not everything is compared.
+Database Engines"); `column_type` converts its types to the notation of
+`information_schema.columns.column_type`. The comparison is approximate, because the log has no display
+widths, and lengths of text in bytes.
 
-From a type as the catalog writes it (`COLUMN_TYPE`), and its character set (`CHARACTER_SET_NAME`), comes
-the same `MysqlValueType` as from a TABLE_MAP event (`described_type`).
+`described_type` makes the same `MysqlValueType` from a type of the catalog (`COLUMN_TYPE`) and its character
+set (`CHARACTER_SET_NAME`) as a TABLE_MAP event does.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from deltaforge_dagster.sources.mysql.values.types import (
 )
 
 ANY_TEXT = "any text"
-"""A text whose size or character set the server chooses."""
+"""A text type whose size or character set the server chooses."""
 TEXTS = {
     "tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob",
     "varchar", "varbinary",
 }  # fmt: skip
-"""What `ANY_TEXT` may be."""
+"""The types that `ANY_TEXT` may stand for."""
 
 ANY_SIGN = " signed or unsigned"
-"""What stands behind an integer type of a log that does not say which."""
+"""Suffix of an integer type if the log does not say whether it is unsigned."""
 
 _SYNONYMS = {
     "bool": "tinyint", "boolean": "tinyint", "int1": "tinyint", "int2": "smallint",
@@ -56,20 +57,20 @@ _KNOWN = {
     "vector", "uuid", "inet4", "inet6",
 } | TEXTS | GEOMETRIES  # fmt: skip
 _SIZED = {"decimal": "10,0", "bit": "1", "datetime": "0", "timestamp": "0", "time": "0"}
-"""Types whose size is in the log, and the size that they have without one."""
+"""Types whose size is in the log, and their default size."""
 _INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
 _FLOAT_DIGITS = 24
-"""`FLOAT(p)` with more binary digits is a DOUBLE."""
+"""`FLOAT(p)` with a larger p is a DOUBLE."""
 
 _LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
 
 
 def column_type(reader: TokenReader) -> str:
-    """Read a type, as far as its size; UNSIGNED may follow.
+    """Read a type up to and including its size; UNSIGNED may follow.
 
     Raises:
-        NotUnderstoodError: It is not known for certain what type that is.
+        NotUnderstoodError: The type is not known for certain.
     """
     name = _type_name(reader)
     if name in {ANY_TEXT, "bigint unsigned"}:
@@ -111,14 +112,14 @@ def _label(tokens: list[Token]) -> str:
     if len(tokens) != 1 or tokens[0].kind not in {TokenKind.TEXT, TokenKind.EITHER}:
         raise NotUnderstoodError
     text = tokens[0].text
-    # A backslash depends on the session's mode, blanks at the end on the character set.
+    # The meaning of a backslash depends on the SQL mode, that of trailing blanks on the character set.
     if "\\" in text or text.endswith(" "):
         raise NotUnderstoodError
     return "'" + text.replace("'", "''") + "'"
 
 
 def labels(column_type: str) -> tuple[str, ...]:
-    """Return the labels of `enum('a','b')` or `set(...)`, unquoted; none for other types."""
+    """Return the unquoted labels of `enum('a','b')` or `set(...)`; empty for other types."""
     if not column_type.lower().startswith(("enum(", "set(")):
         return ()
     return tuple(
@@ -133,14 +134,14 @@ def labels(column_type: str) -> tuple[str, ...]:
 
 
 def labels_text(labels: Sequence[str]) -> str:
-    """Return labels as `COLUMN_TYPE` shows them behind the type's name; nothing without any."""
+    """Return labels as `COLUMN_TYPE` shows them after the type's name; "" if there are none."""
     if not labels:
         return ""
     return "(" + ",".join("'" + label.replace("'", "''") + "'" for label in labels) + ")"
 
 
 def fits(defined: str, logged: str) -> bool:
-    """Say whether a column that is defined so can be one that the log describes so."""
+    """Return whether a column's defined type is compatible with its type in the log."""
     if logged.endswith(ANY_SIGN):
         return fits(_without_sign(defined), logged.removesuffix(ANY_SIGN))
     ours, theirs = _comparable(defined), _comparable(logged)
@@ -148,23 +149,23 @@ def fits(defined: str, logged: str) -> bool:
         return True
     if ours == ANY_TEXT:
         return theirs in {_comparable(text) for text in TEXTS}
-    if ours == "real":  # by the session's mode
+    if ours == "real":  # depends on the SQL mode
         return theirs in {"float", "double"}
     return (ours, theirs) == ("json", "longtext")  # MariaDB
 
 
 def is_text(column_type: str) -> bool:
-    """Say whether values of a type are text in a character set, so far as that is known."""
+    """Return whether a type is, or may be, text in a character set."""
     return re.match(r"any text|(?:var)?char|\w*text", column_type.lower()) is not None
 
 
 def is_binary(column_type: str) -> bool:
-    """Say whether a text type is one of bytes."""
+    """Return whether a type is BINARY, VARBINARY or a BLOB."""
     return re.match(r"(?:var)?binary|\w*blob", column_type.lower()) is not None
 
 
 def is_unsigned(column_type: str) -> bool:
-    """Say whether a number type has no negative values."""
+    """Return whether a numeric type is unsigned."""
     return "unsigned" in column_type.lower().split()
 
 
@@ -186,7 +187,7 @@ def _comparable(column_type: str) -> str:
         return f"{name}({size.replace(' ', '') or 0})"
     if name in GEOMETRIES:
         return "geometry"
-    # By the character set, which the log knows, one is the other.
+    # The log distinguishes text and bytes only by the character set, so they count as equal here.
     return _IN_THE_LOG.get(name, name.replace("blob", "text"))
 
 
@@ -211,16 +212,16 @@ def described_type(
     labels: Sequence[str] = (),
     forms: ValueForms = LABEL_FORMS,
 ) -> MysqlValueType:
-    """Return how values of a column are read.
+    """Return how to decode values of a column that the catalog describes.
 
     Args:
         column_type: `COLUMN_TYPE`, such as `decimal(10,2) unsigned`.
-        charset: `CHARACTER_SET_NAME`, None for types without one.
-        labels: Those of an ENUM or SET.
-        forms: How values look where there is a choice.
+        charset: `CHARACTER_SET_NAME`; None for types without one.
+        labels: The labels of an ENUM or SET.
+        forms: The formats of values where there is a choice.
 
     Raises:
-        UnsupportedEvent: The type, or its character set, is not known.
+        UnsupportedEvent: The type or its character set is unknown.
     """
     found = _TYPE.fullmatch(column_type.lower())
     assert found

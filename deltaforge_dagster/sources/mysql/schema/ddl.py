@@ -1,8 +1,8 @@
-"""Which tables a statement of the log redefines: found by its words, without parsing it.
+"""Find the tables that a statement in the log redefines or empties, by its words, without parsing it.
 
-Enough for what is asked of it: a statement that alters, drops, renames or empties a table names it
-right behind the words that say so (manual: "Data Definition Statements"). A statement that creates
-a table is not looked at: rows before it belong to a table that another one has dropped.
+That suffices because a statement that alters, drops, renames or empties a table names the table
+right after these words (manual: "Data Definition Statements"). Statements that create
+a table are ignored: rows before them belong to an earlier table, which another statement has dropped.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Token, TokenKind,
 
 _OPTIONAL = {"TEMPORARY", "IF", "NOT", "EXISTS", "ONLINE", "OFFLINE", "IGNORE"}
 _ELSEWHERE = {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "PARTITION"}
-"""What ALTER TABLE may add, drop or rename without touching a column or the primary key."""
+"""Words after ADD, DROP or RENAME in an ALTER TABLE that affects neither columns nor primary key."""
 
 
 class DdlEffect(Enum):
-    """What a statement does to a table."""
+    """The effect of a statement on a table."""
 
     DEFINES = "defines"
     """Alters, renames or drops it: earlier rows may have had other columns or another key."""
     EMPTIES = "empties"
-    """Deletes its rows, which the log does not list."""
+    """Deletes its rows, without row events in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class TableChange:
     table: str | None
 
     def concerns(self, db: str, table: str) -> bool:
-        """Say whether it is about `db.table`."""
+        """Return whether the change affects `db.table`."""
         return self.db == db and self.table in (None, table)
 
 
 def table_changes(statement: str, database: str) -> list[TableChange]:
-    """Return what a statement does to tables; `database` is that of names without one."""
+    """Return the effects of a statement on tables; `database` is the database of names without one."""
     tokens = [token for token in read_tokens(statement) if token.kind is not TokenKind.TEXT]
     words = [token.word for token in tokens]
     at = _skip_optional(words, 1)
@@ -81,7 +81,7 @@ def _skip_optional(words: list[str], at: int) -> int:
 
 
 def _names(tokens: list[Token], at: int, database: str, most: int | None) -> list[tuple[str, str]]:
-    """Return the table names from `at` on, separated by commas or TO, `most` of them."""
+    """Return the table names from `at` on, separated by commas or TO; at most `most`, None for all."""
     found: list[tuple[str, str]] = []
     words = [token.word for token in tokens]
     at = _skip_optional(words, at)

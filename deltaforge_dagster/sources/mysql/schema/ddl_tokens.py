@@ -1,7 +1,7 @@
-"""The words of a statement, as MySQL reads them (manual: "Lexical Structure").
+"""Split a statement into tokens, as MySQL does (manual: "Lexical Structure").
 
-Comments are spaces, except those that MySQL executes (`/*!80000 ... */`), whose content counts: the
-log has no others of these, since a server blanks out what it did not execute itself.
+Comments are skipped, except those that MySQL executes (`/*!80000 ... */`), whose content is read. The version
+number can be ignored, because a server blanks out the comments that it did not execute.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ _TOKEN = re.compile(
 
 
 class TokenKind(Enum):
-    """What a token is written as."""
+    """How a token is written."""
 
     WORD = "word"
-    """A key word, a number, or a name without quotes."""
+    """A keyword, a number, or an unquoted name."""
     NAME = "name"
     """A name in backticks."""
     TEXT = "text"
     """A string in single quotes."""
     EITHER = "either"
-    """In double quotes: a string, or with `ANSI_QUOTES` a name."""
+    """A string in double quotes, or, with `ANSI_QUOTES`, a name."""
     SIGN = "sign"
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A word, without its quotes; a string keeps its backslashes."""
+    """A token. Its text is without the quotes; a string keeps its backslashes."""
 
     text: str
     kind: TokenKind
 
     @property
     def word(self) -> str:
-        """A key word in capitals, or a sign; "" for whatever stands in quotes."""
+        """The word in capitals, or the sign; "" for anything quoted."""
         return self.text.upper() if self.kind in {TokenKind.WORD, TokenKind.SIGN} else ""
 
     @property
     def quoted(self) -> bool:
-        """Whether it stands in quotes of any kind."""
+        """Whether the token is quoted in any way."""
         return self.kind not in {TokenKind.WORD, TokenKind.SIGN}
 
 
@@ -76,16 +76,16 @@ def read_tokens(statement: str) -> Iterator[Token]:
 
 
 class NotUnderstoodError(Exception):
-    """A statement may mean something else than it seems to; never leaves this package."""
+    """The meaning of a statement is not certain; callers in this package catch it."""
 
 
 class TokenReader:
-    """Reads the tokens of a statement one after the other.
+    """Reads the tokens of a statement one after another.
 
     Args:
         tokens: A statement, or tokens of one.
-        database: Where names of tables without a database belong.
-        fold: Whether the server keeps names of tables in small letters.
+        database: The database of table names without one.
+        fold: Whether the server stores table names in lower case.
     """
 
     def __init__(self, tokens: str | Sequence[Token], database: str, *, fold: bool) -> None:
@@ -103,42 +103,42 @@ class TokenReader:
 
     @property
     def word(self) -> str:
-        """The next word in capitals; "" at the end, and for what is quoted."""
+        """The next token's word in capitals; "" at the end, and for anything quoted."""
         return self._tokens[self._at].word if self else ""
 
     def ahead(self, places: int) -> str:
-        """Return the word after the next ones."""
+        """Return the word `places` tokens after the next one, without moving."""
         at = self._at + places
         return self._tokens[at].word if at < len(self._tokens) else ""
 
     def skip(self, *words: str) -> bool:
-        """Pass over these words if they come next, in this order."""
+        """Skip these words if they come next, in this order; return whether they do."""
         if any(self.ahead(place) != word for place, word in enumerate(words)):
             return False
         self._at += len(words)
         return True
 
     def skip_any(self, *words: str) -> None:
-        """Pass over these words, in any order and number."""
+        """Skip any of these words, in any order and number."""
         while self.word and self.word in words:
             self._at += 1
 
     def next(self) -> Token:
-        """Return the next token, which must be there."""
+        """Return the next token; raise `NotUnderstoodError` at the end."""
         if not self:
             raise NotUnderstoodError
         self._at += 1
         return self._tokens[self._at - 1]
 
     def name(self) -> str:
-        """Take a name."""
+        """Read a name."""
         token = self.next()
         if token.kind in {TokenKind.TEXT, TokenKind.SIGN}:
             raise NotUnderstoodError
         return token.text
 
     def table(self) -> Name:
-        """Take the name of a table, with or without its database."""
+        """Read a table name, with or without its database."""
         first = self.name()
         name = (self._database, first)
         if self.skip("."):
@@ -146,11 +146,11 @@ class TokenReader:
         return (name[0].lower(), name[1].lower()) if self._fold else name
 
     def within(self, tokens: Sequence[Token]) -> TokenReader:
-        """Return a reader of a part of the statement."""
+        """Return a reader for a part of the statement, with the same options."""
         return TokenReader(tokens, self._database, fold=self._fold)
 
     def group(self) -> list[Token]:
-        """Take what stands in the parentheses that come next."""
+        """Read a group in parentheses; return the tokens inside."""
         if not self.skip("("):
             raise NotUnderstoodError
         begin = self._at
@@ -161,14 +161,14 @@ class TokenReader:
         return self._tokens[begin : self._at - 1]
 
     def rest(self) -> list[Token]:
-        """Take everything that is left."""
+        """Read all remaining tokens."""
         left = self._tokens[self._at :]
         self._at = len(self._tokens)
         return left
 
 
 def items(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Yield what stands between commas outside of parentheses."""
+    """Split tokens at the commas that are not in parentheses."""
     item: list[Token] = []
     depth = 0
     for token in tokens:

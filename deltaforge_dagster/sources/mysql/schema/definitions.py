@@ -1,12 +1,12 @@
-"""What statements of the log make of tables: the definitions of all tables, followed in log order.
+"""Keep the definitions of all tables up to date by applying the DDL statements in the log, in log order.
 
-The log tells the types of a table's columns before its rows, and with MySQL's defaults nothing else:
-names, labels, order of the names and the key must be known from elsewhere. Here they are carried
-from one statement to the next (manual: "CREATE TABLE Statement", "ALTER TABLE Statement"), by the
-rules by which the server itself builds the new list of columns. What a statement makes of a table is
-either certain or *unknown*: whatever is not understood to the letter (an action that `altered_table` does not
-know, a label with a backslash, a name that is not found) makes the tables that it names unknown.
-Types are carried to be compared with those of the log, which they never overrule.
+With MySQL's default settings the log has only the types of a table's columns; names, labels, the order of
+the names and the key must come from elsewhere. Here each statement is applied to the definitions before
+it (manual: "CREATE TABLE Statement", "ALTER TABLE Statement"), by the
+rules by which the server builds the new list of columns. The result is either certain or *unknown*:
+anything that is not understood exactly (an action that `altered_table` does not know, a label with a
+backslash, a name that is not found) makes the tables that the statement names unknown.
+Types are kept only for comparison with those in the log, which take precedence.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
 _UNKNOWN = "null"
 
 Definitions = MutableMapping[Name, CatalogTable | None]
-"""Tables by name; None for one that is there, but whose columns are unknown."""
+"""Tables by name; None for a table that exists, but whose columns are unknown."""
 
 
 def apply(tables: Definitions, statement: str, database: str, *, fold: bool = False) -> set[Name]:
-    """Let a statement of the log act on `tables`, and return the names that it concerns.
+    """Apply a statement to `tables`, and return the names of the affected tables.
 
     Args:
-        tables: All tables that are known; changed in place.
+        tables: The definitions of all known tables; changed in place.
         statement: Its text.
-        database: Where names without a database belong.
-        fold: Whether the server keeps all names of tables in small letters
-            (`lower_case_table_names` is not 0).
+        database: The database of names without one.
+        fold: Whether the server stores table names in lower case (`lower_case_table_names` is not 0).
     """
     reader = TokenReader(statement, database, fold=fold)
     touched: set[Name] = set()
@@ -53,18 +52,18 @@ def apply(tables: Definitions, statement: str, database: str, *, fold: bool = Fa
 
 
 def key_of(name: Name) -> str:
-    """Return the key under which a table's definition is kept."""
+    """Return the key under which a table's definition is stored (`SourceNotes.define`)."""
     return json.dumps(name, ensure_ascii=False)
 
 
 def name_of(key: str) -> Name:
-    """Return the table of a key."""
+    """Return the table name from a key that `key_of` made."""
     database, table = json.loads(key)
     return str(database), str(table)
 
 
 def text_of(tables: Definitions, name: Name) -> str | None:
-    """Return a table's definition as JSON text, None for a table that is gone."""
+    """Return a table's definition as JSON text; None if the table does not exist."""
     if name not in tables:
         return None
     table = tables[name]
@@ -76,7 +75,7 @@ def text_of(tables: Definitions, name: Name) -> str | None:
 
 
 def parse_definition(text: str) -> CatalogTable | None:
-    """Return the table that `text_of` wrote, None for one that is unknown."""
+    """Parse a definition that `text_of` wrote; return None if the table's columns are unknown."""
     if text == _UNKNOWN:
         return None
     fields = json.loads(text)
@@ -88,19 +87,19 @@ def parse_definition(text: str) -> CatalogTable | None:
 
 
 def fit(known: CatalogTable, types: Sequence[str]) -> bool:
-    """Say whether a table can be one whose columns the log describes so."""
+    """Return whether a definition is compatible with the columns' types in the log."""
     return len(known.columns) == len(types) and all(
         fits(column.type, type_) for column, type_ in zip(known.columns, types, strict=True)
     )
 
 
 def lacks_charsets(known: CatalogTable) -> bool:
-    """Say whether it is not known of each text in which character set it is."""
+    """Return whether the character set of any text column is unknown."""
     return any(is_text(column.type) and not column.charset for column in known.columns)
 
 
 def table_of_statement(statement: str, database: str) -> CatalogTable | None:
-    """Return the table that a CREATE TABLE statement makes, None if that is not certain."""
+    """Return the table that a CREATE TABLE statement creates; None if that is not certain."""
     tables: dict[Name, CatalogTable | None] = {}
     touched = apply(tables, statement, database)
     return tables.get(next(iter(touched))) if len(touched) == 1 else None
@@ -180,10 +179,10 @@ def _create(tables: Definitions, reader: TokenReader, touched: set[Name]) -> Non
     spared = reader.skip("IF", "NOT", "EXISTS")
     name = reader.table()
     if spared and tables.get(name) is not None:
-        return  # logged even where the table was there, and then without effect
+        return  # the server logs the statement even if the table existed; then it has no effect
     touched.add(name)
     if spared:
-        raise NotUnderstoodError  # whether it was there is not known
+        raise NotUnderstoodError  # it is not known whether the table existed
     inner = reader.within(reader.group()) if reader.word == "(" else reader
     if inner.skip("LIKE"):
         tables[name] = tables.get(inner.table())
@@ -197,7 +196,7 @@ def _create(tables: Definitions, reader: TokenReader, touched: set[Name]) -> Non
 
 
 def _is_filled(options: Sequence[Token]) -> bool:
-    """Say whether a query stands behind the columns, which may add some."""
+    """Return whether a query follows the columns of a CREATE TABLE; it may add columns."""
     depth = 0
     for token in options:
         depth += (token.word == "(") - (token.word == ")")
@@ -212,7 +211,7 @@ def _alter(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None
     renamed: list[Name] = []
     reader.skip("WAIT") or reader.skip("NOWAIT")
     actions = list(items(reader.rest()))
-    # Also what is not understood may hold a new name.
+    # Find the new name first: the actions may include one that is not understood.
     for item in actions:
         new_name = _renamed_to(reader.within(item))
         if new_name is not None:

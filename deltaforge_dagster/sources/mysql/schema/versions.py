@@ -1,10 +1,10 @@
-"""Table versions: what the changes after a TABLE_MAP event are decoded with.
+"""Table versions: with which definition of a table the changes after a TABLE_MAP event are decoded.
 
-The server describes a table before each group of its changes, almost always as before. Each
-different description becomes a version: registered, so that it is durable with its position before
-any row of it is, and laid out in integer arrays for the kernels. Versions are never altered; a
-repeated description finds the version it made before. Tables that are not captured have versions,
-too: their changes are counted, for which the sizes of their values must be known.
+The server describes a table before each group of its changes, almost always in the same way. Each
+different description becomes a version. It is registered, so that it is durable with its position before
+any of its rows, and laid out in integer arrays for the kernels. Versions are immutable; a
+repeated description finds the existing version. Tables that are not captured have versions,
+too: their changes are counted, which requires the sizes of their values.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _NO_STAMP = SchemaStamp("", 0, 0)
 _MAX_MAPS = 4096
-"""Tables remembered at once; more are described again."""
+"""The most TABLE_MAP events remembered at once; beyond that, all are forgotten and described again."""
 
 
 class TableCatalog(Protocol):
-    """What the decoder asks of the source's catalog; both may block, and both are asked rarely."""
+    """The catalog as the decoder uses it. Both methods may block, and both are called rarely."""
 
     def table(
         self,
@@ -76,39 +76,43 @@ class TableCatalog(Protocol):
         *,
         charsets: bool = False,
     ) -> CatalogTable | Unknown:
-        """Return what the log leaves out of a table as it was at `position`, if that is certain.
+        """Return the columns and key that a table had at `position`, or why they are not certain.
 
-        `types` are the columns' types in the log, as `information_schema.columns.column_type` has
-        them, without labels; integers of unknown sign end in `column_types.ANY_SIGN`. `charsets`
-        says whether the log leaves out the character sets, too.
+        Args:
+            db: Its database.
+            table: Its name.
+            types: The columns' types in the log, in the notation of
+                `information_schema.columns.column_type`, without labels; integers whose sign the log
+                does not say end in `column_types.ANY_SIGN`.
+            position: Where the log describes the table.
+            charsets: Whether the character sets of texts must be known, because the log lacks them.
         """
         ...
 
     def statement(self, db: str, sql: str, position: Position) -> None:
-        """Take notice of a statement in the log (DDL, GRANT ...), whose default database is `db`."""
+        """Apply the effect of a statement in the log on tables; `db` is its default database."""
         ...
 
 
 class MysqlTableVersions:
-    """The table versions of one stream, by number, and which of them is in force per table id.
+    """The table versions of one stream by number, and the current version of each table id.
 
     Args:
         registry: Where versions are registered.
-        catalog: What the log leaves out.
-        captures: Whether changes of (database, table) are wanted.
-        forms: How values look where there is a choice.
-        held: Full names of tables whose changes are kept back, and why.
-        rules: What is hidden of their columns.
+        catalog: Provides names, labels and keys that the log lacks.
+        captures: Returns whether changes of (database, table) are captured.
+        forms: The formats of values where there is a choice.
+        held: Full names of tables whose changes are held, with the reasons.
+        rules: The column rules.
 
     Attributes:
-        held: The same, with those that are held from somewhere in this stream on.
-        schemas, stamps: The tables, and what was registered, by version; without columns where not
-            captured.
-        hiding: What of them rows do not show.
-        tables, layout: The versions, and their columns, for the kernels (`layout`).
+        held: The tables of the argument, and those that are held since some place in this stream.
+        schemas, stamps: Table and stamp of each version; without columns if it is not captured.
+        hiding: Applies the column rules to rows.
+        tables, layout: The versions and their columns as arrays for the kernels (`decode.layout`).
         maps, map_texts: The TABLE_MAP events in force: the hash table that `scan_rows.find_table`
             reads, and the events' bodies.
-        fixed_binary: The log calls types BINARY that are none, as MariaDB's (`fixed_binary`).
+        fixed_binary: Whether the log is MariaDB's, in which BINARY may stand for UUID, INET4 or INET6.
     """
 
     def __init__(
@@ -138,18 +142,25 @@ class MysqlTableVersions:
         self.forget()
 
     def forget(self) -> None:
-        """Let every table be described again: a statement or another file may have changed it."""
+        """Forget the TABLE_MAP events in force, because a statement or a new file may have changed tables."""
         self._mapped = 0
         self.maps = np.full((4 * _MAX_MAPS, MAP_WIDTH), -1, np.int64)
         self.map_texts = np.empty(0, np.uint8)
 
     def describe(self, content: bytes, position: Position) -> None:
-        """Take in the body of a TABLE_MAP event; `position` is registered with it.
+        """Make the version that a TABLE_MAP event describes the current one for its table id.
+
+        A new version is registered at `position`. If the table's columns are not certain, the table is
+        held from here on.
+
+        Args:
+            content: The event's body.
+            position: The event's position.
 
         Raises:
             CorruptLog: The bytes are not a TABLE_MAP event.
-            UnsupportedEvent: A column is not decoded, or the catalog does not know the table.
-            DeltaforgeError: What catalog or registry raise.
+            UnsupportedEvent: A column's type cannot be decoded.
+            DeltaforgeError: From catalog or registry.
         """
         described = parse_table_map(content)
         captured = self._captures(described.db, described.table)
@@ -186,7 +197,7 @@ class MysqlTableVersions:
     def _unless_held(
         self, described: TableMap, name: str, position: Position
     ) -> CatalogTable | None:
-        """Return a table's columns; None when its changes are kept back, perhaps from now on."""
+        """Return a table's columns; None if its changes are held. Adds it to `held` if its columns are uncertain."""
         table = f"{described.db}.{described.table}"
         if table in self.held:
             self.hiding.refuse_to_hold(described.db, described.table, self.held[table])
@@ -207,7 +218,7 @@ class MysqlTableVersions:
     def _known_columns(
         self, described: TableMap, name: str, position: Position
     ) -> CatalogTable | Unknown:
-        """Return the columns as the log describes them, the rest from the catalog."""
+        """Return a table's columns as the log describes them, with what it lacks from the catalog."""
         logged = described.described
         hidden = self.fixed_binary and any(map(may_be_fixed, described.types))
         if logged is not None and not hidden:
@@ -248,7 +259,7 @@ class MysqlTableVersions:
         known: CatalogTable,
         position: Position,
     ) -> int:
-        """Register a new version, lay it out, and return its number."""
+        """Register a new version, lay it out for the kernels, and return its number."""
         names = [column.name for column in known.columns]
         schema = TableSchema(
             db=described.db,
@@ -280,7 +291,7 @@ class MysqlTableVersions:
         return len(self.schemas) - 1
 
     def _add_skipped(self, described: TableMap, name: str, captured: int) -> int:
-        """Lay out a table whose changes are counted, or kept back; return its version's number."""
+        """Lay out a table whose changes are only counted, or held; return its version's number."""
         for number, log_type in enumerate(described.types, start=1):
             try:
                 type_ = skipped_type(log_type)
@@ -298,7 +309,7 @@ class MysqlTableVersions:
 
 
 def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
-    """Return the columns' types so far as the log says them."""
+    """Return the columns' types as far as the log says them."""
     columns = zip(described.types, described.unsigned, described.collations, strict=True)
     types = []
     for number, (type_, sign, collation) in enumerate(columns, start=1):
@@ -312,7 +323,7 @@ def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
 def _types(
     described: TableMap, known: CatalogTable, name: str, forms: ValueForms
 ) -> list[MysqlValueType]:
-    """Return how the columns' values are read."""
+    """Return how to decode the columns' values."""
     columns = zip(
         known.columns, described.types, described.unsigned, described.collations, strict=True
     )
@@ -333,7 +344,7 @@ def _types(
 
 @contextmanager
 def _named(column: str) -> Generator[None]:
-    """Say which column it is that cannot be decoded."""
+    """Add the column's name to an `UnsupportedEvent` that is raised in the block."""
     try:
         yield
     except UnsupportedEvent as error:
@@ -341,11 +352,11 @@ def _named(column: str) -> Generator[None]:
 
 
 class ColumnLayout:
-    """The columns of any number of tables in integer arrays, as the kernels read them; one is never altered.
+    """The columns of any number of tables in integer arrays for the kernels. Columns are only ever added.
 
     Attributes:
         columns: A line per column (`layout.COLUMN_*`).
-        labels: Where in `names` the labels of ENUMs and SETs start and end.
+        labels: Start and end in `names` of each label of an ENUM or SET.
         names: `"name":` of every column, and every label, as JSON text.
         characters: Tables of the character sets in use (`charsets.code_points`).
     """
@@ -358,7 +369,7 @@ class ColumnLayout:
         self._tables: dict[str, int] = {}
 
     def add(self, name: str, type_: MysqlValueType, labels: Sequence[str], *, is_key: bool) -> int:
-        """Lay out a column; return the bytes that it adds to a row's JSON (`MysqlValueType.room`)."""
+        """Add a column; return the most bytes that it adds to a row's JSON, as in `MysqlValueType.room`."""
         start, end = self._add_text(json.dumps(name, ensure_ascii=False) + ":")
         first, second = type_.first, type_.second
         room = end - start + 1 + type_.room
@@ -371,7 +382,7 @@ class ColumnLayout:
         return room
 
     def add_skipped(self, type_: MysqlValueType) -> None:
-        """Lay out a column whose values are passed over."""
+        """Add a column whose values are skipped."""
         self._add_line(type_, False, 0, 0, 0, 0)
 
     def _add_line(self, type_: MysqlValueType, *fields: int) -> None:
@@ -385,13 +396,13 @@ class ColumnLayout:
         return start, start + len(encoded)
 
     def _add_labels(self, labels: Sequence[str]) -> int:
-        """Lay out labels, without quotes; return how many bytes they have together."""
+        """Add labels, without quotes; return the total size of them with one separator each."""
         lines = [self._add_text(json.dumps(label, ensure_ascii=False)[1:-1]) for label in labels]
         self.labels = np.vstack([self.labels, np.array(lines, np.int64).reshape(-1, 2)])
         return sum(end - start + 1 for start, end in lines)
 
     def _add_characters(self, charset: Charset) -> int:
-        """Lay out the table of a character set, if it is not yet; return where it starts."""
+        """Add the table of a character set, unless it is there already; return where it starts."""
         if charset.name not in self._tables:
             self._tables[charset.name] = self.characters.size
             self.characters = np.concatenate([self.characters, code_points(charset)])

@@ -1,1 +1,1 @@
-"""Snapshots of MySQL's tables: read in `chunks`, with values as the log has them."""
+"""Snapshots of MySQL's tables: read in `chunks`, with values in the same format as from the log."""

@@ -1,12 +1,12 @@
-"""Divide MySQL's tables into chunks by primary key, of whatever type.
+"""Divide MySQL's tables into chunks by primary key.
 
-The table is walked in the order of its key, so many rows at a step; the server compares. Between two
-steps rows come and go; since each chunk ends where the next begins, and the last one has no end, every
-row is in exactly one of them. Bounds are literals that compare with a column exactly as its own values
-do: texts in the column's character set, an ENUM by its number, since that is its order.
+The planner walks the table in key order, `chunk_rows` rows at a step; the server does all comparisons. Rows may
+come and go meanwhile: since each chunk ends where the next begins, and the last one has no end, every
+row is in exactly one chunk. Bounds are literals that compare with a column exactly as its own values
+do: texts in the column's character set, an ENUM by its number, which is its sort order.
 
-Of two key columns `(a, b) > (1, 2)` is written as `a >= 1 AND (a > 1 OR b > 2)`: only that lets the server use
-the index.
+With two key columns, `(a, b) > (1, 2)` is written as `a >= 1 AND (a > 1 OR b > 2)`, because only that lets the
+server use the index.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _PLAIN = re.compile(rb"[-+.:0-9a-fA-F ]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of a primary key; `charset` is that of a text, else empty."""
+    """A column of a primary key; `charset` is its character set if it is text, else empty."""
 
     column: SelectedColumn
     charset: str
 
     def literal(self, value: bytes) -> str:
-        """Return a value of the column, as the server sends it, as a literal."""
+        """Return an SQL literal for a value of the column that the server sent."""
         kind = self.column.type.kind
         if kind in _TEXTS:
             return f"_{self.charset} X'{value.hex()}'"
@@ -80,20 +80,20 @@ class KeyColumn:
 
     @property
     def has_literals(self) -> bool:
-        """Say whether its values can be written as literals."""
+        """Whether values of the column can be written as SQL literals."""
         return self.column.type.kind in _NUMBERS | _BYTES | _TEXTS | _QUOTED | {FLOAT}
 
 
 @dataclass(frozen=True, slots=True)
 class MysqlSnapshotTable:
-    """A table as snapshots address it.
+    """A table that a snapshot reads.
 
     Attributes:
-        table: What its rows are written with.
+        table: Its current schema.
         columns: Its columns.
-        key: The primary key's columns in the key's order, by which the table is divided; empty when
-            it cannot be.
-        rows: About how many rows it has.
+        key: The primary key's columns, in the key's order, by which the table is divided; empty if it
+            cannot be divided.
+        rows: Estimated number of rows.
     """
 
     table: TableSchema
@@ -103,12 +103,12 @@ class MysqlSnapshotTable:
 
     @property
     def name(self) -> str:
-        """The name, quoted for a statement."""
+        """The table's name, quoted for a statement."""
         return f"{quoted(self.table.db)}.{quoted(self.table.table)}"
 
 
 def bounds(names: Sequence[str], chunk: Chunk) -> list[str]:
-    """Return the conditions of a chunk's bounds, given the key's columns."""
+    """Return the SQL conditions for a chunk's bounds; `names` are the key's columns."""
     columns = [quoted(name) for name in names]
     after = [] if chunk.after is None else [_compare(columns, json.loads(chunk.after), ">", ">")]
     upto = [] if chunk.upto is None else [_compare(columns, json.loads(chunk.upto), "<", "<=")]
@@ -129,10 +129,10 @@ def plan(
     """Yield the chunks of one table.
 
     Args:
-        session: Where to ask, after the statements of `selected.SESSION`.
+        session: A session in which the statements of `selected.SESSION` were run.
         found: The table.
         chunk_rows: How many rows a chunk should have.
-        where: A condition for its rows.
+        where: An SQL condition that rows must satisfy; None for all rows.
     """
     table = found.table.full_name
     if not found.key:
@@ -149,7 +149,7 @@ def plan(
 
 
 def _walk(session: MysqlSession, found: MysqlSnapshotTable, last: Chunk, step: int) -> str | None:
-    """Return the key of the row so many rows after a chunk's beginning, None without one."""
+    """Return the key of the row `step` rows after a chunk's start, as bound; None if there are fewer rows."""
     names = [one.column.name for one in found.key]
     where = " AND ".join(bounds(names, last)) or "TRUE"
     rows = session.texts(

@@ -1,8 +1,8 @@
-"""What a read of a table could see in MySQL.
+"""Read views of MySQL: which transactions a read of a table could see.
 
-With GTIDs: `gtid_executed`, read *before* the snapshot. The server counts a transaction there only after the
-storage engine has committed it, while the log shows it earlier. Without GTIDs, and in MariaDB: the place in
-the log up to which the read saw everything, and nothing after it.
+With GTIDs it is `gtid_executed`, queried *before* the snapshot began. The server adds a transaction to it only
+after the storage engine has committed it, while the log contains it earlier. Without GTIDs, and in MariaDB, it is
+the log position up to which the read saw everything, and after which it saw nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class GtidReadView:
-    """What a read sees that began after a MySQL server had executed a set of GTIDs."""
+    """The read view of a read that began after a MySQL server had executed a GTID set."""
 
     gtid_set: str
 
@@ -35,7 +35,7 @@ class GtidReadView:
         return json.dumps({"gtid_set": self.gtid_set})
 
     def covers(self, position: Position) -> bool:
-        """Say whether every transaction up to a position was seen for certain."""
+        """Return whether the read certainly saw every transaction up to a position."""
         return (
             isinstance(position, BinlogPosition)
             and position.gtid_set is not None
@@ -43,7 +43,7 @@ class GtidReadView:
         )
 
     def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
-        """Say which changes were perhaps not seen: also those of transactions without a GTID."""
+        """Mark the changes that the read may not have seen, including all of transactions without a GTID."""
         anonymous = pc.and_(
             pc.is_null(column_of(rows, "tx_id")), pc.is_valid(column_of(rows, "file"))
         )
@@ -60,7 +60,7 @@ class GtidReadView:
 
 @dataclass(frozen=True, slots=True)
 class PositionReadView:
-    """What a read sees that stands exactly between two transactions of a binary log."""
+    """The read view of a read that saw exactly the transactions before a place in the binary log."""
 
     place: BinlogPosition
 
@@ -69,15 +69,15 @@ class PositionReadView:
         return json.dumps({"file": self.place.file, "pos": self.place.pos})
 
     def covers(self, position: Position) -> bool:
-        """Say whether every transaction up to a position was seen for certain."""
+        """Return whether the read saw every transaction up to a position."""
         return isinstance(position, BinlogPosition) and position <= self.place
 
     def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
-        """Say which changes stand behind the place."""
+        """Mark the changes after the place."""
         file = column_of(rows, "file")
         assert isinstance(file, pa.DictionaryArray)
-        # Where in each file the place is: before all of it, in it, or behind all of it. What is in no
-        # file is no change of the log.
+        # The limit in each file: all of its changes are after the place, some, or none. Rows without a
+        # file are not changes from the log.
         begins = BinlogPosition(self.place.file, 0)
         limits = [
             self.place.pos
@@ -93,7 +93,7 @@ class PositionReadView:
 
 
 def read_view(fields: Mapping[str, Any]) -> GtidReadView | PositionReadView | None:
-    """Return what `to_json` of one of them wrote, None for another kind's."""
+    """Parse a read view that `to_json` wrote; return None if it belongs to another kind of source."""
     if "gtid_set" in fields:
         return GtidReadView(str(fields["gtid_set"]))
     if "file" in fields:

@@ -1,18 +1,19 @@
-"""Snapshots of MySQL's tables: chunks of them, each as one transaction sees it.
+"""Snapshots of MySQL's tables, chunk by chunk.
 
-A chunk is read by one unbuffered SELECT in a transaction of its own. What that sees:
+A chunk is read by one unbuffered SELECT in a separate transaction. Its read view is:
 
 ==========================  ==========================================================================
 server                      the transaction sees
 ==========================  ==========================================================================
-MySQL, gtid_mode ON         all that `gtid_executed` held before it began, and perhaps more
-MySQL without GTIDs         the log up to the place where it stood while the table was locked against
-                            writing, which takes as long as beginning the transaction
-MariaDB                     the log up to the place that it says itself (`binlog_snapshot_position`)
+MySQL, gtid_mode ON         everything in `gtid_executed` before it began, and perhaps more
+MySQL without GTIDs         the log up to its end while the table was locked against writes, which
+                            takes only as long as it takes to begin the transaction
+MariaDB                     the log up to the position that the server reports
+                            (`binlog_snapshot_position`)
 ==========================  ==========================================================================
 
-Its first statement of the table keeps the table from being altered, before it is asked what its columns
-are. Where the log stands is asked last, so that it has a statement that altered the table before.
+The transaction's first statement on the table protects the table from being altered. Only then are its columns
+queried, and then the log's end, so that a statement that altered the table before is in the log up to there.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ _PLAN_SECONDS = 3600.0
 _LOCK_SECONDS = 10
 _MAY_NOT_LOCK = 1044
 _SLOWEST_READER = 3600
-"""Seconds that the server waits for who reads a result (`net_write_timeout`)."""
+"""Seconds for which the server waits for a slow reader of a result (`net_write_timeout`)."""
 _BYTES_PER_SECOND = 20 << 20
-"""What a reader is taken to read, for an estimate."""
+"""Assumed speed of one reader, for estimates."""
 
 _COLUMNS = """
     SELECT COLUMN_NAME AS name, COLUMN_TYPE AS type, CHARACTER_SET_NAME AS charset,
@@ -84,15 +85,15 @@ _SIZE = """
 
 @dataclass(frozen=True, slots=True)
 class MysqlSnapshots:
-    """One server's tables, as `sources.snapshot.Snapshots` promises.
+    """Snapshots of one server's tables; implements `sources.snapshot.base.Snapshots`.
 
     Attributes:
-        server: Where.
+        server: The server.
         source_id: `id` of the source.
         patterns: Which tables the stream captures.
-        outboxes: Which of them are outboxes, whose rows are no table's.
-        forms: How values look where there is a choice.
-        rules: What is hidden of rows.
+        outboxes: Which of them are outboxes, which snapshots leave out.
+        forms: The formats of values where there is a choice.
+        rules: The column rules.
     """
 
     server: MysqlSourceServer
@@ -103,17 +104,17 @@ class MysqlSnapshots:
     rules: ColumnRules
 
     def watermark(self) -> str:
-        """Return nothing: what a read sees says all."""
+        """Return an empty watermark: the read view contains everything that is needed."""
         return "{}"
 
     def plan(
         self, tables: Sequence[str] | None, chunk_rows: int, where: str | None = None
     ) -> Iterator[Chunk]:
-        """Yield the chunks of tables that the stream captures, table after table.
+        """Yield the chunks of captured tables, table after table; see `Snapshots.plan`.
 
         Raises:
             SourceMisconfigured: There is no such table, or the stream does not capture it.
-            PermissionMissing: The message has the grant.
+            PermissionMissing: The message names the grant.
         """
         for table in self._tables(tables):
             with self.server.query(_PLAN_SECONDS) as session:
@@ -125,7 +126,7 @@ class MysqlSnapshots:
 
     @contextmanager
     def reader(self) -> Generator[MysqlReader]:
-        """Connect, to read chunks."""
+        """Provide a reader of chunks, which connects for its first chunk."""
         made = MysqlReader(self)
         try:
             yield made
@@ -133,7 +134,7 @@ class MysqlSnapshots:
             made.close()
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:
-        """Return whether the log can be read, and is kept while the tables are."""
+        """Check that the log can be read, and that the server retains it for as long as the snapshot may take."""
         chosen = self._tables(tables)
         found: list[Finding] = []
         size = 0
@@ -169,15 +170,15 @@ class MysqlSnapshots:
         except PositionLost as lost:
             return [Finding("position", "error", str(lost))]
         except DeltaforgeError:
-            pass  # nothing is known; it is asked again
+            pass  # the server cannot be reached now; the caller checks again later
         return []
 
     def target(self, session: MysqlSession, table: str) -> chunks.MysqlSnapshotTable:
-        """Return a table as it is now.
+        """Return a table as the catalog describes it now.
 
         Raises:
             SourceMisconfigured: There is no such table.
-            UnsupportedEvent: A column is not decoded.
+            UnsupportedEvent: A column's type cannot be decoded.
         """
         db, _, name = table.partition(".")
         described = session.rows(_COLUMNS, db, name)
@@ -207,7 +208,7 @@ class MysqlSnapshots:
         as_read = TableSchema(
             db, None, name, tuple(schema), tuple(c for c in columns if c in key_names)
         )
-        if self.rules.hides(as_read, key_names):  # bounds are kept
+        if self.rules.hides(as_read, key_names):  # stored bounds would show them
             divides = ()
         return chunks.MysqlSnapshotTable(
             as_read,
@@ -236,7 +237,7 @@ class MysqlSnapshots:
 
 
 class MysqlReader:
-    """Reads chunks, one after another, over one connection; for one thread."""
+    """Reads chunks, one after another, over one connection; not thread-safe."""
 
     def __init__(self, snapshots: MysqlSnapshots) -> None:
         self._snapshots = snapshots
@@ -244,8 +245,8 @@ class MysqlReader:
         self._gtids = False
         self._busy = False
 
-    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - what a read sees says all
-        """Begin to read a chunk; see `sources.snapshot.ChunkReader`."""
+    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - the read view suffices
+        """Begin to read a chunk; see `sources.snapshot.base.ChunkReader`."""
         server = self._snapshots.server
         if self._busy:
             self.close()
@@ -264,7 +265,7 @@ class MysqlReader:
         """Close the connection; the next chunk opens another."""
         connection, self._connection, self._busy = self._connection, None, False
         if connection is not None and connection.open:
-            connection._force_close()  # noqa: SLF001 - a polite farewell is not understood amid rows
+            connection._force_close()  # noqa: SLF001 - COM_QUIT cannot be sent while rows are pending
 
     def _connected(self) -> pymysql.Connection:
         if self._connection is None:
@@ -328,7 +329,7 @@ class MysqlReader:
             raise self._snapshots.server.problem(error) from error
 
     def _begin(self, session: MysqlSession, table: str) -> ReadView:
-        """Begin a transaction, and return what it sees."""
+        """Begin a transaction, and return its read view."""
         begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         if self._gtids:
             executed = server_log.executed(session)
@@ -347,10 +348,10 @@ class MysqlReader:
 
     @contextmanager
     def _locked(self, table: str) -> Generator[MysqlSession]:
-        """Keep everybody from writing a table, once all who do have ended."""
+        """Lock a table against writes, after waiting for the transactions that write it."""
         server = self._snapshots.server
         with server.query(_QUESTION_SECONDS) as session:
-            # Without autocommit the storage engine's own lock is taken, too.
+            # Without autocommit, InnoDB takes its own table lock as well.
             _run(session, "SET autocommit = 0", f"SET lock_wait_timeout = {_LOCK_SECONDS}")
             _run(session, f"SET innodb_lock_wait_timeout = {_LOCK_SECONDS}")
             try:

@@ -1,10 +1,10 @@
-"""The rows of a SELECT as the server sends them, in read buffers, without a Python object for any of them.
+"""Receive the rows of a SELECT in large buffers, without a Python object per row or value.
 
-PyMySQL sends the statement and reads what describes the result; then the rows are read from its
+PyMySQL sends the statement and reads the description of the result; then the rows are read from its
 socket in large buffers (MySQL internals documentation, "Text Resultset Row")::
 
-    packet   Int24 size, Int8 number, payload; one of 2^24 - 1 bytes goes on in the next
-    row      a value after the other: its length, and its text; 0xFB is null
+    packet   Int24 size, Int8 number, payload; one of 2^24 - 1 bytes continues in the next
+    row      each value: its length, and its text; 0xFB is null
     length   1 byte up to 250; 0xFC, 0xFD or 0xFE and 2, 3 or 8 bytes
     the end  a payload of less than 9 bytes that begins with 0xFE; 0xFF begins an error
 """
@@ -33,18 +33,18 @@ _NULL, _TWO, _THREE, _EIGHT, _ERROR = 0xFB, 0xFC, 0xFD, 0xFE, 0xFF
 _END_SIZE, _ERROR_SIZE = 9, 3
 
 NULL_START = -1
-"""In place of the start of a null value."""
+"""Stands for start and end of a null value."""
 
 MORE, FILLED, END, REFUSED, JOINED, BROKEN = range(6)
-"""Why `split_rows` stopped: what follows is not there yet; there is no room for its values; the result
-ends; the server reports an error; a row is in several packets; it is no row."""
+"""Why `split_rows` stopped: the next packet has not arrived completely; `bounds` has no room for its values;
+the result ends; the server reports an error; the next row is in several packets; the packet is not a row."""
 
 WHY, AT, LINES = range(3)
-"""Of `state`."""
+"""Fields of `state`: why `split_rows` stopped, offset of the next packet, used lines of `bounds`."""
 
 _MAX_VALUES = 1 << 20
 _AHEAD = 1 << 16
-"""More than a file of a socket reads ahead, less than a read buffer."""
+"""Bytes: more than PyMySQL's buffered socket file reads ahead, less than a read buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Rows:
     """Some rows of a result.
 
     Attributes:
-        source: Bytes that hold their values.
-        bounds: For each value of each row its start and end there, `NULL_START` twice for null.
+        source: Bytes that contain their values.
+        bounds: For each value of each row, its start and end in `source`; `NULL_START` twice for null.
     """
 
     source: Bytes
@@ -62,7 +62,7 @@ class Rows:
 
 @kernel
 def split_row(source: Bytes, at: int, end: int, columns: int, bounds: Longs, line: int) -> bool:
-    """Note where the values of a row stand, from a line of `bounds` on; say whether it is one."""
+    """Store start and end of a row's values in `bounds`, from `line` on; return whether the bytes are a row."""
     for column in range(columns):
         if at >= end:
             return False
@@ -97,10 +97,10 @@ def split_row(source: Bytes, at: int, end: int, columns: int, bounds: Longs, lin
 
 @kernel
 def split_rows(source: Bytes, length: int, columns: int, bounds: Longs, state: Longs) -> None:
-    """Note where the values of whole rows stand, as far as there are any.
+    """Store start and end of the values of all complete rows in `bounds`.
 
-    `state` has, and gets, where the next packet begins and how many lines of `bounds` are used; it gets
-    why there are no more rows.
+    `state` is input and output: the offset of the next packet (`AT`) and the used lines of `bounds`
+    (`LINES`). On return, `state[WHY]` says why the function stopped.
     """
     at, line = state[AT], state[LINES]
     while True:
@@ -132,23 +132,24 @@ def split_rows(source: Bytes, length: int, columns: int, bounds: Longs, state: L
 
 
 def send_query(connection: pymysql.Connection, statement: str) -> Iterator[Rows]:
-    """Send a SELECT, and return what yields its rows; it has been accepted when this returns.
+    """Send a SELECT; return an iterator of its rows once the server has accepted the statement.
 
-    What was yielded is gone with the next step. The connection is busy until all have been taken.
+    Each item is valid only until the next one is requested. The connection is busy until the iterator is
+    exhausted.
 
     Raises:
-        pymysql.MySQLError: The server refused it, or later ended it.
+        pymysql.MySQLError: The server refused the statement, or, from the iterator, ended it.
     """
     connection._execute_command(COMMAND.COM_QUERY, statement)  # noqa: SLF001 - PyMySQL has no other way
     result = MySQLResult(connection)
     result.init_unbuffered_query()
-    result.unbuffered_active = False  # from here on the rows are ours
+    result.unbuffered_active = False  # from here on this module reads the rows
     return _rows(connection, result.field_count)
 
 
 def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
     connected = connection._sock  # noqa: SLF001 - as above
-    # With the description of the result PyMySQL may have read the beginning of the rows.
+    # While reading the description of the result, PyMySQL may have read the first rows ahead.
     ahead = connection._rfile.read1(_AHEAD)  # noqa: SLF001 - as above
 
     def receive(room: memoryview, _seconds: float) -> int:
@@ -174,7 +175,7 @@ def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
         source = read_only(buffer.data)
         split_rows(source, buffer.length, columns, bounds, state)
         if state[WHY] == MORE and buffer.length < len(buffer.data):
-            continue  # rows are taken many at a time, however few the socket had
+            continue  # fill the buffer before yielding, so that many rows are handled at a time
         if state[LINES]:
             yield Rows(source, bounds[: state[LINES]])
         buffer.drop(int(state[AT]))
@@ -194,7 +195,7 @@ def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
 
 
 def _join(buffer: ReadBuffer, receive: Callable[[memoryview, float], int]) -> bytes:
-    """Take the next payload out of the packets that it is in."""
+    """Return the next payload, joined from all packets that contain it."""
     parts: list[bytes] = []
     size = _FULL
     while size == _FULL:

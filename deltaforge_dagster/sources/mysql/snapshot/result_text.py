@@ -1,12 +1,13 @@
-"""Kernels that write the texts of a result set as the JSON text that the log's values have.
+"""Kernels that convert the texts of a result set to the same JSON as the log's binary values.
 
-Each value goes through the kernel that writes its type from the log (`scalars`, `texts`, `floats`), behind
-a few lines here that read the text, or stands as it is. What was asked for is `selected`'s.
+Each value is copied, or parsed here and written by the kernel that also writes the log's values
+of its type (`values.scalars`, `values.texts`, `values.floats`). `selected` decides which expressions are
+selected.
 
-The cells of a result stand in one row of `bounds` each, row after row of the result::
+Each cell of a result has one line in `bounds`, row after row of the result::
 
     bounds[n] = (start, end)    the text of column n % columns in row n // columns is source[start:end]
-                (-1, ..)        it is null
+                (-1, ..)        the value is null
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -74,7 +75,7 @@ _TEN = np.uint64(10)
 
 @kernel
 def gather(source: Bytes, bounds: Longs, out: Bytes) -> None:
-    """Write the texts that `bounds` tells one after the other."""
+    """Write the texts at `bounds`, one after another."""
     place = 0
     for line in range(bounds.shape[0]):
         place = copy(source, bounds[line, 0], bounds[line, 1], out, place)
@@ -82,7 +83,7 @@ def gather(source: Bytes, bounds: Longs, out: Bytes) -> None:
 
 @kernel
 def _integer(source: Bytes, start: int, end: int) -> np.uint64:
-    """Return the number that digits stand for, `_BAD` for something else."""
+    """Parse decimal digits; return `_BAD` if the text is anything else."""
     value = np.uint64(0)
     if start == end or end - start > 255:
         return _BAD
@@ -95,7 +96,7 @@ def _integer(source: Bytes, start: int, end: int) -> np.uint64:
 
 @kernel
 def _is_digits(source: Bytes, start: int, end: int) -> bool:
-    """Say whether there are digits, and nothing else but one point between them."""
+    """Return whether the text consists of digits, with at most one point between them."""
     points = 0
     for at in range(start, end):
         if source[at] == DOT and start < at < end - 1:
@@ -107,7 +108,7 @@ def _is_digits(source: Bytes, start: int, end: int) -> bool:
 
 @kernel
 def _write_number(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
-    """Write a decimal number without the zeros that ZEROFILL put before it."""
+    """Write a decimal number without leading zeros, as ZEROFILL adds them."""
     if start < end and source[start] == MINUS:
         out[place] = MINUS
         place += 1
@@ -121,7 +122,7 @@ def _write_number(source: Bytes, start: int, end: int, out: Bytes, place: int) -
 
 @kernel
 def _write_moment(kind: int, source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
-    """Write a date, a time or both, always with six digits of the second's fraction."""
+    """Write a date, a time or both as a JSON string; times always with six fractional digits."""
     out[place] = QUOTE
     place += 1
     whole = end
@@ -155,13 +156,13 @@ def _write_moment(kind: int, source: Bytes, start: int, end: int, out: Bytes, pl
 
 @kernel
 def _pair(source: Bytes, at: int) -> int:
-    """Return the two digits at `at`."""
+    """Return the number that the two digits at `at` form."""
     return (read_8(source, at) - ZERO) * 10 + read_8(source, at + 1) - ZERO
 
 
 @kernel
 def _write_micros(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
-    """Write `YYYY-MM-DD hh:mm:ss.ffffff` as microseconds since 1970; 0 for the zero value."""
+    """Write the text `YYYY-MM-DD hh:mm:ss.ffffff` as microseconds since 1970; 0 for the zero date."""
     if end - start < 19:
         return INVALID
     year = _pair(source, start) * 100 + _pair(source, start + 2)
@@ -197,7 +198,7 @@ def _write_cell(
     place: int,
     stack: Bytes,
 ) -> int:
-    """Write one value."""
+    """Write one value as JSON by the kind of its column; return the offset after it, or `INVALID`."""
     kind, first, second = column[COLUMN_KIND], column[COLUMN_FIRST], column[COLUMN_SECOND]
     if kind == SIGNED:
         return _write_number(source, start, end, out, place)
@@ -254,11 +255,11 @@ def write_selected(
     spans: Longs,
     stack: Bytes,
 ) -> int:
-    """Write rows whose cells `bounds` tells: start and end in `source`, start -1 for null.
+    """Write the rows whose cells are at `bounds` (start and end in `source`; start -1 for null).
 
-    Returns the number of a cell that is not of its type, -1 when all are. `ends` gets where the
-    rows end in `out`, and their keys in `key`, which have the room that all of them need. `spans` is
-    scratch, two for each column; `stack` is that of `json_text`.
+    Returns the number of the first cell that does not match its type, or -1. `ends[0]` receives where each
+    row's image ends in `out`, `ends[1]` where its key ends in `key`; both must be large enough. `spans`
+    is scratch, two numbers per column; `stack` is the scratch of `kernels.json_text`.
     """
     count = columns.shape[0]
     place, key_place = 0, 0

@@ -1,12 +1,12 @@
-"""Rows of a SELECT as the JSON text that the log's image of the same rows has.
+"""Write the rows of a SELECT as JSON text, identical to the images that the log's rows become.
 
-A type has one form, whether its value comes from the log or is asked for. What the server sends in
-answer to a SELECT is text, which kernels write as they write the log's values (`result_text`). The
-session must have run `SESSION`, and the statement must ask for `MysqlSelectedRows.expressions`: then
-nothing is rounded, padded, shifted by a time zone or converted to another character set.
+The server sends the values of a SELECT as text, and kernels convert it to the same JSON as
+the log's binary values (`result_text`). The session must have run the statements in `SESSION`, and the
+SELECT must ask for `MysqlSelectedRows.expressions`, so that no value is rounded, padded, shifted by a time
+zone or converted to another character set.
 
 ==============  =======================================  ==================================
-type            asked for as                             because
+type            selected as                              because
 ==============  =======================================  ==================================
 `FLOAT` ...     `c * 1e0`                                FLOAT is shown with six digits only
 `BIT`           `c + 0`                                  the value itself is bytes
@@ -41,7 +41,7 @@ SESSION = (
     "SET sql_mode = ''",
     "SET character_set_results = NULL",
 )
-"""Statements before the first SELECT: what a text depends on besides the value."""
+"""Statements to run before the first SELECT: settings on which the text of a value depends."""
 
 _EXPRESSIONS = {
     "float": "{} * 1e0",
@@ -52,12 +52,12 @@ _EXPRESSIONS = {
 }
 
 MAX_TEXT = (1 << 31) - 1
-"""Arrow's string arrays end here."""
+"""The most bytes that an Arrow string array can contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedColumn:
-    """A column to ask for: its name, type, and the labels of an ENUM or SET."""
+    """A column to select: its name, type, and the labels of an ENUM or SET."""
 
     name: str
     type: MysqlValueType
@@ -65,14 +65,14 @@ class SelectedColumn:
 
 
 class MysqlSelectedRows:
-    """Writes rows of one table.
+    """Writes selected rows of one table as JSON text.
 
     Args:
         columns: The columns, in the table's order.
         key: Names of the key columns.
 
     Attributes:
-        expressions: What to ask for, in this order.
+        expressions: The expressions to select, in this order.
     """
 
     def __init__(self, columns: Sequence[SelectedColumn], key: Collection[str] = ()) -> None:
@@ -88,11 +88,11 @@ class MysqlSelectedRows:
         self.expressions = tuple(expression(column) for column in columns)
 
     def write(self, rows: Rows) -> tuple[pa.Array[Any], pa.Array[Any]]:
-        """Return the rows' JSON text, as `after` of the change frame has it, and their keys.
+        """Return the rows' images as in `after` of the change frame, and their keys; null without a key.
 
         Raises:
-            CorruptLog: A value is not of its type; the session or the statement is another.
-            UnsupportedEvent: A row is too large.
+            CorruptLog: A value does not match its type, as if session or statement were wrong.
+            UnsupportedEvent: A row is larger than 2 GiB as JSON.
         """
         source, bounds = self._with_floats(rows)
         count = len(bounds) // len(self._columns)
@@ -132,7 +132,7 @@ class MysqlSelectedRows:
         )
 
     def _with_floats(self, rows: Rows) -> tuple[Bytes, Longs]:
-        """Return what the kernel reads: of floating point numbers their bits."""
+        """Return source and bounds for the kernel, with floating point texts replaced by IEEE 754 bytes."""
         source, bounds, count = rows.source, rows.bounds, len(self._columns)
         for place, column in enumerate(self._columns):
             if column.type.kind != FLOAT:
@@ -150,7 +150,7 @@ class MysqlSelectedRows:
 
 
 def _numbers(source: Bytes, bounds: Longs, column: SelectedColumn) -> npt.NDArray[np.float64]:
-    """Return the numbers whose texts stand there."""
+    """Parse the floating point texts at these bounds."""
     ends = np.cumsum(bounds[:, 1] - bounds[:, 0])
     out = np.empty(ends[-1] if len(ends) else 0, np.uint8)
     gather(source, bounds, out)
@@ -162,7 +162,7 @@ def _numbers(source: Bytes, bounds: Longs, column: SelectedColumn) -> npt.NDArra
 
 
 def warm() -> None:
-    """Compile the kernels of rows that are selected, or load them from the cache."""
+    """Compile the kernels for selected rows, or load them from the cache."""
     columns = [
         SelectedColumn("id", MysqlValueType("int", SIGNED, 4)),
         SelectedColumn("f", MysqlValueType("double", FLOAT, 8)),
@@ -174,11 +174,11 @@ def warm() -> None:
 
 
 def expression(column: SelectedColumn) -> str:
-    """Return what to ask for, so that the whole value comes as text."""
+    """Return the expression to select, so that the server sends the exact value as text."""
     name = column.type.name.partition("(")[0].partition(" ")[0]
     return _EXPRESSIONS.get(name, "{}").format(quoted(column.name))
 
 
 def quoted(name: str) -> str:
-    """Return a name as statements have it."""
+    """Return a name in backticks, for a statement."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,4 +1,4 @@
-"""Asking a server for its binary log, as a replica does.
+"""Request a stream of the binary log, as a replica does.
 
 MySQL protocol, "COM_BINLOG_DUMP" and "COM_BINLOG_DUMP_GTID"; numbers are little-endian::
 
@@ -6,9 +6,9 @@ MySQL protocol, "COM_BINLOG_DUMP" and "COM_BINLOG_DUMP_GTID"; numbers are little
     0x1e  Int16 flags | Int32 server id | Int32 size of name | name | Int64 position
           | Int32 size of set | GTID set (see `gtid`)
 
-The first starts at an offset of a file, the second sends every transaction that is not in the
-set. The server tells two readers apart by their server ids, and ends the older of two with the
-same. MariaDB has the first one only, and takes GTIDs from a variable of the session: a reader that died without saying so gives way to its successor.
+The first command starts at an offset of a file; the second sends every transaction that is not in the
+set. MariaDB has only the first, and takes GTIDs from a session variable. If two readers have the same
+server id, the server ends the older one: so the connection of a reader that died is replaced by its successor.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from deltaforge_dagster.sources.stream.socket import StreamSocket
 
 HEARTBEAT_SECONDS = 15
 PACKET_HEADER = 4
-"""Bytes of a packet before its content: size and sequence."""
+"""Bytes of a packet before its content: size and sequence number."""
 SILENCE_SECONDS = 60.0
-"""A server that says nothing for so long is taken for dead."""
+"""A server that sends nothing for this long, not even a heartbeat, is considered dead."""
 
 _COM_BINLOG_DUMP, _COM_BINLOG_DUMP_GTID = 0x12, 0x1E
 _NON_BLOCK = 1
 _BLOCKED_SECONDS = 3600
-"""How long the server waits while we take nothing, as during a pause."""
+"""How long the server tolerates that we read nothing, as while capture is paused."""
 
 SETTINGS = (
-    # Events with checksums in the file come with them: a damaged file or network shows.
+    # Have the server send checksums, so that damage in the file or on the network is detected.
     "SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'",
     "SET @source_heartbeat_period = {0}, @master_heartbeat_period = {0}".format(
         HEARTBEAT_SECONDS * 1_000_000_000
     ),
     f"SET SESSION net_write_timeout = {_BLOCKED_SECONDS}",
-    "SET @mariadb_slave_capability = 4",  # MariaDB then sends events of its own as they are
+    "SET @mariadb_slave_capability = 4",  # MariaDB then sends its own event types unchanged
 )
-"""Run before the command. Both names of each: MySQL 8.0.26 renamed them."""
+"""Statements to run before the command. Variables have two names because MySQL 8.0.26 renamed them."""
 
 
 def open_dump(
@@ -54,23 +54,23 @@ def open_dump(
     *,
     follow: bool = True,
 ) -> StreamSocket:
-    """Return the stream of everything after `start`.
+    """Return a stream of everything in the log after `start`.
 
     Args:
-        server: Where.
-        start: From its GTID set if it has one, else from file and offset.
+        server: The server.
+        start: Where to start: after its GTID set if it has one, else at file and offset.
         reader_id: A server id that no replica of the server has.
-        seconds: For connecting.
-        follow: Wait for more at the log's end; otherwise the server ends the stream there.
+        seconds: Time limit for connecting.
+        follow: Whether to wait for more at the log's end; otherwise the server ends the stream there.
 
     Raises:
-        DeltaforgeError: Whatever the server refused.
+        DeltaforgeError: As `refusals` translates the server's error.
     """
     flags = 0 if follow else _NON_BLOCK
     settings: tuple[str, ...] = SETTINGS
     if start.gtid_set is not None and _is_mariadb(server, start.gtid_set, seconds):
         last = DomainGtids.parse(start.gtid_set)
-        # Strict: the very transactions must be in the log, not only later ones.
+        # Strict mode: the log must contain exactly these GTIDs, not only later ones.
         settings += (f"SET @slave_connect_state = '{last}', @slave_gtid_strict_mode = 1",)
         command, body = _COM_BINLOG_DUMP, struct.pack("<IHI", FILE_START, flags, reader_id)
     elif start.gtid_set is None:
@@ -91,7 +91,7 @@ def open_dump(
 
 
 def _is_mariadb(server: MysqlSourceServer, gtids: str, seconds: float) -> bool:
-    """Say whose GTIDs those are; only when there are none yet the server is asked."""
+    """Return whether the server is MariaDB: by the notation of the GTIDs, or, if empty, by asking the server."""
     if gtids:
         return is_of_mariadb(gtids)
     with server.query(seconds) as session:
@@ -99,7 +99,7 @@ def _is_mariadb(server: MysqlSourceServer, gtids: str, seconds: float) -> bool:
 
 
 def refusal(server: MysqlSourceServer, packet: bytes) -> DeltaforgeError:
-    """Return the error for a packet that is no event: the end of the stream, or why it ends.
+    """Return the error for a packet that is not an event: the end of the stream, or an error packet.
 
     ERR packet: `0xFF | Int16 number | '#' | Byte5 state | text`.
     """

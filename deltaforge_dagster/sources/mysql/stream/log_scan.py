@@ -1,7 +1,7 @@
-"""A quick look through a part of the log, event by event in plain Python, decoding no row.
+"""Scan a part of the log event by event, in plain Python, without decoding rows.
 
-For questions that come up once in a while: is there a change worth a run, which GTIDs lie before
-an offset, was a table altered since. `binlog` draws packets and events.
+For occasional questions: is there a change that is worth a run, which GTIDs precede
+an offset, has a table been altered since. `events.binlog` draws packets and events.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ LOOKED_INTO = frozenset(
         binlog.TRANSACTION_PAYLOAD,
     }
 )
-"""Events that questions are about, usually."""
+"""Types of events whose content a scan returns by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An event.
+    """An event of a scan.
 
     Attributes:
-        type: As in `binlog`.
-        end: Where it ends, or so far as the log says; 0 as offset if it stands in no file.
-        event: It, without checksum; empty for types that nobody looks into.
+        type: Type code, as in `events.binlog`.
+        end: Where the event ends; the offset is 0 if it is in no file.
+        event: The event without checksum; empty if the scan does not look into its type.
     """
 
     type: int
@@ -63,19 +63,19 @@ class Seen:
 
     @property
     def body(self) -> bytes:
-        """What follows the header."""
+        """The event without its header."""
         return self.event[binlog.HEADER :]
 
 
 class LogScan:
-    """The events from `start` to the end that the log has now; iterate once.
+    """The events from `start` to the log's current end. Iterate once.
 
     Args:
-        server: Where.
-        start: From its GTID set if it has one, else from file and offset.
-        reader_id: A server id of its own: the server ends the older of two readers with the same.
-        seconds: For connecting.
-        kinds: The types of events to look into.
+        server: The server.
+        start: Where to start: after its GTID set if it has one, else at file and offset.
+        reader_id: A replication server id that no other reader uses now.
+        seconds: Time limit for connecting.
+        kinds: The types of events whose content is needed.
 
     Attributes:
         log_bytes: Bytes of log received so far.
@@ -95,7 +95,7 @@ class LogScan:
         self._stream = open_dump(server, start, reader_id, seconds, follow=False)
         self._file = start.file
         self._pos = 0
-        self._checksums = True  # those that the server makes for us, before a file says otherwise
+        self._checksums = True  # as requested, until a FORMAT_DESCRIPTION says otherwise
 
     def __enter__(self) -> Self:
         return self
@@ -109,11 +109,11 @@ class LogScan:
         self._stream.close()
 
     def __iter__(self) -> Iterator[Seen | None]:
-        """Yield events; None when a second has passed without any.
+        """Yield events, and None whenever a second has passed without one.
 
         Raises:
             SourceUnavailable: The connection broke.
-            CorruptLog: What came is not the log.
+            CorruptLog: The bytes do not follow the log's format.
         """
         buffer = ReadBuffer(BUFFER_BYTES)
         self._parts: list[bytes] = []
@@ -139,9 +139,9 @@ class LogScan:
             buffer.drop(at)
 
     def _whole(self, packet: memoryview) -> memoryview | None:
-        """Return the content of a packet with that of those before it; None if more belong to it.
+        """Return the content of an event that this packet completes; None if more packets follow.
 
-        Only the first part of an event that nobody looks into.
+        Of an event whose type is not looked into, only the first packet's content is returned.
         """
         content, more = packet[PACKET_HEADER:], packet[:3] == _CONTINUED
         if self._parts:
@@ -155,7 +155,7 @@ class LogScan:
         return None if more else content
 
     def _wants(self, packet: bytes) -> bool:
-        """Say whether the event that a packet begins with is looked into."""
+        """Return whether the event at the start of this packet's content is looked into."""
         return len(packet) > 5 and packet[5] in self._kinds
 
     def _event(self, event: memoryview) -> Seen:
@@ -164,7 +164,7 @@ class LogScan:
         kind = event[4]
         pos, flags = struct.unpack_from("<IH", event, 13)
         if not pos and not flags & binlog.FLAG_ARTIFICIAL:
-            pos = self._pos  # MariaDB: inside of a transaction, whose first event says where it is
+            pos = self._pos  # MariaDB: events inside a transaction have no end position
         whole = b""
         if kind in self._kinds:
             if kind == binlog.FORMAT_DESCRIPTION:
@@ -180,7 +180,7 @@ class LogScan:
 
 
 def _packet_end(buffer: ReadBuffer, at: int) -> int | None:
-    """Return where the packet at `at` ends; None if that has not come yet."""
+    """Return where the packet at `at` ends; None if it has not arrived completely."""
     if buffer.length - at < PACKET_HEADER:
         return None
     end = at + PACKET_HEADER + int.from_bytes(buffer.data[at : at + 3], "little")
@@ -190,13 +190,13 @@ def _packet_end(buffer: ReadBuffer, at: int) -> int | None:
 def executed_before(
     server: MysqlSourceServer, position: BinlogPosition, reader_id: int, seconds: float
 ) -> GtidSet:
-    """Return the GTIDs that the server had executed when its log stood at `position`.
+    """Return the GTIDs of all transactions before a file position.
 
     Reads the position's file up to there.
 
     Raises:
-        CorruptLog: The file does not begin with the set of those before it.
-        DeltaforgeError: Whatever the server refused.
+        CorruptLog: The file has no PREVIOUS_GTIDS event at its beginning.
+        DeltaforgeError: As `refusals` translates the server's error.
     """
     found: GtidSet | None = None
     begin = BinlogPosition(position.file, FILE_START)
@@ -204,7 +204,7 @@ def executed_before(
         for event in scan:
             if event is None:
                 continue
-            if event.type == binlog.PREVIOUS_GTIDS:  # counts also at the very start of a file
+            if event.type == binlog.PREVIOUS_GTIDS:  # even if `position` is the file's start
                 found = GtidSet.from_bytes(event.body)
             if event.end > position and found is not None:
                 break
@@ -222,13 +222,13 @@ _BEGINS = {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIAD
 def between_transactions(
     server: MysqlSourceServer, position: BinlogPosition, reader_id: int, seconds: float
 ) -> BinlogPosition:
-    """Return the last place between two transactions at `position` or before, without GTIDs.
+    """Return the last place between two transactions at or before `position`, without GTIDs.
 
-    Reads the position's file up to there. The end of a transaction that nothing follows is only
-    known for those that end with an XID event; else the place before it is returned.
+    Reads the position's file up to there. If the log's last transaction does not end with an XID event,
+    its end cannot be recognized, and the place before it is returned.
 
     Raises:
-        DeltaforgeError: Whatever the server refused.
+        DeltaforgeError: As `refusals` translates the server's error.
     """
     found = before = BinlogPosition(position.file, FILE_START)
     with LogScan(server, found, reader_id, seconds, kinds=()) as scan:
@@ -248,7 +248,7 @@ def between_transactions(
 
 
 def table_of(table_map: bytes) -> tuple[str, str]:
-    """Return database and table that a TABLE_MAP event's body begins with (see `table_map`)."""
+    """Return database and table from the body of a TABLE_MAP event (see `events.table_map`)."""
     size = table_map[8]
     database = table_map[9 : 9 + size]
     at = 10 + size

@@ -1,9 +1,9 @@
-"""Log sections of the log: consecutive parts that readers beside each other decode.
+"""Log sections: consecutive parts of the log that several readers decode at the same time.
 
-`plan_sections` looks through the log ahead (`SectionPlanner`) and says where one may be cut: between two
-transactions, with the position and the GTIDs there. Each log section carries what its reader has to know of
-the tables in it, so that it needs neither catalog nor registry, and asks nobody: a reader that meets
-a table it was not told of fails, and its log section is read by the one reader who may ask.
+`plan_sections` scans the log ahead (`SectionPlanner`) and cuts it between transactions, with position and
+GTIDs at each cut. A section carries the definitions of all its tables, so its reader needs neither
+catalog nor registry. A reader that meets a table without a definition fails; the section is then read
+by the sequential reader (`Source.read`), which may query the catalog.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ from deltaforge_dagster.sources.stream.socket import StreamSocket
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 MAX_OFFSET = (1 << 32) - 1
-"""The command that reads from a place has 32 bits for the offset."""
+"""The largest start offset in a file: COM_BINLOG_DUMP has 32 bits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SectionTables:
-    """What is known of the tables in a part of the log that defines none.
+    """The known tables for a part of the log without DDL.
 
-    It is catalog and registry of those who decode the part: they ask for nothing else.
+    It takes the place of catalog, registry and prepared log for the decoder of that part, and raises an
+    error for anything that the planner did not foresee.
     """
 
     stamps: dict[TableSchema, SchemaStamp] = field(default_factory=dict)
     definitions: dict[Name, CatalogTable] = field(default_factory=dict)
 
     def copy(self) -> SectionTables:
-        """Return what is known now."""
+        """Return an independent copy."""
         return SectionTables(dict(self.stamps), dict(self.definitions))
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return the stamp of a version that is registered already."""
+        """Return the stamp of a table version that the planner registered."""
         del position
         if table not in self.stamps:
             raise _Unforeseen(f"a version of {table.full_name} that was not foreseen")
@@ -77,7 +78,7 @@ class SectionTables:
         *,
         charsets: bool = False,
     ) -> CatalogTable | Unknown:
-        """Return a table that the catalog was asked for before."""
+        """Return the definition of a table that the planner got from the catalog."""
         del position
         known = self.definitions.get((db, table))
         if known is None or not fit(known, types) or (charsets and lacks_charsets(known)):
@@ -85,22 +86,22 @@ class SectionTables:
         return known
 
     def statement(self, db: str, sql: str, position: Position) -> None:
-        """Refuse: a part without statements was asked for."""
+        """Raise an error: the part has no statements."""
         del db, sql, position
         raise _Unforeseen("a statement where none was foreseen")
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
-        """Refuse: nothing is to be noted."""
+        """Raise an error: the part defines no tables."""
         del definitions, position
         raise _Unforeseen("a definition where none was foreseen")
 
     def defined(self, position: Position) -> dict[str, str]:
-        """Return nothing: `table` has it all."""
+        """Return nothing: all definitions come from `table`."""
         del position
         return {}
 
     def held(self) -> Mapping[str, str]:
-        """Hold nothing: there is no event of a held table in the part."""
+        """Return nothing: the part has no events of held tables."""
         return {}
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
@@ -110,11 +111,11 @@ class SectionTables:
 
 
 class _Unforeseen(UnsupportedEvent):
-    """Something that the planner of this part of the log had not."""
+    """The decoder of a section met something that the planner had not seen."""
 
 
 class _Mark(NamedTuple):
-    """A place between two transactions, and what the planner had seen before it."""
+    """A place between two transactions, with the bytes of log before it: all, and with captured changes."""
 
     place: BinlogPosition
     log_bytes: int
@@ -123,14 +124,14 @@ class _Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BinlogSection:
-    """A part of the log between two transactions; `sources.base.LogSection`.
+    """A section of a binary log; implements `sources.base.LogSection`.
 
     Attributes:
-        start: Behind the transaction before it.
-        end: Behind its last one.
-        log_bytes: Its size, roughly.
-        server: Which server has it (`identity`); elsewhere the same place is another one.
-        tables: What its rows are decoded with.
+        start: The end of the transaction before it.
+        end: The end of its last transaction.
+        log_bytes: Approximate size.
+        server: Identity of the server that has it; on other servers its positions mean something else.
+        tables: The definitions and registered versions with which its rows are decoded.
     """
 
     start: BinlogPosition
@@ -141,7 +142,7 @@ class BinlogSection:
 
 
 class Remembering:
-    """Catalog and registry of a section planner: asks those of the source, and keeps what they say."""
+    """Catalog and registry of a section planner: passes requests on to the source's, and records the answers."""
 
     def __init__(self, catalog: TableCatalog, registry: SourceNotes, tables: SectionTables) -> None:
         self._catalog = catalog
@@ -149,7 +150,7 @@ class Remembering:
         self._tables = tables
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Register a version."""
+        """Register a table version, and record its stamp."""
         stamp = self._registry.register(table, position)
         self._tables.stamps[table] = stamp
         return stamp
@@ -163,14 +164,14 @@ class Remembering:
         *,
         charsets: bool = False,
     ) -> CatalogTable | Unknown:
-        """Ask for a table."""
+        """Ask the catalog for a table, and record its definition."""
         found = self._catalog.table(db, table, types, position, charsets=charsets)
         if isinstance(found, CatalogTable):
             self._tables.definitions[db, table] = found
         return found
 
     def statement(self, db: str, sql: str, position: Position) -> None:
-        """Follow no statement: the planner ends before the first."""
+        """Do nothing: the planner stops before the first statement that defines a table."""
 
 
 def plan_sections(
@@ -182,21 +183,22 @@ def plan_sections(
     log_bytes: Callable[[], int],
     server: str,
 ) -> Generator[BinlogSection | None]:
-    """Yield consecutive log sections from `start` on, each with something captured; None meanwhile.
+    """Yield consecutive log sections from `start` on, each with captured changes; None while searching.
 
-    They end where the log does now, or before what no section may contain.
+    The last section ends at the log's current end, or before an event that no section may contain.
 
     Args:
         stream: A dump that begins at `start` and ends at the log's end; it is closed here.
-        planner: Has seen nothing yet.
-        tables: What the planner's catalog and registry write into.
+        planner: A new planner.
+        tables: Where the planner's `Remembering` records tables.
         start: Where to begin.
-        log_bytes: Asked before each log section how large it may get; a transaction may be larger.
-        server: Which one it is.
+        log_bytes: Called before each section; returns how large it should be. A single transaction may
+            be larger.
+        server: Identity of the server.
 
     Raises:
         SourceUnavailable: The connection broke.
-        LeaseLost: The run that reads no longer holds the pipeline.
+        LeaseLost: The run that reads no longer holds the pipeline's lease.
     """
     begin, whole, most = _Mark(start, 0, 0), None, log_bytes()
     read = 0
@@ -241,18 +243,18 @@ _AS_A_DECODER = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
 
 
 class _Passed(NonRowEvents):
-    """Acts on what says where transactions and tables are; passes over rows, and ends at the rest."""
+    """Handles non-row events for the planner: those about files, tables and transactions; others end it."""
 
     def act(self, stop: int, source: Bytes) -> None:
-        """Do what `scan` stopped for; it goes on after the event when this returns.
+        """Handle the event at which `scan` stopped; the scan then continues after it.
 
         Raises:
-            UnsupportedEvent: What follows cannot be decoded by itself.
+            UnsupportedEvent: The log from here on cannot be decoded as a separate section.
         """
         state = self._state
         if stop in _AS_A_DECODER:
             super().act(stop, source)
-        elif stop == PAYLOAD:  # the rest of a transaction, its end too; perhaps nothing is captured
+        elif stop == PAYLOAD:  # the rest of a transaction, which counts as captured
             state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
             self._found.commit()
         elif stop == PARTIAL:
@@ -262,17 +264,16 @@ class _Passed(NonRowEvents):
 
 
 class SectionPlanner(MysqlDecoder):
-    """Yields positions between transactions, in batches without rows; takes what `MysqlDecoder` takes.
+    """A decoder that yields only positions between transactions, in batches without rows.
 
-    It keeps the same account of transactions and positions as a decoder, but passes over the rows: it
-    only counts the bytes of events that have captured ones. So it costs little beside decoding. It
-    registers table versions as they come: those who decode the parts of the log between two of its
-    positions find them all registered.
+    It takes the arguments of `MysqlDecoder` and tracks transactions and positions as that does, but skips
+    the rows: it only counts the bytes of events with captured rows. So it is much cheaper than
+    decoding. It registers table versions as they occur, so all versions in a section are registered before
+    the section is decoded.
 
-    It goes on only as long as every such part can be decoded from nothing but its own bytes and the
-    tables known so far. A statement that defines something, a prepared transaction, a table that is
-    held, and whatever else asks for more, end it, as its `DecodedBinlog.error`; a decoder that reads
-    on from there deals with it.
+    It continues only while each section can be decoded from its own bytes and the tables known so far. A
+    DDL statement, a prepared transaction, a held table, or anything else that needs more ends it, as
+    `DecodedBinlog.error`. The sequential reader continues from there.
     """
 
     _non_row_events = _Passed
@@ -283,5 +284,5 @@ class SectionPlanner(MysqlDecoder):
 
     @property
     def measured(self) -> int:
-        """Bytes of events with captured changes, in all transactions that have ended so far."""
+        """Bytes of events with captured changes, in all transactions that have ended."""
         return int(self._state[MEASURED])

@@ -1,4 +1,4 @@
-"""Is there anything in the log that is worth a run? Asked often, while none reads."""
+"""Check, while no run reads, whether the log has anything that is worth a run; called often."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, table_of
 from deltaforge_dagster.sources.tables import TablePatterns
 
 MAX_UNREAD_BYTES = 64 << 20
-"""More log than this is worth a run, whatever it holds."""
+"""If there is more log than this, a run is worthwhile whatever the log contains."""
 
 _HEAD_SECONDS = 2.0
 _PEEK_SECONDS = 2.5
@@ -24,10 +24,10 @@ _PEEK_SECONDS = 2.5
 def has_changes(
     server: MysqlSourceServer, patterns: TablePatterns, source_id: str, start: BinlogPosition
 ) -> bool:
-    """Say whether the log after `start` is worth a run; see `source.MysqlSource.has_changes`.
+    """Return whether the log after `start` is worth a run; see `source.MysqlSource.has_changes`.
 
     Raises:
-        PositionLost: The log no longer has what follows `start`.
+        PositionLost: The log after `start` is no longer available.
     """
     if not _moved(server, start):
         return False
@@ -42,7 +42,7 @@ def has_changes(
 
 
 def _moved(server: MysqlSourceServer, start: BinlogPosition) -> bool:
-    """Say whether the log has grown since `start`, which it must still hold."""
+    """Return whether the log has grown since `start`; check that it is still available from there."""
     where = server.where
     with server.query(_HEAD_SECONDS) as session:
         found = server_log.facts(session, where)
@@ -54,7 +54,7 @@ def _moved(server: MysqlSourceServer, start: BinlogPosition) -> bool:
 
 
 def _concerns(event: bytes, patterns: TablePatterns) -> bool:
-    """Say whether an event is worth a run."""
+    """Return whether an event is worth a run: a captured table, or a statement that matters."""
     kind, body = event[4:5], event[binlog.HEADER :]
     match kind[0] if kind else -1:
         case binlog.TABLE_MAP:

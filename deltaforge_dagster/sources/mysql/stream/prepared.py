@@ -1,10 +1,10 @@
-"""XA transactions: their rows count when they are committed, which may be long after they were logged.
+"""XA transactions: their rows are delivered when they are committed, perhaps long after they were logged.
 
-XA PREPARE writes the rows, as a transaction of its own. XA COMMIT or XA ROLLBACK, in another
-transaction, decides about them; both name the XA transaction by its xid. `PreparedRows` keeps the
-events of undecided ones, as they came, so far as they are small. What is not kept, because it is
-large or was logged before this reader began, `PreparedLog` finds in the log again: the
-server keeps it there, and a position may pass it.
+XA PREPARE logs the rows, as a separate transaction. A later XA COMMIT or XA ROLLBACK decides about
+them; both name the XA transaction by its xid. `PreparedRows` keeps the events of prepared
+transactions in memory, up to a limit. Rows that are not in memory, because they are too large or were
+logged before this reader started, are read from the log again by `PreparedLog`. So a position may move
+past a prepared transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, Seen
 from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
 
 MAX_KEPT_BYTES = 64 << 20
-"""Events of undecided transactions kept in memory, all together."""
+"""Limit for the events of all prepared transactions in memory."""
 
 _SECONDS = 30.0
 _ABOUT_ROWS = {
@@ -43,19 +43,19 @@ _INSIDE = _ABOUT_ROWS | {binlog.XA_PREPARE}
 
 
 class FindsPrepared(Protocol):
-    """Finds rows in the log that no memory holds."""
+    """Finds the rows of prepared transactions that are not in memory."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Yield the events about rows of the last transaction prepared as `xid` before `until`.
+        """Yield the TABLE_MAP and rows events of the last transaction prepared as `xid` before `until`.
 
         Raises:
-            PositionLost: The log has it no longer.
+            PositionLost: The transaction is no longer in the log.
         """
         ...
 
 
 def parse_xa_prepare(body: bytes) -> tuple[Xid, bool]:
-    """Return the xid of an XA_PREPARE event, and whether it commits at once (ONE PHASE).
+    """Parse the body of an XA_PREPARE event: the xid, and whether it commits at once (ONE PHASE).
 
     Raises:
         CorruptLog: The body does not follow the format.
@@ -71,7 +71,7 @@ def parse_xa_prepare(body: bytes) -> tuple[Xid, bool]:
 
 
 class PreparedRows:
-    """The events about rows of XA transactions that nobody has decided about yet."""
+    """The TABLE_MAP and rows events of prepared XA transactions, in memory."""
 
     def __init__(self) -> None:
         self._open: list[bytes] = []
@@ -80,19 +80,19 @@ class PreparedRows:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Begin with the events of another transaction."""
+        """Start collecting the events of another transaction."""
         self._open, self._open_bytes = [], 0
 
     def keep(self, event: bytes) -> None:
-        """Keep an event of the transaction that is read."""
+        """Add an event of the transaction that is being read, if there is room."""
         self._open_bytes += len(event)
         if self._bytes + self._open_bytes <= MAX_KEPT_BYTES:
             self._open.append(without_checksum(event))
-        else:  # never again in this transaction: the sum only grows
+        else:  # the sum only grows, so nothing more of this transaction is kept
             self._open = []
 
     def prepare(self, xid: Xid) -> None:
-        """Keep the transaction that was read, if there is room for all of it."""
+        """Store the events of the transaction that was read as `xid`, if there is room for all of them."""
         self.forget(xid)
         if self._bytes + self._open_bytes <= MAX_KEPT_BYTES:
             self._known[xid] = self._open
@@ -100,22 +100,22 @@ class PreparedRows:
         self.begin()
 
     def pop(self, xid: Xid) -> list[bytes] | None:
-        """Return the events of a transaction, and keep them no longer; None if they were not."""
+        """Remove and return the events of a transaction; None if they are not in memory."""
         found = self._known.get(xid)
         self.forget(xid)
         return found
 
     def forget(self, xid: Xid) -> None:
-        """Keep a transaction no longer."""
+        """Remove the events of a transaction."""
         self._bytes -= sum(map(len, self._known.pop(xid, ())))
 
 
 class PreparedLog:
-    """Finds prepared transactions in the server's log, by a connection of its own.
+    """Finds prepared transactions in the server's log, over a separate connection.
 
     Args:
-        server: Where.
-        reader_id: A server id for looking through the log.
+        server: The server.
+        reader_id: The replication server id for that connection.
     """
 
     def __init__(self, server: MysqlSourceServer, reader_id: int) -> None:
@@ -123,12 +123,12 @@ class PreparedLog:
         self._reader_id = reader_id
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Yield the events about rows of the last transaction prepared as `xid` before `until`.
+        """Yield the TABLE_MAP and rows events of the last transaction prepared as `xid` before `until`.
 
-        Looks through one file after the other, the newest first.
+        Searches one log file after the other, the newest first. Events are yielded in blocks of about 4 MiB.
 
         Raises:
-            PositionLost: The log has it no longer.
+            PositionLost: The transaction is no longer in the log.
         """
         with self._server.query(_SECONDS) as session:
             files = log_files(session)
@@ -146,7 +146,7 @@ class PreparedLog:
     def _find(
         self, xid: Xid, start: BinlogPosition, until: BinlogPosition
     ) -> BinlogPosition | None:
-        """Return where in the file of `start` the transaction begins."""
+        """Return where in the file of `start` the transaction begins; None if it is not there."""
         found: BinlogPosition | None = None
         before = begin = start
         for seen in self._scan(start):
@@ -162,7 +162,7 @@ class PreparedLog:
         return found
 
     def _events(self, begin: BinlogPosition) -> Iterator[bytes]:
-        """Yield the events about rows of the transaction that begins there."""
+        """Yield the TABLE_MAP and rows events of the transaction that begins at `begin`."""
         for seen in self._scan(begin):
             if seen.end <= begin:
                 continue
@@ -172,7 +172,7 @@ class PreparedLog:
                 yield event
 
     def _scan(self, start: BinlogPosition) -> Iterator[Seen]:
-        # The command has 32 bits for the offset.
+        # The command has only 32 bits for the offset.
         near = BinlogPosition(start.file, FILE_START if start.pos >> 32 else start.pos)
         wanted = _INSIDE | {binlog.TRANSACTION_PAYLOAD}
         with LogScan(self._server, near, self._reader_id, _SECONDS, wanted) as scan:
@@ -182,7 +182,7 @@ class PreparedLog:
 
 
 def _nested(seen: Seen, kinds: set[int]) -> Iterator[bytes]:
-    """Yield the events of these kinds: the one that was seen, or those in it."""
+    """Yield the events of these types: the event itself, or those inside a TRANSACTION_PAYLOAD."""
     if seen.type in kinds:
         yield seen.event
     elif seen.type == binlog.TRANSACTION_PAYLOAD:
@@ -192,7 +192,7 @@ def _nested(seen: Seen, kinds: set[int]) -> Iterator[bytes]:
 
 
 def _blocks(single: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield events together in blocks of about 4 MiB."""
+    """Join events into blocks of about 4 MiB."""
     parts: list[bytes] = []
     size = 0
     for event in single:

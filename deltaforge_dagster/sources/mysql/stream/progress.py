@@ -1,7 +1,7 @@
-"""Where a reader stands: file and offset, and the GTIDs of everything it has read.
+"""The position of a reader: file and offset, and the GTIDs of all transactions that it has read.
 
-A GTID counts when its transaction has ended, never when its first event is seen: a position inside
-a transaction that already claimed the transaction would lose the rest of it after a restart.
+A GTID is added when its transaction has ended, not when its first event is seen: with a position that
+contains the GTID of an unfinished transaction, the rest of it would be lost after a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deltaforge_dagster.sources.mysql.position import BinlogPosition
 
 
 class StreamProgress:
-    """The position of one reader, from `start` on; told of every transaction of the log."""
+    """The position of one reader that began at `start`; must be told of every transaction of the log."""
 
     def __init__(self, start: BinlogPosition) -> None:
         self._text = start.gtid_set
@@ -26,10 +26,10 @@ class StreamProgress:
             self._executed = kind.parse(self._text)
 
     def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> BinlogPosition:
-        """Take in transactions in log order; return the position after the last of them.
+        """Add the GTIDs of transactions, in log order; return the position after the last of them.
 
         Raises:
-            CorruptLog: A GTID of MariaDB whose number does not rise in its domain.
+            CorruptLog: The number of a GTID of MariaDB does not increase in its domain.
         """
         if self._text is not None and gtids:
             for run in gtids:
@@ -38,11 +38,11 @@ class StreamProgress:
         return BinlogPosition(file, pos, self._text)
 
     def within(self, file: str, pos: int) -> BinlogPosition:
-        """Return a position with the GTIDs so far, inside or between transactions."""
+        """Return a file position, inside or between transactions, with the GTIDs of those that have ended."""
         return BinlogPosition(file, pos, self._text)
 
     def _add(self, run: GtidRun) -> None:
-        if self._executed is None:  # there was no transaction before: the first one says the kind
+        if self._executed is None:  # the set was empty: the first GTID says whether it is MariaDB's
             self._executed = DomainGtids() if run.of_mariadb else GtidSet()
         if isinstance(self._executed, GtidSet):
             self._executed.add(str(uuid.UUID(bytes=run.sid)), run.first, run.last, run.tag)

@@ -1,17 +1,16 @@
-"""MySQL's character sets: which collation numbers mean which, and what their bytes stand for.
+"""MySQL's character sets: the character set of each collation number, and the characters of its codes.
 
-The log names a column's character set by the number of its collation
+The log identifies a column's character set by the number of its collation
 (`information_schema.collations.id`; these numbers never change). A few of MySQL's tables differ from
-Python's codecs of the same name, and some have no codec. So a character set is a codec and what
-MySQL's own conversion to `utf8mb4` says otherwise: every code of every set was compared on a server.
+Python's codecs of the same name, and some have no codec. So a character set is a codec, plus the
+differences of MySQL's own conversion to `utf8mb4`: every code of every set was compared on a server.
+Codes that MySQL cannot convert, for which a client sees `?`, have no character here either.
 
-Codes that MySQL cannot convert stand for nothing here either, where a client would see `?`.
+Kernels read tables made from this. A single-byte set is a line of `SINGLES`. Multi-byte sets
+have tables of Unicode code points, which are made for the first column with such a set and then
+cached::
 
-Kernels read tables that are made of this. A set of single bytes is a line of `SINGLES`. Sets of several
-bytes have tables of Unicode code points, made when the first column with such a set is met, and used
-again from then on::
-
-    place in the table     the code point, 0 for none, of
+    index in the table     the code point, 0 for none, of
     0 - 0x7FFF             the single byte
     0x8000 - 0xFFFF        the two bytes lead, trail: lead << 8 | trail
     65536 +                sets of three bytes: 0x8F, lead, trail: lead << 8 | trail
@@ -32,15 +31,15 @@ from deltaforge_dagster.kernels.runtime import Bytes
 
 
 class Form(Enum):
-    """How a text in a character set is divided into characters."""
+    """How a character set encodes characters as bytes."""
 
     BINARY = auto()
-    """It has none: bytes."""
+    """Not text: bytes."""
     UTF_8 = auto()
     SINGLE = auto()
-    """One byte each."""
+    """One byte per character."""
     MULTI = auto()
-    """One to four bytes each, ASCII as it stands."""
+    """One to four bytes per character; ASCII is unchanged."""
     UTF_16 = auto()
     UTF_32 = auto()
 
@@ -50,11 +49,11 @@ class Charset:
     """A character set.
 
     Attributes:
-        name: As MySQL calls it.
-        form: How it divides a text into characters.
+        name: MySQL's name for it.
+        form: How it encodes characters.
         width: Bytes of its longest character.
-        codec: The Python codec that is nearest to it.
-        changes: Codes that are not what the codec says, and the character of each, "" for none.
+        codec: The most similar Python codec.
+        changes: Codes that differ from the codec, with the character of each; "" for no character.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Charset:
     changes: Mapping[bytes, str] = field(default_factory=dict, compare=False)
 
     def character(self, code: bytes) -> str | None:
-        """Return the character that a code stands for, None for no character."""
+        """Return the character of a code; None if it has none."""
         if code in self.changes:
             return self.changes[code] or None
         try:
@@ -74,10 +73,10 @@ class Charset:
         return text if len(text) == 1 else None
 
     def decode(self, content: bytes) -> str:
-        """Return a short text, such as a label.
+        """Decode a short text, such as a label.
 
         Raises:
-            ValueError: The bytes are no text in this character set.
+            ValueError: The bytes are not valid in this character set.
         """
         if not self.changes:
             return content.decode(self.codec)
@@ -93,7 +92,7 @@ class Charset:
 
 
 def _upper(characters: str, first: int = 0x80) -> dict[bytes, str]:
-    """Return changes for the codes from `first` on; U+FFFD stands for no character."""
+    """Return `Charset.changes` for the codes from `first` on; U+FFFD stands for no character."""
     return {
         bytes([code]): "" if character == "\ufffd" else character
         for code, character in enumerate(characters, start=first)
@@ -101,18 +100,18 @@ def _upper(characters: str, first: int = 0x80) -> dict[bytes, str]:
 
 
 def _none(codes: str) -> dict[bytes, str]:
-    """Return changes for codes without a character, given in hexadecimal."""
+    """Return `Charset.changes` for codes without a character, given in hexadecimal."""
     return {bytes.fromhex(code): "" for code in codes.split()}
 
 
 def _user_defined(prefix: bytes, first: int) -> dict[bytes, str]:
-    """Return the ten rows that EUC leaves to its users: a private use area of Unicode."""
+    """Return the ten user-defined rows of EUC, mapped to Unicode's private use area from `first` on."""
     cells = [(row, cell) for row in range(0xF5, 0xFF) for cell in range(0xA1, 0xFF)]
     return {prefix + bytes(at): chr(first + place) for place, at in enumerate(cells)}
 
 
 def _nec_row_13() -> dict[bytes, str]:
-    """Return the special characters that `cp932` has in its row 13."""
+    """Return the special characters of row 13 of `cp932`, by their EUC code."""
     found = {}
     for cell in range(1, 95):
         code = bytes([0x87, cell + 0x3F if cell < 64 else cell + 0x40])
@@ -124,7 +123,7 @@ def _nec_row_13() -> dict[bytes, str]:
 
 
 def _ibm_extensions() -> dict[bytes, str]:
-    """Return the characters that IBM added to `cp932`, so far as EUC does not have them yet."""
+    """Return IBM's extensions of `cp932` that EUC does not have otherwise, by their code in `eucjpms`."""
     cells = [bytes([row, cell]) for row in (0xFA, 0xFB, 0xFC) for cell in range(0x40, 0xFD)]
     characters = [cell.decode("cp932", errors="replace") for cell in cells]
     added = [c for c in characters if len(c) == 1 and _is_new(c)]
@@ -137,7 +136,7 @@ def _ibm_extensions() -> dict[bytes, str]:
 
 def _is_new(character: str) -> bool:
     if character in "\ufffd\uffe2\uffe4\u2235\u2116":
-        return character == "\u2116"  # the one that it has twice
+        return character == "\u2116"  # `eucjpms` has this one twice
     try:
         character.encode("euc_jp")
     except UnicodeEncodeError:
@@ -263,24 +262,23 @@ CHARSETS = {
         range(number[0], number[1] + 1) if isinstance(number, tuple) else range(number, number + 1)
     )
 }
-"""The character set of each collation, by number, of MySQL and MariaDB."""
-
-# MariaDB's collations that do not pad: 1024 more than those that do.
+"""The character set of each collation of MySQL and MariaDB, by number."""
+# MariaDB's NO PAD collations: their numbers are 1024 higher than those of the padding ones.
 CHARSETS |= {1024 + number: charset for number, charset in CHARSETS.items() if number < 1024}
 
 _BY_NAME = {charset.name: number for number, charset in reversed(CHARSETS.items())} | {"utf8": 33}
 
 
 def any_collation(charset: str) -> int | None:
-    """Return the number of some collation of a character set, by the name that the catalog has."""
+    """Return the number of any one collation of a character set, given its name; None if unknown."""
     return _BY_NAME.get(charset)
 
 
 PLANE = 1 << 16
-"""Size of a table; those of sets with three or four bytes have two of them."""
+"""Size of a table; sets with three or four bytes per character have a table of twice this size."""
 
 GB18030_BMP = 39_420
-"""Numbers of four bytes below this are characters up to U+FFFF."""
+"""Four-byte codes of GB18030 with numbers below this are characters up to U+FFFF."""
 
 _SHORT = {8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r"}
 
@@ -289,12 +287,12 @@ _CHARSETS = {charset.name: charset for charset in CHARSETS.values()}
 
 
 def single_line(charset: Charset) -> int:
-    """Return the line of `SINGLES` that a set of single bytes has."""
+    """Return the line of `SINGLES` for a single-byte character set."""
     return _NAMES.index(charset.name)
 
 
 def _singles() -> Bytes:
-    """Return each byte as a JSON string's bytes: how many, then they; none for no character."""
+    """Return, per set and byte, the character in a JSON string: its size in bytes (0 for none), then the bytes."""
     table = np.zeros((len(_NAMES), 256, 7), np.uint8)
     for line, name in enumerate(_NAMES):
         for byte in range(256):
@@ -316,13 +314,13 @@ SINGLES = _singles()
 
 @functools.cache
 def code_points(charset: Charset) -> npt.NDArray[np.uint16]:
-    """Return the table of a set of several bytes."""
+    """Return the table of code points of a multi-byte character set."""
     table = np.zeros(PLANE if charset.width == 2 else 2 * PLANE, np.uint16)
     for byte in range(256):
         _enter(table, byte, charset.character(bytes([byte])))
     for lead in range(0x80, 256):
         if table[lead]:
-            continue  # it stands for itself
+            continue  # a single-byte code
         for trail in range(256):
             _enter(table, lead << 8 | trail, charset.character(bytes([lead, trail])))
             if charset.width == 3 and lead > 0xA0 and trail > 0xA0:
@@ -336,7 +334,7 @@ def code_points(charset: Charset) -> npt.NDArray[np.uint16]:
 
 
 def gb18030_code(number: int) -> bytes:
-    """Return the code of four bytes with this number, counted from 81 30 81 30."""
+    """Return the four-byte code of GB18030 with this number, counted from 81 30 81 30."""
     number, fourth = divmod(number, 10)
     number, third = divmod(number, 126)
     first, second = divmod(number, 10)

@@ -1,6 +1,6 @@
-"""Kernels for MariaDB's types of fixed size: `UUID`, `INET4` and `INET6`, as MariaDB prints them.
+"""Kernels that write MariaDB's types `UUID`, `INET4` and `INET6` as MariaDB prints them.
 
-The log has them as `BINARY(16)` and `BINARY(4)`, big-endian, without the zero bytes at their end,
+The log has them as `BINARY(16)` and `BINARY(4)`, big-endian, without trailing zero bytes,
 in the order in which they are printed (MariaDB's manual: "UUID Data Type", "INET6")::
 
     UUID    123e4567-e89b-12d3-a456-426655440000
@@ -16,7 +16,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, kernel
 from deltaforge_dagster.sources.mysql.values.numbers import read_8
 
 UUID_ROOM, INET4_ROOM, INET6_ROOM = 38, 17, 41
-"""Bytes of the longest JSON text."""
+"""Size of the longest JSON text of each type."""
 
 _WORDS = 8
 _LETTERS = ord("a") - 10
@@ -24,7 +24,7 @@ _LETTERS = ord("a") - 10
 
 @kernel
 def _byte(source: Bytes, at: int, end: int) -> int:
-    """Return the byte at `at`, zero where the log has left it out."""
+    """Return the byte at `at`, or zero after the end, where the log omits zeros."""
     return read_8(source, at) if at < end else 0
 
 
@@ -52,7 +52,7 @@ def write_uuid(source: Bytes, start: int, end: int, out: Bytes, place: int) -> i
 
 @kernel
 def _write_parts(source: Bytes, at: int, end: int, out: Bytes, place: int) -> int:
-    """Write four bytes as decimal numbers with dots between them."""
+    """Write four bytes as decimal numbers, separated by dots."""
     for index in range(4):
         if index > 0:
             out[place] = DOT

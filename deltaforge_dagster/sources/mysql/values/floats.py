@@ -1,11 +1,11 @@
-"""Kernels that write binary floating point numbers as the shortest decimal that reads back as them.
+"""Kernels that write a binary floating point number as the shortest decimal that parses to the same number.
 
-This is the algorithm of Raffaello Giulietti, "The Schubfach way to render doubles" (2020): of the
-decimals inside the interval that rounds to the number, at most four have to be looked at. It takes
-products of 64-bit numbers with powers of ten of 128 bits, which are made here at import.
+They use the algorithm of Raffaello Giulietti, "The Schubfach way to render doubles" (2020): of the
+decimals inside the interval that rounds to the number, at most four have to be tried. It needs
+products of 64-bit numbers with 128-bit powers of ten, which are computed at import.
 
-The text is MySQL's own for JSON documents: `0.1`, `1.0`, `1e22`, exponents below 10^-15 and from
-10^15 on; -0 keeps its sign.
+The text is the one that MySQL writes in JSON documents: `0.1`, `1.0`, `1e22`, with an exponent below 10^-15
+and from 10^15 on; -0 keeps its sign.
 """
 
 # ruff: noqa: C901, PLR0912 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -29,17 +29,17 @@ from deltaforge_dagster.kernels.runtime import Bytes, kernel
 from deltaforge_dagster.sources.mysql.values.numbers import read_unsigned
 
 FLOAT_ROOM = 40
-"""Most bytes of a number."""
+"""The most bytes of a number's text."""
 
 VECTOR_GROWTH = 8
-"""A vector grows at most this much: 27 bytes for four."""
+"""The most bytes of a vector's JSON per byte of the vector: a number of four bytes takes up to 27."""
 
 _LEAST, _MOST = -292, 324
-"""Powers of ten that the algorithm asks for."""
+"""The range of powers of ten that the algorithm needs."""
 
 
 def _powers() -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
-    """Return 10^k as 128 bits of which the highest is set, rounded up: high half, low half."""
+    """Return each 10^k, normalized to 128 bits with the highest bit set, rounded up: high half, low half."""
     table = np.empty((_MOST - _LEAST + 1, 2), np.uint64)
     for k in range(_LEAST, _MOST + 1):
         if k >= 0:
@@ -62,7 +62,7 @@ _FORTY, _LOW, _HALF, _TOP = np.uint64(40), np.uint64(0xFFFFFFFF), np.uint64(32),
 
 @kernel
 def _high(a: np.uint64, b: np.uint64) -> np.uint64:
-    """Return the higher 64 bits of a product."""
+    """Return the upper 64 bits of the 128-bit product."""
     a_low, a_high, b_low, b_high = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
     low = a_low * b_low
     middle = a_high * b_low + (low >> _HALF)
@@ -72,7 +72,7 @@ def _high(a: np.uint64, b: np.uint64) -> np.uint64:
 
 @kernel
 def _scaled(line: int, value: np.uint64) -> np.uint64:
-    """Return `value` times a power of ten without its lower 128 bits, odd when that was inexact."""
+    """Return `value` times a power of ten, without the lower 128 bits; odd if they were not zero."""
     carry = _high(_POWERS[line, 1], value)
     low = _POWERS[line, 0] * value
     high = _high(_POWERS[line, 0], value)
@@ -84,9 +84,9 @@ def _scaled(line: int, value: np.uint64) -> np.uint64:
 
 @kernel
 def _shortest(c: np.uint64, q: int, closer: bool) -> tuple[np.uint64, int]:
-    """Return digits s and an exponent k with s 10^k for c 2^q.
+    """Return the shortest decimal s 10^k, as (s, k), for the binary number c 2^q.
 
-    `closer` says that the next smaller number is nearer than the next larger one.
+    `closer` says whether the next smaller number is nearer than the next larger one.
     """
     odd = c & _ONE
     left = _FOUR * c - (_ONE if closer else _TWO)
@@ -115,7 +115,7 @@ def _shortest(c: np.uint64, q: int, closer: bool) -> tuple[np.uint64, int]:
 
 @kernel
 def _write_decimal(s: np.uint64, k: int, out: Bytes, place: int) -> int:
-    """Write s 10^k, for s > 0."""
+    """Write the number s 10^k, where s > 0."""
     while s % _TEN == _ZERO:
         s //= _TEN
         k += 1
@@ -210,9 +210,9 @@ def write_float(source: Bytes, at: int, size: int, out: Bytes, place: int) -> in
 
 @kernel
 def write_vector(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
-    """Write FLOATs that stand one behind the other as an array; `{"_base64":"..."}` if they are none.
+    """Write consecutive FLOATs as a JSON array, or `{"_base64":"..."}` if they are not all finite FLOATs.
 
-    At most `VECTOR_GROWTH` n + 32 bytes.
+    Writes at most `VECTOR_GROWTH` n + 32 bytes for n bytes.
     """
     first = place
     out[place] = OPEN_BRACKET

@@ -1,4 +1,4 @@
-"""MySQL's binary JSON: the form in which JSON columns stand in the log.
+"""Kernels that write MySQL's binary JSON, the format of JSON columns in the log, as JSON text.
 
 The layout is that of `json_binary.h` in the server's sources; numbers are little-endian::
 
@@ -17,7 +17,7 @@ The layout is that of `json_binary.h` in the server's sources; numbers are littl
                   DATETIME 12, TIMESTAMP 7: Int64, 24 bits of it microseconds, above them 6 bits s,
                   6 min, 10 (5) h, 5 day, and year * 13 + month; TIME negative as a whole
 
-Documents are written as MySQL prints them (`SELECT CAST(j AS CHAR)`), but for the white space: DECIMAL
+Documents are written as MySQL prints them (`SELECT CAST(j AS CHAR)`), but without white space: DECIMAL
 as a number with its digits, dates and times as strings, other column types as
 `"base64:typeN:..."`, with a line break after 76 characters.
 """
@@ -68,32 +68,32 @@ from deltaforge_dagster.sources.mysql.values.scalars import (
 )
 
 DOCUMENT_ROOM = 512
-"""Room that a document needs besides `STRING_GROWTH` for each of its bytes."""
+"""Room in bytes that a document needs in addition to `STRING_GROWTH` for each of its bytes."""
 _MARGIN = 256
-"""Room that is left before every write, so that no number, and no bracket of 128, can exceed it."""
+"""Room in bytes that is checked before each write: enough for any number, or 128 closing brackets."""
 
 MAX_DEPTH = 128
-"""How deep documents are followed; MySQL allows 100 levels."""
+"""The deepest nesting that is read; MySQL allows 100 levels."""
 FRAME_WIDTH = 6
-"""Numbers that `stack` holds per level."""
+"""Numbers per level in `stack`."""
 
 _START, _END, _COUNT, _INDEX, _IS_OBJECT, _WIDTH = range(6)
-"""Of a container: where it starts and ends, members, the next one's number, 1 for an object; bytes of
-its offsets."""
+"""Fields of a level: where the container starts and ends, number of members, index of the next member, 1 for an
+object, bytes of an offset."""
 
 _LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING, _COLUMN = (
     4, 5, 6, 7, 8, 9, 10, 11, 12, 15,
 )  # fmt: skip
 _TIMESTAMP, _DATE, _TIME, _DATETIME, _NEWDECIMAL = 7, 10, 11, 12, 246
 _LINE = 57
-"""Bytes that stand in one line of Base64."""
+"""Bytes that one line of Base64 encodes."""
 
 _PREFIX = np.frombuffer(b'"base64:type', np.uint8).copy()
 
 
 @kernel
 def _sized(source: Bytes, at: int, end: int) -> tuple[int, int]:
-    """Return where the bytes behind the size at `at` start, and their size; negative if too short."""
+    """Read the variable-length size at `at`; return where the bytes after it start, and the size; `INVALID` if cut."""
     size = 0
     for place in range(5):
         if at + place >= end:
@@ -123,7 +123,7 @@ def _write_lines(source: Bytes, start: int, end: int, out: Bytes, place: int) ->
 
 @kernel
 def _write_moment(kind: int, packed: int, out: Bytes, place: int) -> int:
-    """Write a date, a time or both."""
+    """Write a packed date, time or both as a JSON string."""
     out[place] = QUOTE
     place += 1
     if packed < 0:
@@ -155,7 +155,7 @@ def _write_moment(kind: int, packed: int, out: Bytes, place: int) -> int:
 def _write_column_value(
     source: Bytes, at: int, end: int, out: Bytes, place: int, limit: int
 ) -> int:
-    """Write the value of a column type whose type stands at `at`."""
+    """Write a value of a column type (type 15); the column type's code is at `at`."""
     if at >= end:
         return INVALID
     kind = read_8(source, at)
@@ -187,7 +187,7 @@ def _write_column_value(
 def _write_scalar(
     kind: int, source: Bytes, at: int, end: int, out: Bytes, place: int, limit: int
 ) -> int:
-    """Write a value that is no container."""
+    """Write a value that is neither object nor array."""
     if kind == _STRING:
         start, size = _sized(source, at, end)
         if start < 0 or STRING_GROWTH * size + _MARGIN > limit - place:
@@ -222,7 +222,7 @@ def _write_scalar(
 
 @kernel
 def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
-    """Note the container at `at`; say whether it is one."""
+    """Store the container at `at` in a level of the stack; return whether it is valid."""
     width = 4 if kind & 1 != 0 else 2
     if end - at < 2 * width:
         return False
@@ -240,9 +240,9 @@ def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
 def write_json(source: Bytes, start: int, end: int, out: Bytes, place: int, stack: Longs) -> int:
     """Write the document `source[start:end]`; an empty one is `null`, as MySQL reads it.
 
-    At most `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes: more could only come of values that stand in
-    several places, which is no document that a server makes. `stack` is scratch of shape (`MAX_DEPTH`, `FRAME_WIDTH`). `INVALID` if the bytes
-    are not a document.
+    Writes at most `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes for n bytes. A document could be larger only if
+    several offsets pointed to one value, which no server writes. `stack` is scratch of shape (`MAX_DEPTH`,
+    `FRAME_WIDTH`). Returns `INVALID` if the bytes are not a document.
     """
     if start == end:
         return write_null(out, place)

@@ -1,4 +1,4 @@
-"""Kernels that read the numbers of the binary log."""
+"""Kernels that read integers from the binary log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, kernel
 
 @kernel
 def read_8(source: Bytes, at: int) -> int:
-    """Return the byte at `at`, in 64 bits, so that what is made of it does not overflow."""
+    """Return the byte at `at` as a 64-bit integer, so that calculations with it do not overflow."""
     return np.int64(source[at])  # type: ignore[return-value]
 
 

@@ -1,7 +1,7 @@
-"""Kernels that write one value of the binary log as JSON text; its layouts are drawn in `types`.
+"""Kernels that write one value of the binary log as JSON text; `types` draws the binary formats.
 
-Each writes the value at `source[at]` into `out` from `place` on, and returns the place after it, or
-`INVALID` when the bytes are no value of the type. There is room for `ValueType.room` bytes.
+Each writes the value at `source[at]` into `out` from `place` on, and returns the offset after it, or
+`INVALID` if the bytes are not a value of the type. `out` must have room for `MysqlValueType.room` bytes.
 """
 
 # ruff: noqa: C901, PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -28,14 +28,14 @@ _TEN, _ONE, _ZERO = np.uint64(10), np.uint64(1), np.uint64(0)
 
 _DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], np.int64)
 _POWERS = np.array([1_000_000, 10_000, 100, 1], np.int64)
-"""Microseconds that the last place of a fraction of so many bytes stands for."""
+"""By the size of a fraction in bytes: how many microseconds its unit is."""
 
 _DAY = 86_400
 
 
 @kernel
 def write_unsigned(value: np.uint64, out: Bytes, place: int) -> int:
-    """Write a number of 64 bits; at most 20 bytes."""
+    """Write an unsigned 64-bit number; at most 20 bytes."""
     size = 1
     rest = value
     while rest >= _TEN:
@@ -55,14 +55,14 @@ def write_signed(source: Bytes, at: int, size: int, out: Bytes, place: int) -> i
     if source[at + size - 1] & 0x80 != 0:
         out[place] = MINUS
         place += 1
-        # Its distance from zero, in as many bits as it has.
+        # The absolute value, within the number's own width.
         value = (value ^ (~_ZERO >> np.uint64(64 - 8 * size))) + _ONE
     return write_unsigned(value, out, place)
 
 
 @kernel
 def write_digits(value: int, digits: int, out: Bytes, place: int) -> int:
-    """Write a number with exactly `digits` digits."""
+    """Write a number with exactly `digits` digits, with leading zeros."""
     for i in range(digits):
         out[place + digits - 1 - i] = ZERO + value % 10
         value //= 10
@@ -71,7 +71,7 @@ def write_digits(value: int, digits: int, out: Bytes, place: int) -> int:
 
 @kernel
 def decimal_size(digits: int, scale: int) -> int:
-    """Return the bytes of a NEWDECIMAL: four for nine digits on either side."""
+    """Return the size of a NEWDECIMAL in bytes: four for each nine digits on either side of the point."""
     whole = digits - scale
     return int(
         whole // 9 * 4 + _DECIMAL_BYTES[whole % 9] + scale // 9 * 4 + _DECIMAL_BYTES[scale % 9]
@@ -91,9 +91,9 @@ def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, p
 def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, place: int) -> int:
     """Write a NEWDECIMAL as a number, with all digits of its scale.
 
-    Big-endian groups of nine decimal digits in four bytes; the group that is farthest from the
-    point on either side has the digits that are left over, in as few bytes as hold them
-    (`decimal2bin` in the server's `decimal.cc`). The highest bit is 1 for numbers from 0 on; all
+    The binary format has groups of nine decimal digits in four bytes, big-endian. On either side, the group
+    farthest from the point has the remaining digits, in as few bytes as possible
+    (`decimal2bin` in the server's `decimal.cc`). The highest bit is 1 for numbers >= 0; all
     bytes of a negative number are inverted::
 
         DECIMAL(14,4)   1234567890.1234      81 | 0D FB 38 D2 | 04 D2
@@ -183,7 +183,7 @@ def write_date(source: Bytes, at: int, out: Bytes, place: int) -> int:
 
 @kernel
 def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
-    """Write a DATETIME2 with so many digits of its fraction in the log."""
+    """Write a DATETIME2 as a string; the column has `digits` fractional digits."""
     value = read_big(source, at, 5) - (1 << 39)
     if value < 0:
         return INVALID
@@ -204,7 +204,7 @@ def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, place: int) 
 
 @kernel
 def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
-    """Write a TIMESTAMP2 with so many digits of its fraction in the log, as ISO 8601 in UTC."""
+    """Write a TIMESTAMP2 as an ISO 8601 string in UTC; the column has `digits` fractional digits."""
     seconds = read_big(source, at, 4)
     size = (digits + 1) >> 1
     micros = read_big(source, at + 4, size) * _POWERS[size]
@@ -250,7 +250,7 @@ def write_micros(source: Bytes, at: int, digits: int, out: Bytes, place: int) ->
 
 @kernel
 def write_time(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
-    """Write a TIME2 with so many digits of its fraction in the log."""
+    """Write a TIME2 as a string; the column has `digits` fractional digits."""
     size = (digits + 1) >> 1
     value = read_big(source, at, 3 + size) - (0x800000 << (8 * size))
     out[place] = QUOTE

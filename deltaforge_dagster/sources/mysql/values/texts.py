@@ -1,8 +1,8 @@
-r"""Kernels that write text and bytes of MySQL as JSON: every character set.
+r"""Kernels that write text in MySQL's character sets, and bytes, as JSON.
 
-Each writes the value `source[start:end]` into `out` from `place` on, and returns the place after it,
-or `INVALID` when the bytes are no text in the character set. They write at most 6 bytes for one, and
-two quotes.
+Each writes the value `source[start:end]` into `out` from `place` on, and returns the offset after it,
+or `INVALID` if the bytes are not valid in the character set. Text takes at most 6 bytes per byte of input,
+and two quotes.
 """
 
 # ruff: noqa: PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -37,7 +37,7 @@ _ESCAPED_ZERO = np.frombuffer(b"\\u0000", np.uint8).copy()
 
 @kernel
 def _write_character(code_point: int, out: Bytes, place: int) -> int:
-    """Write one character of a string, escaped where JSON asks for it; at most 6 bytes."""
+    """Write one character of a string, escaped if JSON requires it; at most 6 bytes."""
     if code_point >= 0x80 or ESCAPES[code_point] == 0:
         return write_code_point(code_point, out, place)
     letter = ESCAPES[code_point]
@@ -54,7 +54,7 @@ def _write_character(code_point: int, out: Bytes, place: int) -> int:
 
 @kernel
 def _write_single(source: Bytes, start: int, end: int, line: int, out: Bytes, place: int) -> int:
-    """Write a text of one byte per character, which is `line` of `SINGLES`."""
+    """Write a text in a single-byte character set, whose table is `SINGLES[line]`."""
     out[place] = QUOTE
     place += 1
     for at in range(start, end):
@@ -80,7 +80,7 @@ def _write_multi(
     out: Bytes,
     place: int,
 ) -> int:
-    """Write a text of one to `width` bytes per character, whose table starts at `table`."""
+    """Write a text in a character set of 1 to `width` bytes per character; its table starts at `characters[table]`."""
     out[place] = QUOTE
     place += 1
     at = start
@@ -121,7 +121,7 @@ def _write_multi(
 def _write_utf_16(
     source: Bytes, start: int, end: int, little: int, pairs: int, out: Bytes, place: int
 ) -> int:
-    """Write UTF-16 of either byte order; without `pairs` it is UCS-2, which has no surrogates."""
+    """Write UTF-16, little-endian if `little` is 1; with `pairs` 0 it is UCS-2, which has no surrogates."""
     if (end - start) & 1 != 0:
         return INVALID
     out[place] = QUOTE
@@ -171,10 +171,10 @@ def write_text(
     out: Bytes,
     place: int,
 ) -> int:
-    """Write a text or bytes; what is no text in its character set becomes `{"_base64":"..."}`.
+    """Write text or bytes; bytes that are not valid in their character set become `{"_base64":"..."}`.
 
-    `first` and `second` are those of `types.MysqlValueType`. At most 6 n + 32 bytes. `INVALID` for a
-    kind that is neither.
+    `first` and `second` are as in `types.MysqlValueType`. Writes at most 6 n + 32 bytes for n bytes. Returns
+    `INVALID` for a kind that is neither text nor bytes.
     """
     if kind == UTF_8_TEXT or kind == BYTES:
         after = write_utf_8(source, start, end, out, place)
@@ -197,9 +197,9 @@ def write_text(
 def write_padded(
     source: Bytes, start: int, end: int, size: int, text: int, out: Bytes, place: int
 ) -> int:
-    """Write `BINARY(size)`: the log has lost the zero bytes at its end; 6 `size` + 32 bytes.
+    """Write a `BINARY(size)` value, with the trailing zero bytes that the log omits; at most 6 `size` + 32 bytes.
 
-    With `text` other than 0 it is a string where it is UTF-8.
+    If `text` is not 0 and the bytes are UTF-8, it is written as a string.
     """
     missing = size - (end - start)
     if missing < 0:
@@ -211,7 +211,7 @@ def write_padded(
             place = copy(_ESCAPED_ZERO, 0, 6, out, place)
         out[place] = QUOTE
         return place + 1
-    # Base64 needs them beside the others; the room for the text is large enough for both.
+    # Base64 needs all bytes in one place: they are put at the end of `out`, which has room for both.
     bare = out.size - size
     copy(source, start, end, out, bare)
     for i in range(missing):
@@ -223,7 +223,7 @@ def write_padded(
 def write_set(
     bits: np.uint64, first: int, count: int, labels: Longs, names: Bytes, out: Bytes, place: int
 ) -> int:
-    """Write the labels of a SET, separated by commas."""
+    """Write the labels of a SET as a string, separated by commas; `INVALID` if a bit has no label."""
     if count < 64 and bits >> np.uint64(count) != 0:
         return INVALID
     out[place] = QUOTE

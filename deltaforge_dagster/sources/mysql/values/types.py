@@ -1,4 +1,4 @@
-r"""Which JSON form each MySQL type takes, and how its values stand in the binary log.
+r"""The JSON format of each MySQL type, and the format of its values in the binary log.
 
 =====================================  ==================================================
 
@@ -26,12 +26,12 @@ type                                   JSON
 =====================================  ==================================================
 
 
-Text that is not what its character set says becomes `{"_base64":"..."}`, never something else. The
+Text that is not valid in its character set becomes `{"_base64":"..."}`; no bytes are ever replaced. The
 zero values are those that MySQL prints: `"0000-00-00"`, `"0000-00-00 00:00:00.000000"`,
 `"0000-00-00T00:00:00.000000Z"`.
 
-The log describes a column by a type byte and up to two bytes more (MySQL internals documentation,
-"TABLE_MAP_EVENT"; `Table_map_event` in the server's `rows_event.h`). Sizes and forms of values::
+The log describes a column by a type byte and up to two metadata bytes (MySQL internals documentation,
+"TABLE_MAP_EVENT"; `Table_map_event` in the server's `rows_event.h`). Sizes and formats of values::
 
     TINY 1, SHORT 2, INT24 9, LONG 3, LONGLONG 8   1, 2, 3, 4, 8 bytes, little-endian
     FLOAT 4, DOUBLE 5         4, 8 bytes, IEEE 754, little-endian
@@ -43,11 +43,11 @@ The log describes a column by a type byte and up to two bytes more (MySQL intern
     TIMESTAMP2 17             4 bytes, big-endian: seconds since 1970; fraction
       fraction                0, 1, 2 or 3 bytes for 0, 2, 4 or 6 digits, big-endian; that of a
                               negative TIME2 is part of the same number
-    NEWDECIMAL 246            see `rows`
+    NEWDECIMAL 246            see `scalars.write_number`
     BIT 16                    (bits + 7) / 8 bytes, big-endian
     ENUM 247, SET 248         (as STRING 254) 1 to 8 bytes, little-endian: number; bits
-    VARCHAR 15, STRING 254    1 or 2 bytes size, as the longest value needs; value. CHAR has lost
-                              its spaces at the end, BINARY its zero bytes
+    VARCHAR 15, STRING 254    1 or 2 bytes size, as the longest value needs; value, of a CHAR
+                              without trailing spaces, of a BINARY without trailing zero bytes
     BLOB 252, JSON 245, GEOMETRY 255, VECTOR 242    1 to 4 bytes size; value
 
 MariaDB's UUID and INET6 are BINARY(16) in the log, and INET4 is BINARY(4) (`fixed_binary`).
@@ -92,7 +92,7 @@ from deltaforge_dagster.sources.mysql.values.scalars import decimal_size
     INET4,
     INET6,
 ) = range(26)
-"""Kinds of values: what a kernel does with them."""
+"""Kinds of values: they decide which kernel writes a value."""
 
 _TINY, _SHORT, _LONG, _FLOAT, _DOUBLE, _LONGLONG, _INT24 = 1, 2, 3, 4, 5, 8, 9
 _DATE, _YEAR, _VARCHAR, _BIT, _VECTOR = 10, 13, 15, 16, 242
@@ -105,7 +105,7 @@ GEOMETRIES = frozenset({
     "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
     "multipolygon", "geometrycollection", "geomcollection",
 })  # fmt: skip
-"""Names of the types whose values are geometries; the log knows them all as one."""
+"""Names of the spatial types; the log has one type code for all of them."""
 
 _INTEGERS = {
     _TINY: ("tinyint", 1),
@@ -124,7 +124,7 @@ _FIXED = {
     "inet6": (16, INET6, INET6_ROOM),
     "inet4": (4, INET4, INET4_ROOM),
 }
-"""MariaDB's types that the log calls BINARY: bytes, kind, room."""
+"""MariaDB's types that are BINARY in the log: size, kind, and `MysqlValueType.room`."""
 _BEFORE_5_6 = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
 _BLOBS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
 _METADATA = {
@@ -139,8 +139,8 @@ class LogType:
     """A column's type, as a TABLE_MAP event gives it.
 
     Attributes:
-        code: The type byte; of an ENUM or SET its own, not STRING's.
-        first, second: What comes with it: its two bytes, or the size of a text in the first.
+        code: The type byte; for an ENUM or SET its own code, not STRING's.
+        first, second: The metadata bytes; for VARCHAR and STRING, `first` is the size in bytes.
     """
 
     code: int
@@ -149,50 +149,50 @@ class LogType:
 
     @property
     def is_number(self) -> bool:
-        """Say whether the log tells if it is unsigned."""
+        """Whether it is a numeric type, for which FULL metadata say if it is unsigned."""
         return self.code in _INTEGERS or self.code in (_NEWDECIMAL, _FLOAT, _DOUBLE)
 
     @property
     def is_integer(self) -> bool:
-        """Say whether it is an integer, which may be unsigned."""
+        """Whether it is an integer type."""
         return self.code in _INTEGERS
 
     @property
     def is_text(self) -> bool:
-        """Say whether its values are bytes in a character set, `binary` being one."""
+        """Whether its values have a character set, which may be `binary`."""
         return self.code in (_VARCHAR, _VAR_STRING, _STRING, _BLOB)
 
     @property
     def has_collation(self) -> bool:
-        """Say whether it counts among the columns of which the log tells the character set."""
+        """Whether the column is among those for which a TABLE_MAP event lists collations."""
         return self.is_text or self.code == _VECTOR
 
     @property
     def has_labels(self) -> bool:
-        """Say whether it is an ENUM or a SET."""
+        """Whether it is an ENUM or a SET."""
         return self.is_enum or self.is_set
 
     @property
     def is_enum(self) -> bool:
-        """Say whether it is an ENUM."""
+        """Whether it is an ENUM."""
         return self.code == _ENUM
 
     @property
     def is_set(self) -> bool:
-        """Say whether it is a SET."""
+        """Whether it is a SET."""
         return self.code == _SET
 
 
 def metadata_size(code: int) -> int:
-    """Return how many bytes describe a type of this code more closely."""
+    """Return how many metadata bytes a TABLE_MAP event has for a type code."""
     return _METADATA.get(code, 0)
 
 
 def log_type(code: int, metadata: bytes) -> LogType:
-    """Return the type that `code` and its metadata bytes stand for.
+    """Parse a type code and its metadata bytes.
 
     Raises:
-        CorruptLog: No column can be so, and its values would have an impossible size.
+        CorruptLog: No column can have this type; its values would have an impossible size.
     """
     found = _log_type(code, metadata)
     if not _is_possible(found):
@@ -201,7 +201,7 @@ def log_type(code: int, metadata: bytes) -> LogType:
 
 
 def _is_possible(type_: LogType) -> bool:
-    """Say whether a column can be so: kernels rely on the sizes that follow from it."""
+    """Return whether a column can have this type; kernels rely on the sizes that follow from it."""
     code, first, second = type_.code, type_.first, type_.second
     if code == _NEWDECIMAL:
         return 1 <= first <= 65 and second <= min(first, 38)  # MariaDB's scales; MySQL's end at 30
@@ -217,7 +217,7 @@ def _is_possible(type_: LogType) -> bool:
 def _log_type(code: int, metadata: bytes) -> LogType:
     first, second = (*metadata, 0, 0)[:2]
     if code == _STRING:
-        # The highest bits of the size, inverted, stand in the bits 4 and 5 of the type byte.
+        # The highest bits of the size are in bits 4 and 5 of the type byte, inverted.
         if first & 0x30 != 0x30:
             second |= ((first & 0x30) ^ 0x30) << 4
             first |= 0x30
@@ -229,19 +229,19 @@ def _log_type(code: int, metadata: bytes) -> LogType:
 
 @dataclass(frozen=True, slots=True)
 class MysqlValueType:
-    """A type as the decoder needs it.
+    """How the decoder reads and writes values of a column.
 
     Attributes:
-        name: SQL name, as `information_schema.columns.column_type` has it (without labels).
-        kind: What a kernel does with its values.
-        size: Bytes of a value, when `prefix` is 0.
-        prefix: Bytes of the length before each value.
-        room: Most bytes of a value's JSON, so far as they do not depend on the length before it.
-        first, second: What the kernel needs to know more: digits and scale of a DECIMAL, digits of
-            a fraction, bytes of a BINARY and whether it may be a string; of texts the line of `charsets.SINGLES`, or the
-            bytes of the longest character, or for UTF-16 whether it is little-endian and whether
-            it has surrogates.
-        charset: Of a text with several bytes per character: whose table the kernel needs.
+        name: SQL name, as in `information_schema.columns.column_type`, without labels.
+        kind: Which kernel writes the values.
+        size: Size of a value in bytes, if `prefix` is 0.
+        prefix: Bytes of the length before each value; 0 if the size is fixed.
+        room: The most bytes of a value's JSON, apart from what depends on the length before it.
+        first, second: Parameters of the kernel: digits and scale of a DECIMAL; digits of a fraction; size
+            of a BINARY, and whether it may be a string; for texts, the line of `charsets.SINGLES` (first),
+            or the bytes of the longest character (second), or for UTF-16 whether it is little-endian and
+            whether it has surrogates.
+        charset: The character set of a multi-byte text, whose table the kernel needs.
     """
 
     name: str
@@ -255,12 +255,17 @@ class MysqlValueType:
 
 
 def may_be_fixed(type_: LogType) -> bool:
-    """Say whether what the log calls BINARY may be a UUID, INET4 or INET6 of MariaDB."""
+    """Return whether a BINARY in MariaDB's log may be a UUID, INET4 or INET6."""
     return type_.code == _STRING and type_.first in {size for size, _, _ in _FIXED.values()}
 
 
 def fixed_type(type_: LogType, name: str) -> MysqlValueType | None:
-    """Return the type for a column that MariaDB's catalog calls `name`, None for any other type."""
+    """Return the type of a column that MariaDB's catalog calls UUID, INET4 or INET6; None for others.
+
+    Args:
+        type_: The column's type in the log.
+        name: Its type in the catalog.
+    """
     size, _, _ = _FIXED.get(name, (0, 0, 0))
     if not size or type_.code != _STRING or type_.first != size:
         return None
@@ -268,7 +273,7 @@ def fixed_type(type_: LogType, name: str) -> MysqlValueType | None:
 
 
 def mariadb_type(name: str) -> MysqlValueType | None:
-    """Return MariaDB's type of that name, None for names of others."""
+    """Return MariaDB's type UUID, INET4 or INET6 by its name; None for any other name."""
     if name not in _FIXED:
         return None
     _, kind, room = _FIXED[name]
@@ -277,13 +282,13 @@ def mariadb_type(name: str) -> MysqlValueType | None:
 
 @dataclass(frozen=True, slots=True)
 class ValueForms:
-    """Forms of values where there is a choice (`engine.values` of the pipeline file).
+    """The formats of values where there is a choice (`engine.values` of the pipeline file).
 
     Attributes:
-        enum_index: ENUM as the number of its label, from 1 on; 0 for MySQL's error value.
-        set_bits: SET as a number whose bits are its labels, the first one lowest.
-        timestamp_micros: TIMESTAMP as microseconds since 1970; 0 for the zero value.
-        binary_text: BINARY and VARBINARY as a string where their bytes are UTF-8.
+        enum_index: Write an ENUM as the number of its label, from 1 on; 0 for MySQL's error value.
+        set_bits: Write a SET as a number with a bit for each label, the first label in the lowest bit.
+        timestamp_micros: Write a TIMESTAMP as microseconds since 1970; 0 for the zero value.
+        binary_text: Write BINARY and VARBINARY as a string if the bytes are UTF-8.
     """
 
     enum_index: bool = False
@@ -293,7 +298,7 @@ class ValueForms:
 
 
 LABEL_FORMS = ValueForms()
-"""The usual forms."""
+"""The default formats."""
 
 
 def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
@@ -303,16 +308,16 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
     unsigned: bool,
     forms: ValueForms = LABEL_FORMS,
 ) -> MysqlValueType:
-    """Return how values of a column are read.
+    """Return how to decode values of a column.
 
     Args:
-        type_: Its type.
-        collation: The number of its collation, where it has one.
-        unsigned: Whether it is.
-        forms: How values look where there is a choice.
+        type_: Its type in the log.
+        collation: The number of its collation; None if it has none.
+        unsigned: Whether it is an unsigned number.
+        forms: The formats of values where there is a choice.
 
     Raises:
-        UnsupportedEvent: The type, or its character set, is not decoded; the message names it.
+        UnsupportedEvent: The type or its character set cannot be decoded; the message names it.
     """
     code = type_.code
     suffix = " unsigned" if unsigned else ""
@@ -397,7 +402,7 @@ def _text_type(type_: LogType, collation: int, *, binary_text: bool) -> MysqlVal
 
 
 def skipped_type(type_: LogType) -> MysqlValueType:
-    """Return how values of a column are passed over whose changes are not captured.
+    """Return how to skip values of a column of a table that is not captured.
 
     Raises:
         UnsupportedEvent: The size of its values is not known.

@@ -1,9 +1,8 @@
-"""The handshake of a connection whose socket we then use ourselves.
+"""Open a connection to PostgreSQL, authenticate, and return its socket.
 
-libpq hands a replication stream over one message at a time; reading the socket into large buffers is
-faster. pg8000 does start-up and authentication (manual: "Frontend/Backend Protocol", "Start-up")
-over a socket that is opened, and wrapped in TLS, here. After it the socket holds no byte that was
-not asked for, and belongs to the caller.
+libpq returns a replication stream one message at a time; reading the socket into large buffers is
+faster. This module opens the socket and wraps it in TLS; pg8000 does start-up and authentication (manual:
+"Frontend/Backend Protocol", "Start-up"). After that, the socket has no unread bytes, and belongs to the caller.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class RefusedError(Exception):
 
 
 class UnreachableError(Exception):
-    """There was no conversation with a server; the text says why."""
+    """The handshake with a server failed; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What the DSN says about TLS (manual: "SSL Support" of libpq)."""
+    """The TLS options of the DSN (manual: "SSL Support" of libpq)."""
 
     mode: str
     root: str | None
@@ -44,7 +43,7 @@ class Tls:
     key: str | None
 
     def context(self) -> ssl.SSLContext:
-        """Return a context that checks as much of the server as `mode` asks for."""
+        """Return a TLS context that verifies the server as `mode` (`sslmode`) says."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self.mode == "verify-full"
         root = self.root or str(Path("~/.postgresql/root.crt").expanduser())
@@ -62,7 +61,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParameters:
-    """Where to connect, and as whom; `host` beginning with `/` is a directory of Unix sockets."""
+    """Address, login and options of a connection; a `host` that begins with `/` is a directory of Unix sockets."""
 
     host: str
     port: int
@@ -78,13 +77,13 @@ def connect(address: ConnectionParameters, seconds: float, *, replication: bool)
     """Return the socket of an authenticated session, with a timeout of `seconds`.
 
     Args:
-        address: Where, and as whom.
-        seconds: How long each step may wait for the network.
-        replication: Whether the session takes replication commands (of `address.database`).
+        address: Address, login and options.
+        seconds: Time limit for each step on the network.
+        replication: Whether the session accepts replication commands (for `address.database`).
 
     Raises:
-        RefusedError: The server said no.
-        UnreachableError: No server answered, or not as PostgreSQL does.
+        RefusedError: The server answered with an error.
+        UnreachableError: No server answered, or it does not speak PostgreSQL's protocol.
     """
     try:
         connected = _open(address, seconds)
@@ -99,11 +98,11 @@ def connect(address: ConnectionParameters, seconds: float, *, replication: bool)
             replication="database" if replication else None,
             startup_params={"options": address.options} if address.options else None,
             sock=connected,
-            ssl_context=False,  # done already: pg8000 would keep the wrapped socket to itself
+            ssl_context=False,  # done already: pg8000 does not give access to a socket that it wraps
         )
-        # Its file on the socket, which is part of a cycle, would keep the socket open after `close`.
+        # pg8000's file object refers to the socket and would keep it open after its `close`.
         session._sock.close()  # noqa: SLF001
-    except Exception as error:  # noqa: BLE001 - a foreign handshake; whatever it is, nobody is there
+    except Exception as error:  # noqa: BLE001 - a bad handshake may make pg8000 raise anything
         connected.close()
         refusal = _refusal(error)
         if refusal is not None:
@@ -146,7 +145,7 @@ def _wrap(connected: socket.socket, tls: Tls, host: str) -> socket.socket:
 
 
 def _refusal(error: BaseException) -> RefusedError | None:
-    """Return the server's error: pg8000 may hide it behind one of its own good-bye."""
+    """Return the server's error, if any; pg8000 may replace it by a later error while closing."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, DatabaseError) and cause.args and isinstance(cause.args[0], dict):

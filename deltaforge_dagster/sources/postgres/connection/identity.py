@@ -1,9 +1,9 @@
-"""Which server this is, and whether its log continues the one that was read.
+"""The server's identity, and whether its log continues the one that was read before.
 
-A cluster has a `system_identifier` from initdb on, which its replicas share; each promotion begins a
-new timeline, whose history file says where it left the one before (manual: "Timelines"). So two
-numbers name a log: `7301234567890123456/2`. Up to a promotion both timelines have the same log, and a
-position before it means the same on both. Behind it they have different log under the same numbers.
+initdb gives a cluster a `system_identifier`, which its replicas share; each promotion begins a
+new timeline, whose history file says where it branched off (manual: "Timelines"). So two
+numbers identify a log: `7301234567890123456/2`. Up to a promotion both timelines have the same log, and a
+position means the same on both. After it, the same LSNs stand for different log.
 """
 
 from __future__ import annotations
@@ -51,15 +51,23 @@ def relocate(
     previous: str,
     seconds: float,
 ) -> LsnPosition:
-    """Return where reading goes on, on this server instead of `previous`.
+    """Return where reading continues on this server after a failover from `previous`.
 
-    Of the same cluster, after a promotion, that is `position`, if it lies before the promotion. On any
-    other cluster positions mean something else; there the slot decides, which somebody made, or
-    migrated, for that: whether it misses a change cannot be told, which is logged. Asking for the
-    history of timelines takes `seconds` at most.
+    On a promoted server of the same cluster that is `position`, if it is before the promotion. On
+    another cluster positions mean something else. There reading starts where the slot starts, which somebody must have
+    created or migrated for that. Whether it misses a change cannot be verified, so a warning is logged.
+
+    Args:
+        connection: A connection to the server.
+        server: The server.
+        slot: Name of the replication slot.
+        position: The captured position.
+        previous: The `identity` of the previous server.
+        seconds: Time limit for querying the timeline's history.
 
     Raises:
-        PositionLost: The log that was read ends elsewhere, or the slot is missing or behind.
+        PositionLost: The log that was read is not part of this server's history, or the slot is missing or
+            behind.
     """
     system, timeline = identity(connection).split("/")
     old_system, _, old_timeline = previous.partition("/")
@@ -96,10 +104,10 @@ def relocate(
 def sent_schema(
     connection: psycopg.Connection, table: catalog.PublishableTable, publication: str, version: int
 ) -> TableSchema:
-    """Return a table with the columns, types and key that the log would describe it with now.
+    """Return a table with the columns, types and key that the log has for it now.
 
-    Its key is the replica identity's index, else the primary key. Generated columns, and those that a
-    column list leaves out, are not sent.
+    Its key is that of the replica identity's index, else the primary key. Generated columns (unless a column
+    list of the publication has them, from PostgreSQL 18 on), and columns that a column list omits, are not sent.
     """
     listed = (
         "(SELECT attnames FROM pg_publication_tables WHERE pubname = %(publication)s"
@@ -139,9 +147,9 @@ def sent_schema(
 
 
 def logged_schema(sent: TableSchema) -> TableSchema:
-    """Return a table, as `sent_schema` has it, as its versions are registered from the log.
+    """Return a table from `sent_schema` in the form in which versions from the log are registered.
 
-    The log says of no column but those of the key that it is NOT NULL.
+    The log does not say whether columns are NOT NULL; only key columns count as such.
     """
     columns = (
         replace(column, nullable=column.name not in sent.primary_key) for column in sent.columns
@@ -150,7 +158,7 @@ def logged_schema(sent: TableSchema) -> TableSchema:
 
 
 def _branches(server: PostgresSourceServer, timeline: int, seconds: float) -> dict[int, int]:
-    """Return where each older timeline was left, from the history file of this one."""
+    """Return for each older timeline the LSN at which it was left, from this timeline's history file."""
     if timeline == 1:
         return {}
     text = server.timeline_history(timeline, seconds)

@@ -1,7 +1,7 @@
-"""What PostgreSQL refused, as one error of our tree with one clear sentence.
+"""Translate errors of PostgreSQL into the errors of this package.
 
-Decided by SQLSTATE (manual: appendix "PostgreSQL Error Codes"), never by text, which comes in
-the server's language. Server text is repeated only where it cannot hold a value of a row.
+The SQLSTATE decides (manual: appendix "PostgreSQL Error Codes"), never the text, which is in
+the server's language. The server's text is repeated only if it cannot contain a value of a row.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _EXACT: dict[str, tuple[type[DeltaforgeError], str]] = {
 }
 
 _CLASSES: dict[str, tuple[type[DeltaforgeError], str]] = {
-    # The text of a data exception would quote the value.
+    # The server's text for a data exception quotes the value.
     "22": (UnsupportedEvent, "the server could not convert a value, and its own log names it"),
     "28": (AuthFailed, "login of role {user!r} refused: {text}"),
     "42": (SourceMisconfigured, "{text}"),
 }
-"""By the first two characters; every other class (08, 53, 57, 58 ...) may pass: try again."""
+"""By class, the first two characters. Any other (08, 53, 57, 58 ...) becomes `SourceUnavailable`, which is retried."""
 
 NOT_PERMITTED = "42501"
 UNKNOWN_OBJECT = "42704"
@@ -46,13 +46,13 @@ LOCKED = "55P03"
 
 
 def translate(sqlstate: str | None, message: str, where: str, user: str) -> DeltaforgeError:
-    """Return the error for a refusal of the server.
+    """Return our error for an error of the server.
 
     Args:
-        sqlstate: Its code; None when the connection broke instead.
+        sqlstate: Its SQLSTATE; None if the connection broke.
         message: Its text; only the first line is used.
-        where: The server, as in `Server.where`.
-        user: The role we are logged in as.
+        where: The server's address, as in `PostgresSourceServer.where`.
+        user: The role as which we are logged in.
     """
     text = one_line(message)
     if not sqlstate:
@@ -65,14 +65,14 @@ def translate(sqlstate: str | None, message: str, where: str, user: str) -> Delt
 
 
 def may_not_replicate(where: str, user: str) -> DeltaforgeError:
-    """Return the error for a role that may neither make nor read a replication slot."""
+    """Return the error for a role without the REPLICATION attribute."""
     return PermissionMissing(
         f'{where}: role {user!r} may not replicate; run: ALTER ROLE "{user}" REPLICATION'
     )
 
 
 def connection_error(text: str, where: str) -> DeltaforgeError:
-    """Return the error for a connection that failed on our side of it."""
+    """Return the error for a connection that could not be opened, without an error from the server."""
     reason = one_line(text)
     if "TLS" in reason or "SSL" in reason or "certificate" in reason:
         return SourceMisconfigured(f"{where}: {reason}; see sslmode and sslrootcert of the DSN")

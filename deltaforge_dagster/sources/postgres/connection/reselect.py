@@ -1,8 +1,8 @@
-"""Ask the server for large values that the log does not have: `engine.values.toast: reselect`.
+"""Read TOAST values that the log lacks from the current rows: `engine.values.toast: reselect`.
 
-There is one transaction for each table and batch of changes. It takes the lightest lock, checks that the table still is
-as the log describes it, and copies the rows with the batch's keys. The values are the current ones, later than the
-change; a row that is gone has none.
+There is one transaction for each table and batch of changes. It takes the lightest lock, checks that the table's
+columns still are as the log describes them, and copies the rows with the batch's keys. The values are the current
+ones, perhaps newer than the change; a deleted row has none.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from deltaforge_dagster.tables import Column
 
 _SECONDS = 60.0
 _ANSWER_BYTES = 16 << 20
-"""An answer ends with the row that reaches this size."""
+"""An answer ends with the row with which it reaches this size."""
 
 
 class Reselection:
-    """Reads the current rows with given keys, as `toast_reselect.Reselect` promises."""
+    """Reads the current rows with given keys; implements `toast_reselect.Reselect`."""
 
     def __init__(self, server: PostgresSourceServer) -> None:
         self._server = server
         self._kept = KeptConnection(server, _SECONDS)
 
     def close(self) -> None:
-        """Close the connection that the questions share."""
+        """Close the connection, which all questions share."""
         self._kept.close()
 
     def answer(self, question: Question) -> Answer:
-        """Return what the rows hold now, or the first of them when that is large.
+        """Return the rows' current values; if they are large, only those of the first rows.
 
         Raises:
             PermissionMissing: The role may not read the table; the message has the grant.
-            DeltaforgeError: Whatever else the server refused.
+            DeltaforgeError: As `refusals` translates any other error of the server.
         """
         with self._kept.question() as connection:
             try:
                 return self._answer(connection, question)
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
-                return _nothing(question)  # changed just now
+                return _nothing(question)  # the table was altered at this moment
             except psycopg.errors.InsufficientPrivilege as error:
                 table = sql.Identifier(question.table.schema or "", question.table.table)
                 name = table.as_string(connection)
@@ -64,7 +64,7 @@ class Reselection:
         if found is None:
             return _nothing(question)
         name = sql.Identifier(*found)
-        # Locks the table until the end of the transaction: what its columns are now, they stay.
+        # Locks the table, so that its columns do not change until the end of the transaction.
         connection.execute(sql.SQL("SELECT FROM ONLY {} LIMIT 0").format(name))
         table = catalog.columns_now(connection, question.relation, *found)
         columns = tuple(c for c in question.columns if _still(table, c) is not None)
@@ -87,7 +87,7 @@ class Reselection:
 
 
 def _still(table: catalog.ColumnsNow, column: Column) -> catalog.ColumnNow | None:
-    """Return the column as it is now, None when it is gone or has another type."""
+    """Return the current column; None if it was dropped or has another type."""
     now = table.columns.get(column.name)
     return now if now is not None and now.type_oid == column.type_oid else None
 
@@ -102,7 +102,7 @@ def _query(
     keys: Sequence[catalog.ColumnNow],
     question: Question,
 ) -> sql.Composed:
-    """Return the COPY of the question's rows, in its order, each with its number from 0."""
+    """Return the COPY statement for the question's rows, in its order, each with its number from 0."""
     names = [sql.Identifier(f"k{place}") for place in range(len(keys))]
     return sql.SQL(
         "COPY (SELECT asked.number - 1, {columns} FROM unnest({texts}) WITH ORDINALITY"

@@ -1,12 +1,12 @@
-"""Connections to a PostgreSQL server: where it is, how to ask it something, and what it refused.
+"""Connections to a PostgreSQL server, for queries and for replication.
 
-Ordinary queries go through psycopg, one short-lived connection each, with an end in time that
-holds whatever the server or the network does. The replication connection is made in `handshake`,
-with the address, the password and the TLS that libpq arrived at for the query connection
-before it, so that both reach the same server in the same way.
+Queries go through psycopg, on short-lived connections with a total time limit that
+holds whatever the server or the network does. `handshake` opens the replication connection,
+with the address, password and TLS that libpq chose for a preceding query connection,
+so that both reach the same server in the same way.
 
-Every connection pins the settings that change how values look as text, over whatever the
-database or the role sets: options of the start-up packet win over `ALTER ROLE/DATABASE ... SET`.
+Every connection fixes the settings that affect the text form of values. Options in the
+start-up packet override those of `ALTER ROLE/DATABASE ... SET`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ SETTINGS = {
 }
 """Settings of every session of ours (manual: "Client Connection Defaults").
 
-With `row_security` off a SELECT that a policy would cut short fails instead.
+With `row_security` off, a SELECT fails if a policy would filter its rows.
 """
 
 NAME_BYTES = 63
-"""Longer application names are cut by the server (NAMEDATALEN - 1)."""
+"""The server truncates longer application names (NAMEDATALEN - 1)."""
 
 _DIGEST = 12
 _CONNECT_SECONDS = 2  # the least that libpq accepts
@@ -69,7 +69,7 @@ class PostgresSourceServer:
     """The server, database and role of one pipeline's source.
 
     Attributes:
-        application_name: How our sessions show in `pg_stat_activity`.
+        application_name: `application_name` of our sessions in `pg_stat_activity`.
     """
 
     application_name: str
@@ -77,10 +77,10 @@ class PostgresSourceServer:
 
     @classmethod
     def from_dsn(cls, dsn: str, application_name: str) -> PostgresSourceServer:
-        """Return the server that `dsn` names: a URL or `key=value` pairs.
+        """Return the server for a connection string: a URL or `key=value` pairs.
 
         Raises:
-            SpecError: `dsn` is neither; the message repeats nothing of it.
+            SpecError: `dsn` is neither. The message does not quote it.
         """
         given = conninfo.conninfo_to_dict(postgres_dsn(dsn)[0])
         name = _fitting(application_name)
@@ -88,13 +88,13 @@ class PostgresSourceServer:
 
     @property
     def where(self) -> str:
-        """`PostgreSQL host:port/database`, for messages."""
+        """`PostgreSQL host:port/database`, for error messages."""
         given = self._parameters
         return f"PostgreSQL {given['host']}:{given['port']}/{given['dbname']}"
 
     @property
     def user(self) -> str:
-        """The role we log in as."""
+        """The role as which we log in."""
         return str(self._parameters["user"])
 
     @property
@@ -104,18 +104,18 @@ class PostgresSourceServer:
 
     @contextmanager
     def query(self, seconds: float, *, replication: bool = False) -> Generator[psycopg.Connection]:
-        """Open a connection for a few statements, each its own transaction.
+        """Open a connection for a few statements, with autocommit.
 
-        A statement may take `seconds` less half a second, everything together `seconds` (but two
-        seconds for connecting alone): then the connection is cut, even if the server hangs.
-        Errors of psycopg that leave the block are translated to ours.
+        After `seconds` in total, the connection is shut down, even if the server hangs. Connecting may always take
+        two seconds; a statement may take half a second less than `seconds`.
+        Errors of psycopg that leave the block are translated into ours.
 
         Args:
-            seconds: In all.
-            replication: Whether the connection takes replication commands as well.
+            seconds: The total time limit.
+            replication: Whether the connection also accepts replication commands.
 
         Raises:
-            DeltaforgeError: Whatever the server refused, as in `refusals`.
+            DeltaforgeError: As `refusals` translates the server's error.
         """
         began = time.monotonic()
         connection = self.connect(seconds, replication=replication)
@@ -130,7 +130,13 @@ class PostgresSourceServer:
     def problem(
         self, error: psycopg.Error, seconds: float, cutter: SocketTimeLimit
     ) -> DeltaforgeError:
-        """Return what an error on a connection means that `time_limit` was to cut after `seconds`."""
+        """Return our error for an error of psycopg.
+
+        Args:
+            error: The error.
+            seconds: How long the connection's time limit was.
+            cutter: The time limit; if it has fired, it is the cause.
+        """
         if cutter.fired:
             return SourceUnavailable(f"{self.where}: no answer within {seconds:g} s")
         return translate(error.sqlstate, str(error), self.where, self.user)
@@ -140,15 +146,18 @@ class PostgresSourceServer:
     ) -> socket.socket:
         """Open a replication connection to the server that `connection` has reached.
 
-        Returns its socket, blocking with a timeout of `seconds`, ready for a command. The server
-        ends the session after `silence` seconds without a word from us, or as it is configured
-        when that is None; `wal_sender_timeout` in the DSN's own options wins.
+        Returns its socket, blocking with a timeout of `seconds`, ready for a command.
+        `tcp_user_timeout` is not set: with it, Linux would also end a connection whose buffers are full
+        because capture is paused, although we send status messages.
 
-        `tcp_user_timeout` is left alone: by it Linux would also end a connection that is full
-        because capture pauses, whatever status messages we send meanwhile.
+        Args:
+            connection: An open query connection.
+            seconds: Time limit for each step of the handshake.
+            silence: `wal_sender_timeout` of the session, in seconds; None for the server's setting. The
+                option in the DSN has precedence.
 
         Raises:
-            DeltaforgeError: Whatever the server refused.
+            DeltaforgeError: As `refusals` translates the server's error.
         """
         info = connection.info
         options = _options(self._parameters)
@@ -170,7 +179,7 @@ class PostgresSourceServer:
         """Return the history file of a timeline (manual: "Streaming Replication Protocol").
 
         Raises:
-            DeltaforgeError: Whatever the server refused.
+            DeltaforgeError: As `refusals` translates the server's error.
         """
         with self.query(seconds, replication=True) as connection:
             row = connection.execute(f"TIMELINE_HISTORY {timeline:d}").fetchone()
@@ -178,10 +187,10 @@ class PostgresSourceServer:
         return row[1] if isinstance(row[1], str) else bytes(row[1]).decode(errors="replace")
 
     def connect(self, seconds: float, *, replication: bool = False) -> psycopg.Connection:
-        """Open a connection with our settings, whose statements may take `seconds` less a half.
+        """Open a connection with our settings; a statement may take half a second less than `seconds`.
 
         Raises:
-            DeltaforgeError: Whatever the server refused.
+            DeltaforgeError: As `refusals` translates the server's error.
         """
         statement_ms = max(int((seconds - 0.5) * 1000), 500)
         problem: DeltaforgeError
@@ -206,10 +215,11 @@ class PostgresSourceServer:
         raise problem
 
     def _why(self, text: str) -> DeltaforgeError:
-        """Explain why libpq could not connect; it says so only in the server's language.
+        """Return the error for a failed connection attempt of libpq.
 
-        A second attempt by pg8000 gets the SQLSTATE. libpq's text decides only when that
-        attempt succeeds (certificates, Kerberos: things that pg8000 is not asked to check).
+        libpq provides only a text, in the server's language. So a second attempt, by pg8000, gets the SQLSTATE.
+        If that attempt succeeds, libpq's text decides: the cause is something that pg8000 does not check,
+        such as certificates or Kerberos.
         """
         given = self._parameters
         address = handshake.ConnectionParameters(
@@ -258,14 +268,14 @@ class PostgresSourceServer:
 
 
 class KeptConnection:
-    """One connection for many questions: opened for the first, closed by whatever goes wrong.
+    """A connection that is reused for many questions; opened for the first, and closed after any error.
 
-    For one thread. Each question is a transaction that only reads. A connection that was not used
-    for half a minute is reopened, since the server or something between may have ended it.
+    Each question is a read-only transaction. A connection that was not used
+    for half a minute is reopened, since the server or a firewall may have ended it. Not thread-safe.
 
     Args:
-        server: Where.
-        seconds: What one question may take, as in `PostgresSourceServer.query`.
+        server: The server.
+        seconds: Time limit for one question, as in `PostgresSourceServer.query`.
     """
 
     def __init__(self, server: PostgresSourceServer, seconds: float) -> None:
@@ -276,10 +286,10 @@ class KeptConnection:
 
     @contextmanager
     def question(self) -> Generator[psycopg.Connection]:
-        """Lend the connection; its transaction ends with the block.
+        """Provide the connection, in a transaction that ends with the block.
 
         Raises:
-            DeltaforgeError: Whatever the server refused, as in `refusals`.
+            DeltaforgeError: As `refusals` translates the server's error.
         """
         server, began = self._server, time.monotonic()
         if began - self._used > _IDLE_SECONDS:
@@ -293,7 +303,7 @@ class KeptConnection:
                 connection.execute("BEGIN READ ONLY")
                 yield connection
                 if connection.info.transaction_status == TransactionStatus.ACTIVE:
-                    self.close()  # amid a COPY that was read far enough
+                    self.close()  # a COPY is unfinished, because the caller read only part of it
                 else:
                     connection.execute("ROLLBACK")
             except BaseException as error:
@@ -304,16 +314,16 @@ class KeptConnection:
         self._used = time.monotonic()
 
     def close(self) -> None:
-        """Close it; the next question opens another."""
+        """Close the connection; the next question opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def _fitting(application_name: str) -> str:
-    """Return a name that the server keeps whole; a long one ends in a hash of what is cut off.
+    """Return a name that the server does not truncate; if it is too long, its end is replaced by a hash.
 
-    Who may end whose reader is decided by this name (`slots.claim`).
+    The name must be unique: it decides which readers of the slot may be ended (`slots.claim`).
     """
     name = application_name.encode()
     if len(name) <= NAME_BYTES:
@@ -323,6 +333,6 @@ def _fitting(application_name: str) -> str:
 
 
 def _options(parameters: dict[str, Any]) -> str:
-    """Return start-up options: those of the DSN, then ours, which win."""
+    """Return the start-up options: those of the DSN, then ours, which override them."""
     ours = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
     return f"{parameters.get('options') or ''} {ours}".strip()

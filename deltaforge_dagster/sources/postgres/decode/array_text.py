@@ -1,16 +1,16 @@
-"""Kernel that turns PostgreSQL's array text into a JSON array.
+"""Kernel that converts PostgreSQL's array text to a JSON array.
 
-Manual, section "Array Input and Output Syntax"; what `array_out` prints is::
+The output of `array_out` is (manual, section "Array Input and Output Syntax")::
 
-    [lower:upper]...=        only if a lower bound is not 1; JSON arrays have no bounds: left out
-    {element,element,...}    an element is NULL, or text without quotes, or
-                             "text" in which a backslash stands before each " and backslash
+    [lower:upper]...=        only if a lower bound is not 1; skipped, since JSON arrays have no bounds
+    {element,element,...}    an element is NULL, or unquoted text, or
+                             "text" with a backslash before each " and each backslash
     {{...},{...}}            more dimensions nest
 
-The comma is the element type's delimiter (`pg_type.typdelim`): of all of PostgreSQL's own types
+The comma is the element type's delimiter (`pg_type.typdelim`): of PostgreSQL's built-in types
 only `box` has another, a semicolon.
 
-It puts quotes around every element that is empty, looks like NULL, or holds braces, delimiters,
+`array_out` quotes every element that is empty, looks like NULL, or contains braces, delimiters,
 quotes, backslashes or white space; so nothing outside quotes needs escaping.
 """
 
@@ -39,17 +39,17 @@ from deltaforge_dagster.kernels.json_text import INVALID, STRING_GROWTH, write_n
 from deltaforge_dagster.kernels.runtime import Bytes, kernel
 
 ARRAY_GROWTH = 10
-"""An array text of n bytes needs this times n, plus `ARRAY_OVERHEAD`, as room: two bytes, `a,`, may
-become the 19 of `{"_base64":"YQ=="},`."""
+"""An array text of n bytes needs room for `ARRAY_GROWTH` n + `ARRAY_OVERHEAD` bytes: two bytes, `a,`, may
+become the 19 bytes `{"_base64":"YQ=="},`."""
 ARRAY_OVERHEAD = 128
 
 _FIRST, _NEXT, _AFTER = range(3)
-"""What may follow: element, brace or end; element or brace; comma or end."""
+"""States of the parser, by what may follow: element, brace or end; element or brace; comma or end."""
 
 
 @kernel
 def _bounds_end(source: Bytes, start: int, end: int) -> int:
-    """Return the place after `[lower:upper]...=`, `start` if there is none, or `INVALID`."""
+    """Return the offset after `[lower:upper]...=`, `start` if there are no bounds, or `INVALID`."""
     if start >= end or source[start] != OPEN_BRACKET:
         return start
     for place in range(start, end):
@@ -69,7 +69,7 @@ def _bounds_end(source: Bytes, start: int, end: int) -> int:
 
 @kernel
 def _is_null(source: Bytes, start: int, end: int) -> bool:
-    """Say whether the element without quotes is `NULL`."""
+    """Return whether the unquoted element is `NULL`."""
     return (
         end - start == 4
         and source[start] == UPPER_N
@@ -90,11 +90,11 @@ def write_array(
     at: int,
     stack: Bytes,
 ) -> int:
-    """Write the array text `source[start:end]`, elements of the scalar kind `element`, as JSON.
+    """Write the array text `source[start:end]` as JSON; its elements have the scalar kind `element`.
 
-    Returns the place after it or a negative code of `json_text`. Needs room for
+    Returns the offset after it, or a negative code of `kernels.json_text`. `out` needs room for
     `ARRAY_GROWTH` n + `ARRAY_OVERHEAD` bytes: an element with backslashes is first unescaped into
-    that room, beyond what the element itself may grow to.
+    that room, beyond the most that the element itself may take.
     """
     place = _bounds_end(source, start, end)
     if place == INVALID or place >= end or source[place] != OPEN_BRACE:

@@ -1,4 +1,4 @@
-"""Build record batches of the change frame out of scanned rows."""
+"""Build record batches of the change frame from scanned rows."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ _DAMAGED = {
 
 
 UnchangedToast = Literal[0, 1] | Reselect
-"""What stands for a value that was not sent: `rows.MARK`, `rows.OMIT`, or what this finds now."""
+"""What replaces an unchanged TOAST value: `rows.MARK`, `rows.OMIT`, or the current value from a `Reselect`."""
 
 
 class PostgresBatchWriter:
-    """Writes rows of one stream into record batches; its scratch memory is used again and again."""
+    """Writes the rows of one stream into record batches; reuses its scratch memory for each."""
 
     def __init__(
         self,
@@ -104,9 +104,11 @@ class PostgresBatchWriter:
     def write(
         self, source: Bytes, rows: Longs, first: int, last: int, txs: Longs
     ) -> tuple[pa.RecordBatch | None, int, DeltaforgeError | None]:
-        """Write `rows[first:last]`, or as many as fit, at least one.
+        """Write `rows[first:last]`, or as many of them as fit, but at least one.
 
-        Returns the batch, the row after it, and the error that this row makes, if any.
+        Returns:
+            The batch (None if the first row fails), the number of the row after it, and the error at
+            that row, or None.
         """
         reselected = ReselectedValues(NOTHING, source)
         if self._reselector is not None:
@@ -128,7 +130,7 @@ class PostgresBatchWriter:
         event_ids = self._event_ids(rows, first, stop, txs)
         batch = self._batch(source, rows[first:stop], txs, shown, event_ids)
         if not _is_text(batch):
-            # Only a server that does not convert (SQL_ASCII) sends anything but UTF-8.
+            # Only a database with encoding SQL_ASCII, which is not converted, sends anything but UTF-8.
             bad = next(row for row in range(stop - first) if not _is_text(batch.slice(row, 1)))
             error = CorruptLog(f"text that is not UTF-8: {self._place(rows[first + bad], txs)}")
             return (batch.slice(0, bad) if bad else None), first + bad, error
@@ -137,7 +139,7 @@ class PostgresBatchWriter:
     def _write_texts(
         self, reselected: ReselectedValues, rows: Longs, first: int, last: int, txs: Longs
     ) -> tuple[int, DeltaforgeError | None]:
-        """Write row images as text; return the first row that was not written, and the error if it cannot be."""
+        """Write the row images; return the number of the row after the last one, and the error at that row."""
         scratch = self._texts
         while True:
             stop = int(
@@ -173,7 +175,7 @@ class PostgresBatchWriter:
             scratch.make_room(min(room * 2, MAX_ROOM))
 
     def _stopped_at(self, row: Longs, txs: Longs) -> DeltaforgeError:
-        """Return the error for what `write_changes` reported of `row`."""
+        """Return the error for the code that `write_changes` reported at `row`."""
         code, column = int(self._report[CODE]), int(self._report[COLUMN])
         place = self._place(row, txs)
         if column >= 0:
@@ -229,7 +231,7 @@ class PostgresBatchWriter:
 
 
 def _payloads(source: Bytes, rows: Longs) -> dict[str, pa.Array[Any]]:
-    """Return the column `ddl`, if a truncate is among the rows."""
+    """Return the column `ddl`, if any of the rows is a truncate."""
     truncates = np.flatnonzero(rows[:, ROW_OP] == OP_TRUNCATE)
     if not truncates.size:
         return {}
@@ -240,12 +242,12 @@ def _payloads(source: Bytes, rows: Longs) -> dict[str, pa.Array[Any]]:
 
 
 def _if_any(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
-    """Return the mask, or None when it masks nothing."""
+    """Return the mask, or None if it masks nothing."""
     return mask if mask.any() else None
 
 
 def _is_text(batch: pa.RecordBatch) -> bool:
-    """Say whether all row images are UTF-8."""
+    """Return whether all row images are UTF-8."""
     try:
         for name in _IMAGES:
             batch.column(name).validate(full=True)

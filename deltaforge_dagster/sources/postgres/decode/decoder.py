@@ -1,10 +1,11 @@
 """From bytes of the replication stream to change batches: the decoder of the PostgreSQL source.
 
-A `PostgresDecoder` is given the stream in read buffers, as the socket fills them, and returns record batches
-in the columns of `frame.CAPTURED`. A buffer is handled in three steps: `scan` notes the changes and
-transactions in it, `write_changes` writes their row images, and the rest of the columns is put
-around them in bulk. Python acts once per buffer and for rare messages, never per row. The decoder
-has no socket, no thread and no clock: what comes out depends on what went in, wherever it is cut.
+A `PostgresDecoder` gets the stream in read buffers, as the socket fills them, and returns record batches
+with the columns of `frame.CAPTURED`. A buffer is handled in three steps: `scan` records the changes and
+transactions in it, `write_changes` writes their row images, and the other columns are
+added in bulk. Python code runs once per buffer and for infrequent messages, never per row. The decoder
+has no socket, no thread and no clock: its output depends only on the bytes of the stream, not on how they are divided
+into buffers.
 """
 
 from __future__ import annotations
@@ -88,10 +89,10 @@ from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
 
 MAX_ROWS = 1 << 17
-"""Changes, and transactions, per round of the kernels: 4 MiB of the smallest rows fit."""
+"""The most changes, and the most transactions, per round of the kernels: enough for 4 MiB of the smallest rows."""
 
 NO_OUTBOX = Globs(())
-"""No message is of an outbox."""
+"""Matches no prefix: there are no outboxes."""
 
 _DAMAGE = {
     BAD_SIZE: "a message of an impossible size",
@@ -107,12 +108,12 @@ class DecodedPgoutput:
     """What a read buffer contained.
 
     Attributes:
-        consumed: Bytes that are done with; the rest is to stand at the start of the next buffer.
+        consumed: Number of bytes that were decoded; the rest must be at the start of the next buffer.
         batches: Changes and idle progress, in log order.
-        reply_requested: The server requests a status message at once.
-        foreign: Type letter of a message that ends the copy (error, end of copy ...), else "";
-            it stands at `consumed`.
-        error: Why decoding cannot go on, to be raised after `batches` were handed on.
+        reply_requested: Whether the server requests a status message at once.
+        foreign: Type letter of the message at `consumed` if it ends the stream (error, end of copy ...),
+            else "".
+        error: Why decoding cannot continue; raise it after `batches` were passed on.
     """
 
     consumed: int
@@ -125,12 +126,20 @@ class DecodedPgoutput:
 class PostgresDecoder:
     """Decodes one replication stream, from `START_REPLICATION` to its end.
 
-    Transactions that committed before `start` are skipped whole: they were read before. Changes of
-    tables for which `captures(schema, table)` is false are passed over, but counted, so that ids
-    do not depend on the choice of tables. `unchanged_toast` is what stands for large values that an update did
-    not touch. `outboxes` are the prefixes of messages that are events of outboxes.
-    `rules` say what is hidden of columns, `built_in` what form values have. Changes of the tables in `held`, and of
-    those that cannot be decoded now, are returned undecoded, to be held (`held_events`).
+    Args:
+        source_id: `id` of the source, on which event ids depend.
+        db: Name of the database.
+        start: Transactions that committed before it are skipped, because they were read before.
+        registry: Where table versions are registered.
+        catalog: Provides types and keys that the log lacks.
+        captures: Returns whether changes of (schema, table) are captured. Others are skipped, but counted,
+            so that ids do not depend on the choice of tables.
+        unchanged_toast: What replaces unchanged TOAST values.
+        outboxes: The prefixes of logical messages that are outbox events.
+        rules: The column rules.
+        held: Full names of tables whose changes are returned undecoded, with the reasons
+            (`held_events`). Tables that cannot be decoded now are added.
+        built_in: The built-in types, with the formats of their values.
     """
 
     def __init__(
@@ -166,7 +175,7 @@ class PostgresDecoder:
         self._state[START_LSN] = start.lsn
         self._rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
         self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
-        # The last change of the open transaction; what follows tells whether it is its last.
+        # The newest change of the open transaction, kept back until it is known whether it is the last.
         self._held: pa.RecordBatch | None = None
         self._described = b""
         self._told = start.lsn
@@ -174,10 +183,10 @@ class PostgresDecoder:
         self._error: DeltaforgeError | None = None
 
     def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedPgoutput:
-        """Decode `data[:length]`: the bytes the last call left over, and new ones behind them.
+        """Decode `data[:length]`: the bytes that the last call did not consume, followed by new ones.
 
-        `data` may be overwritten as soon as this returns. Never raises an error of the tree by
-        itself: see `DecodedPgoutput.error`. A decoder that returned one returns it again.
+        `data` may be overwritten as soon as this returns. Errors are returned as `DecodedPgoutput.error`, not
+        raised. After an error, every call returns it again.
         """
         source = read_only(data)[:length]
         state = self._state
@@ -201,7 +210,7 @@ class PostgresDecoder:
         )
 
     def _scan(self, source: Bytes) -> int:
-        """Fill rows and txs, acting on the messages that need Python; return why it ended."""
+        """Scan into `rows` and `txs`, handling messages that stop the kernel; return the final stop code."""
         state, versions = self._state, self._versions
         self._begin_round()
         while True:
@@ -216,16 +225,16 @@ class PostgresDecoder:
             state[OFFSET] = state[END]
 
     def _begin_round(self) -> None:
-        """Forget what was handed on: the open transaction, the last line so far, is the first now."""
+        """Clear the arrays for the next round; an open transaction moves to the first line."""
         state = self._state
         state[ROWS] = 0
         self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
         state[TXS] = 1 if state[OPEN] else 0
 
     def _keep(self, source: Bytes) -> list[ChangeBatch]:
-        """Pass over a change of a held table, handing it on as it is; everything before it is out.
+        """Return batches for a change of a held table, undecoded; everything before it was returned already.
 
-        A TRUNCATE may be of others, too.
+        A TRUNCATE may also be about other tables; for these, it is decoded.
         """
         state, at = self._state, int(self._state[OFFSET])
         begun, end = at + 5 + XLOG_HEADER, int(state[END])
@@ -254,10 +263,10 @@ class PostgresDecoder:
         return batches
 
     def decode_held(self, events: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of changes that were kept back, in their place in the log.
+        """Yield the rows of held changes, with their original positions and ids.
 
         Raises:
-            UnsupportedEvent: They still cannot be decoded.
+            UnsupportedEvent: The changes still cannot be decoded.
         """
         with np.errstate(over="ignore"):
             yield from decoded(events, self._decode_held)
@@ -280,7 +289,7 @@ class PostgresDecoder:
         return row
 
     def _act(self, stop: int, source: Bytes) -> None:
-        """Do what `scan` stopped for; it goes on after the message when this returns."""
+        """Handle the message at which `scan` stopped; the scan then continues after it."""
         state = self._state
         at, end = int(state[OFFSET]), int(state[END])
         if stop not in (RELATION, TYPE, MESSAGE, UNSUPPORTED):
@@ -291,7 +300,7 @@ class PostgresDecoder:
         elif stop == TYPE:
             self._versions.name_type(source[begun + 1 : end].tobytes())
         elif stop == MESSAGE:
-            # A damaged time wraps into the sign, as that of a transaction does in the kernel.
+            # A damaged time overflows into the sign, as the kernel does with that of a transaction.
             sent_us = int(np.int64(EPOCH_US) + np.int64(read_64(source, begun - 8)))
             parsed = parse_message(source[begun + 1 : end].tobytes())
             self._take_message(parsed, source[end - parsed.size : end], end, sent_us)
@@ -306,7 +315,7 @@ class PostgresDecoder:
     def _take_message(
         self, message: LogicalMessage, content: Bytes, end: int, sent_us: int
     ) -> None:
-        """Note a logical message as a change: of the open transaction, or as one of its own."""
+        """Record a logical message as a change of the open transaction, or as a transaction of its own."""
         state, rows, txs = self._state, self._rows, self._txs
         if message.transactional != bool(state[OPEN]):
             raise CorruptLog(f"{_DAMAGE[BAD_ORDER]}, {self._where()}")
@@ -331,14 +340,14 @@ class PostgresDecoder:
         state[ROWS] += 1
 
     def _position(self) -> LsnPosition:
-        """Return the commit that what is read now belongs to; between commits, the last one."""
+        """Return the position of the open transaction's commit; between transactions, that of the last one."""
         if not self._state[OPEN]:
             return LsnPosition(max(self._told, int(self._state[IDLE_LSN])))
         tx = self._txs[self._state[TXS] - 1]
         return LsnPosition(int(tx[TX_FINAL_LSN]), int(tx[TX_XID]))
 
     def _where(self) -> str:
-        """Say for an error message where the decoder stands."""
+        """Return the current place in the log, for error messages."""
         position = self._position()
         if not self._state[OPEN]:
             return f"after {format_lsn(position.lsn)}"
@@ -347,8 +356,8 @@ class PostgresDecoder:
     def _flush(self, source: Bytes, begun: int) -> list[ChangeBatch]:
         """Turn the scanned rows into batches; `begun` is where in the buffer the scan began.
 
-        First come whole transactions, then how far the log has passed without a change since, then
-        the changes of the transaction that is still open, but for the last one, which is held.
+        First the complete transactions, then idle progress after them, then the changes of the transaction
+        that is still open, except the last, which is kept back.
         """
         rows, state = self._rows, self._state
         count = int(state[ROWS])
@@ -357,7 +366,7 @@ class PostgresDecoder:
         whole = int(committed[-1]) + 1 if committed.size else 0
         written, cursor, error = self._write(source, 0, whole, begun)
         batches += written
-        if error is not None:  # it stands before whatever else is wrong
+        if error is not None:  # it comes before any error that the scan found
             self._error = error
             return batches
         if state[IDLE_LSN] > self._told:
@@ -373,7 +382,7 @@ class PostgresDecoder:
         return batches
 
     def _release_held(self, count: int) -> list[ChangeBatch]:
-        """Return the held change, once it is known whether it is its transaction's last."""
+        """Return the change that was kept back, if it is known whether it is its transaction's last."""
         held, tx = self._held, self._txs[0]
         if held is None:
             return []
@@ -414,6 +423,6 @@ class PostgresDecoder:
     def _until(
         self, rows: pa.RecordBatch | None, lsn: int, xid: int | None, log_bytes: int = 0
     ) -> ChangeBatch:
-        """Return a batch after which everything up to `lsn` has been told."""
+        """Return a batch whose end is `lsn`, and record that position as returned."""
         self._told = lsn
         return ChangeBatch(rows, LsnPosition(lsn, xid), log_bytes)

@@ -1,12 +1,12 @@
-"""Held changes of a PostgreSQL log: what is kept of them, and how they come back.
+"""Held changes of a PostgreSQL log: their serialized form, and how they are decoded later.
 
-The log describes every row, but not every type, and not always the key: of a table where that is not
-enough now each change is kept, in log order, with what its place in the log says: the transaction (a
-line of `layout.TX_*`) and how many changes of it come before. So it gets the id, the position and the
-time that it would have had. The rest are messages, as the decoder reads them: the types and
-the table as the log described them, and the change; of a TRUNCATE only the part of this table.
+The log describes the columns of every table, but not every type, and not always the key. If the table's
+changes cannot be decoded for that reason, each is kept, in log order, with its transaction (a
+line of `layout.TX_*`) and the number of earlier changes in it. So it later gets the id, position and
+time that it would have had. The rest are XLogData messages as in the stream: the descriptions of types and
+table, and the change; of a TRUNCATE, only the part about this table.
 
-Each is one byte string (`base.pack_held`) that ends in the messages.
+Each is one byte string (`base.pack_held`) that ends with the messages.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TRUNCATE = ord("T")
 
 @dataclass(frozen=True, slots=True)
 class HeldChange:
-    """A change of one table.
+    """A held change of one table.
 
     Attributes:
         tx: The line of its transaction.
-        index: Changes of the transaction before it.
-        description: Of types and table, in XLogData messages.
-        change: The change, in another.
+        index: Number of changes of the transaction before it.
+        description: XLogData messages with the Type messages and the Relation message of the table.
+        change: An XLogData message with the change.
     """
 
     tx: tuple[int, ...]
@@ -40,16 +40,16 @@ class HeldChange:
     change: bytes
 
     def data(self) -> bytes:
-        """Return the bytes to keep."""
+        """Return the bytes to store."""
         head = {"tx": self.tx, "index": self.index, "described": len(self.description)}
         return pack_held(head, self.description + self.change)
 
 
 def parse_held(data: bytes) -> HeldChange:
-    """Return what `HeldChange.data` returned.
+    """Parse the bytes that `HeldChange.data` returned.
 
     Raises:
-        CorruptLog: The bytes are no such.
+        CorruptLog: The bytes are not a held change.
     """
     try:
         head, messages = unpack_held(data)
@@ -61,7 +61,7 @@ def parse_held(data: bytes) -> HeldChange:
 
 
 def changes_of(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the OID of each table that a pgoutput message changes, and the part that is about it."""
+    """Yield the OID of each table that a pgoutput message changes, and a message for this table alone."""
     if message[0] != _TRUNCATE:
         yield int.from_bytes(message[1:5], "big"), message
         return
@@ -74,7 +74,7 @@ def changes_of(message: bytes) -> Iterator[tuple[int, bytes]]:
 def decoded(
     events: Iterator[bytes], decode: Callable[[HeldChange], pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the row of each kept change, the last one of each transaction as its end."""
+    """Decode held changes; yield the row of each, with `tx_end` set for the last of each transaction."""
     before: HeldChange | None = None
     for data in events:
         kept = parse_held(data)

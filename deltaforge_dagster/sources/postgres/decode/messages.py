@@ -1,15 +1,14 @@
-"""Logical messages: what `pg_logical_emit_message` writes into the log (servers from 14 on).
+"""Logical messages, which `pg_logical_emit_message` writes to the log (from PostgreSQL 14 on).
 
-A message is an insert into a schema that no table has, its prefix the table's name, its content the
-row; the schema is that of outboxes (`sources.outbox`) where the pipeline file says so. One with
-`transactional` true is part of its transaction, in its place among the changes, and
-gone when that is rolled back. The others stand in the log by themselves: they come where their log
-record stands between commits, before the changes of the transaction that wrote them, and also when
-that is rolled back. Each is a transaction of its own here, which ends where its record ends: a position
-between two records, at which the server takes up neither the message again nor a commit around it.
+A message becomes an insert: its prefix is the table's name, its content is the row, and the schema is a
+reserved one, or that of outboxes (`sources.outbox`) if the pipeline file says so. A transactional message is part of
+its transaction, in order with the changes, and disappears if that is rolled back. A non-transactional
+message is independent of the transaction that wrote it: it comes at its log record's place between commits, before
+that transaction's changes, and also if that is rolled back. Here it is a transaction of its own, which ends where the
+record ends: a server that starts to send at that position repeats neither the message nor a commit before it.
 
-Content that is no JSON is left out, with a warning and a count: a message has no type that
-could say what else it is.
+Messages whose content is not JSON are skipped, with a warning and a count, because a message has no
+content type.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import LogicalMessage
 logger = logging.getLogger(__name__)
 
 SCHEMA = "__wal_message"
-"""`source.schema` of a message's event, unless it is of an outbox."""
+"""`source.schema` of a message's event, unless the message belongs to an outbox."""
 
 MESSAGES_VERSION = 140000
-"""Servers from here on send logical messages, if asked to."""
+"""The first server version that sends logical messages, if requested."""
 
 HEARTBEAT = "deltaforge_heartbeat"
-"""Prefix of our own messages, which only move the position; never delivered."""
+"""Prefix of our heartbeat messages, which only move the position and are never delivered."""
 
 _FIRST_WARNINGS, _THEN_EVERY = 10, 1000
 
 
 class MessageFilter:
-    """Which logical messages of a stream become events.
+    """Decides which logical messages of a stream become events.
 
     Attributes:
-        skipped: Messages left out so far because their content is no JSON.
+        skipped: Number of messages skipped so far because their content is not JSON.
     """
 
     def __init__(self) -> None:
@@ -50,7 +49,7 @@ class MessageFilter:
         self._stack = np.empty(MAX_DEPTH, np.uint8)
 
     def takes(self, message: LogicalMessage, content: Bytes) -> bool:
-        """Say whether the message is an event; content that is no JSON is warned of and counted."""
+        """Return whether the message becomes an event; count and log it if its content is not JSON."""
         if message.prefix == HEARTBEAT:
             return False
         if _is_json(content, self._room(content.size), self._stack):
@@ -73,7 +72,7 @@ class MessageFilter:
 
 
 def _is_json(content: Bytes, out: Bytes, stack: Bytes) -> bool:
-    """Say whether the text can be written as JSON; one that is only nested too deeply can."""
+    """Return whether the content is JSON in UTF-8; a document that is nested too deeply counts as JSON."""
     try:
         content.tobytes().decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The wire format of PostgreSQL's logical replication stream, and its rare messages in Python.
+"""The wire format of PostgreSQL's logical replication stream, and parsers for its infrequent messages.
 
 Manual: "Message Formats", "Streaming Replication Protocol" and "Logical Replication Message
 Formats" (version 1 of pgoutput, values as text). Numbers are big-endian, a String ends with a zero
@@ -8,15 +8,15 @@ byte, an LSN is an Int64, a time is microseconds since 2000-01-01 UTC::
       'd' CopyData     one of
         'w' XLogData     'w' | LSN start | LSN end | time clock | one pgoutput message
         'k' keepalive    'k' | LSN end | time clock | Byte1 1: answer at once
-      'N' NoticeResponse, 'S' ParameterStatus: no part of the log, passed over
-      anything else ends the copy
+      'N' NoticeResponse, 'S' ParameterStatus: not part of the log, skipped
+      anything else ends the stream
 
     pgoutput message
       'B' Begin        LSN of the commit | time of the commit | Int32 xid
       'C' Commit       Int8 0 | LSN of the commit | LSN after the commit | time of the commit
-      'O' Origin       LSN | String name                          no change: passed over
-      'Y' Type         Int32 oid | String schema | String name    before the Relation that has it;
-                       a domain's message names the type that it is made of
+      'O' Origin       LSN | String name                          no change: skipped
+      'Y' Type         Int32 oid | String schema | String name    before the Relation that uses it;
+                       for a domain, the name is that of its base type
       'R' Relation     Int32 oid | String schema | String name | Byte1 replica identity
                        | Int16 columns | per column: Int8 1: part of the key | String name
                        | Int32 type | Int32 modifier
@@ -29,8 +29,8 @@ byte, an LSN is an Int64, a time is microseconds since 2000-01-01 UTC::
     tuple              Int16 columns | per column: 'n' null, 'u' unchanged TOAST value
                        (not sent), or 't' | Int32 size | text
 
-Frequent messages are read by the kernels (`scan`, `rows`). Here are Relation and Type, which need
-the catalog and the registry, logical messages, and the words for errors.
+The kernels (`scan`, `rows`) read the frequent messages. This module parses Relation, Type and logical
+messages, and has the names of messages for errors.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from dataclasses import dataclass
 from deltaforge_dagster.errors import CorruptLog
 
 EPOCH_US = 946_684_800_000_000
-"""2000-01-01 UTC, from which PostgreSQL counts, in microseconds since 1970."""
+"""PostgreSQL's epoch, 2000-01-01 UTC, in microseconds since 1970."""
 
 XLOG_HEADER = 25
 """Bytes of an XLogData message before the pgoutput message in it."""
 
 MAX_MESSAGE = (1 << 30) + (1 << 16)
-"""PostgreSQL builds no message above 1 GiB; a larger size is damage, not a message to wait for."""
+"""The largest valid message size: PostgreSQL's messages have at most 1 GiB, so a larger size is damage."""
 
 MESSAGE_NAMES = {
     "B": "Begin",
@@ -92,7 +92,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class SentType:
-    """A Type message: what a type was called where it stands; for a domain, its base type was."""
+    """A Type message: the name of a type at this place in the log; for a domain, the name of its base type."""
 
     oid: int
     schema: str
@@ -101,12 +101,14 @@ class SentType:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What `pg_logical_emit_message` wrote; its content is the last `size` bytes.
+    """A message that `pg_logical_emit_message` wrote.
 
     Attributes:
-        transactional: It is part of its transaction; otherwise it stands in the log by itself, also
-            when its transaction is rolled back.
-        lsn: Where its log record ends.
+        transactional: Whether it is part of its transaction; if not, it is sent even if that is
+            rolled back.
+        lsn: The end of its log record.
+        prefix: Its prefix.
+        size: Size of its content, which is at the end of the pgoutput message.
     """
 
     transactional: bool
@@ -116,7 +118,7 @@ class LogicalMessage:
 
 
 def copy_data(content: bytes) -> bytes:
-    """Return a CopyData message."""
+    """Return a CopyData message with this content."""
     return b"d" + struct.pack(">I", len(content) + 4) + content
 
 
@@ -126,7 +128,7 @@ def xlog(lsn: int, message: bytes) -> bytes:
 
 
 class _FieldReader:
-    """Reads fields off a message, and never beyond it."""
+    """Reads the fields of a message one after another; raises `CorruptLog` at its end."""
 
     def __init__(self, content: bytes, what: str) -> None:
         self._content = content
@@ -161,7 +163,7 @@ class _FieldReader:
 
 
 def parse_relation(content: bytes) -> Relation:
-    """Read a Relation message, without its leading type byte.
+    """Parse a Relation message, without its leading type byte.
 
     Raises:
         CorruptLog: The bytes are not a Relation message, or name a column twice.
@@ -187,7 +189,7 @@ def parse_relation(content: bytes) -> Relation:
 
 
 def parse_type(content: bytes) -> SentType:
-    """Read a Type message, without its leading type byte.
+    """Parse a Type message, without its leading type byte.
 
     Raises:
         CorruptLog: The bytes are not a Type message.
@@ -201,7 +203,7 @@ def parse_type(content: bytes) -> SentType:
 
 
 def parse_message(content: bytes) -> LogicalMessage:
-    """Read a logical message, without its leading type byte.
+    """Parse a logical message, without its leading type byte.
 
     Raises:
         CorruptLog: The bytes are not a logical message.
@@ -217,6 +219,6 @@ def parse_message(content: bytes) -> LogicalMessage:
 
 
 def truncate_payload(flags: int) -> str:
-    """Return the JSON under `ddl` of a TRUNCATE event; `flags` are those of the Truncate message."""
+    """Return the JSON text for the column `ddl` of a TRUNCATE event, from the flags of the Truncate message."""
     cascade, restart = json.dumps(bool(flags & 1)), json.dumps(bool(flags & 2))
     return f'{{"sql":"TRUNCATE","cascade":{cascade},"restart_identity":{restart}}}'

@@ -1,7 +1,7 @@
 """Second kernel: write the row images of scanned changes as JSON text, and their event ids.
 
-A tuple (drawn in `pgoutput`) becomes `{"column":value,...}`, columns in the table's order, without
-white space. `write_changes` fills three texts at once, each in the form of an Arrow string array
+A tuple (drawn in `pgoutput`) becomes `{"column":value,...}`, with columns in the table's order, without
+white space. `write_changes` fills three text columns at once, each in the form of an Arrow string array
 (bytes, ends of the rows, validity)::
 
     change   tuples sent        before            after        key, from
@@ -12,12 +12,12 @@ white space. `write_changes` fills three texts at once, each in the form of an A
     truncate none               null              null         null
     message  its content        null              the content  null
 
-K holds the key columns and null for all others, O the whole old row. In N, a large value that the
-update did not touch is not sent. `unchanged_toast` says what stands for it:
+K has the key columns, and null for all others; O is the complete old row. In N, unchanged TOAST values
+are missing. `unchanged_toast` says what replaces them:
 
 - `MARK`: `{"_unchanged":true}`;
 - `OMIT`: nothing, the column is left out;
-- `RESELECT`: the value of O if there is one, else what `toast_reselect` has for the row and column, else as `MARK`.
+- `RESELECT`: the value in O if there is one, else the value in `reselected` for the row and column, else as `MARK`.
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -77,31 +77,31 @@ BEFORE, AFTER, KEY = range(3)
 """Lines of `ends` and `valid`."""
 
 MAX_ROOM = (1 << 31) - 1
-"""The most a text may hold: Arrow's string arrays end here."""
+"""The most bytes of a text column: an Arrow string array can contain no more."""
 
 BAD_VALUE = INVALID
 TOO_DEEP_VALUE = TOO_DEEP
 NO_ROOM, BAD_TUPLE, BINARY_VALUE, NO_KEY_VALUE = -3, -4, -5, -6
-"""Codes of `report[CODE]`: a value is not of its type's form; a JSON document is nested too deeply; a
-text is full; a tuple does not follow its format; a value was sent in binary form; a key column
+"""Values of `report[CODE]`: a value does not match its type; a JSON document is nested too deeply; a
+text column is full; a tuple does not follow its format; a value was sent in binary format; a key column
 was not sent."""
 
 CODE, COLUMN, PLACE, NEXT_RESELECTED = range(4)
-"""Of `report`: why `write_changes` stopped; line of the column, -1 if none; place in the buffer; line
-of `toast_reselect` that was not used yet."""
+"""Fields of `report`: why `write_changes` stopped; the column's line in `columns`, -1 if none; offset in the buffer;
+the next unused line of `reselected`."""
 REPORT_WIDTH = 4
 
 MAX_COLUMNS = 1664
-"""PostgreSQL allows no more columns in a tuple (`MaxTupleAttributeNumber`)."""
+"""The most columns that PostgreSQL allows in a tuple (`MaxTupleAttributeNumber`)."""
 
 MARK: Literal[0] = 0
 OMIT: Literal[1] = 1
 RESELECT: Literal[2] = 2
-"""What `unchanged_toast` may be."""
+"""The values of `unchanged_toast`."""
 
 RESELECTED_ROW, RESELECTED_COLUMN, RESELECTED_START, RESELECTED_END = range(4)
-"""Of `toast_reselect`, ordered by row and column: number of the row; place of the column in it; where its text
-stands in `source`, behind the log, start -1 for null."""
+"""Fields of `reselected`, whose lines are ordered by row and column: number of the row; index of the column; start and
+end of the value's text in `source`, start -1 for null."""
 RESELECTED_WIDTH = 4
 
 _UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
@@ -113,14 +113,14 @@ _NO_TEXT = -1
 
 @kernel
 def _room_for(kind: int, delimiter: int, source: Bytes, start: int, end: int, left: int) -> bool:
-    """Say whether `left` bytes are room enough to write a value."""
+    """Return whether `left` bytes are enough room to write a value."""
     size = end - start
     if delimiter != 0:
         return size * ARRAY_GROWTH + ARRAY_OVERHEAD <= left
     if size * STRING_GROWTH + OVERHEAD <= left:
         return True
-    # Only a string can grow much: count, rather than ask for six times of something large. Bytes
-    # in escape format may grow by a third.
+    # Only a string can grow much: its exact size is computed instead of reserving six times its
+    # size. bytea in escape format may grow by a third.
     if kind == STRING:
         return string_size(source, start, end) + OVERHEAD <= left
     return size + size // 3 + OVERHEAD <= left
@@ -128,7 +128,7 @@ def _room_for(kind: int, delimiter: int, source: Bytes, start: int, end: int, le
 
 @kernel
 def _next_reselected(row: int, index: int, reselected: Longs, report: Longs) -> int:
-    """Return the line of `toast_reselect` for a value, or -1; lines are taken in their order."""
+    """Return the line of `reselected` for a value, or -1; lines are used in order."""
     line = report[NEXT_RESELECTED]
     if (
         line < reselected.shape[0]
@@ -161,11 +161,11 @@ def _write_tuple(
     old_whole: bool,
     reselected: Longs,
 ) -> tuple[int, int]:
-    """Write the tuple at `at` into `out` from `place` on.
+    """Write the tuple at `source[at]` into `out` from `place` on.
 
-    Returns the places after it in `source` and in `out`; the latter is a negative code on failure.
-    `spans` gets where each column's value stands in `out`, `_NOT_SENT` for a value not sent.
-    `old_spans` says so for the old row in `before`; unless `old_whole` only key columns have a value.
+    Returns the offsets after it in `source` and in `out`; the latter is a negative code on failure.
+    `spans` receives start and end in `out` of each column's value; the start is `_NOT_SENT` for a missing value.
+    `old_spans` describes the old row in `before` in the same way; unless `old_whole`, only its key columns have values.
     """
     first = tables[table, TABLE_FIRST]
     report[COLUMN] = -1
@@ -184,7 +184,7 @@ def _write_tuple(
         report[COLUMN] = column
         report[PLACE] = at
         name, name_end = columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END]
-        # The name and either a whole value without a text, or the bracket that closes the row.
+        # Room for the name, and either a value that has no text, or the closing brace.
         if out.size - place < name_end - name + OVERHEAD:
             return at, NO_ROOM
         if at >= end:
@@ -264,7 +264,7 @@ def _write_key(
     place: int,
     report: Longs,
 ) -> int:
-    """Write the key columns' values as they stand in `image`; where not sent, in `old_image`."""
+    """Write the key: values of key columns copied from `image`, or, if missing there, from `old_image`."""
     opening = OPEN_BRACE
     for index in range(tables[table, TABLE_COLUMNS]):
         column = tables[table, TABLE_FIRST] + index
@@ -310,11 +310,11 @@ def write_changes(
     unchanged_toast: int,
     reselected: Longs,
 ) -> int:
-    """Write the texts of `rows[first:last]`, and return the row where it stopped.
+    """Write the images and keys of `rows[first:last]`, and return the number of the row where it stopped.
 
     `before`, `after` and `key` are filled from their start; `ends[text, i]` is where the text of
-    row `first + i` ends, and `valid[text, i]` is 0 for null. `report` tells why it stopped before
-    `last`; nothing of that row counts. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2).
+    row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before `last`, `report` says why, and
+    that row was not written. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2).
     """
     before_at = after_at = key_at = int(np.int64(0))
     new_spans, old_spans = spans[0], spans[1]
@@ -397,9 +397,9 @@ def write_changes(
 def write_event_ids(
     rows: Longs, first: int, last: int, txs: Longs, seed: npt.NDArray[np.uint64], out: Bytes
 ) -> None:
-    """Write the event ids of `rows[first:last]`, 36 bytes each, one after the other, from the start.
+    """Write the event ids of `rows[first:last]`, 36 bytes each, one after another, from the start of `out`.
 
-    A change is named by its transaction's commit LSN and xid, and its index in the transaction.
+    A change is identified by its transaction's commit LSN and xid, and its index in the transaction.
     """
     at = 0
     for row in range(first, last):

@@ -1,8 +1,8 @@
-"""First kernel: split the stream into messages and note every change, without reading its values.
+"""First kernel: split the stream into messages and find the changes, without decoding their values.
 
-The byte layouts are drawn in `pgoutput`. `scan` reads what steers the stream (Begin, Commit,
-keepalives) into its state, writes one line per change (a truncate is one of each table) and per
-transaction (`layout`), and stops where Python has to act. The values are read by `rows` afterwards.
+`pgoutput` draws the byte layouts. `scan` tracks the state of the stream (Begin, Commit,
+keepalives), writes one line per change (a truncate is a change of each table) and per
+transaction (`layout`), and stops at messages that Python has to handle. `rows` decodes the values afterwards.
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -45,13 +45,13 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
 from deltaforge_dagster.sources.postgres.decode.pgoutput import EPOCH_US, MAX_MESSAGE, XLOG_HEADER
 
 NEED_MORE, FULL, RELATION, TYPE, MESSAGE, FOREIGN, UNSUPPORTED, HELD_CHANGE = range(8)
-"""Why `scan` stops: the rest is not whole; no line left in rows or txs; a Relation message; a Type
-message; a logical message; a message that ends the copy; a pgoutput message that is not decoded; a
-change of a table that is held."""
+"""Why `scan` stopped: the next message is incomplete; `rows` or `txs` is full; a Relation message; a Type
+message; a logical message; a message that ends the stream; an unknown pgoutput message; a
+change of a held table."""
 BAD_SIZE, BAD_MESSAGE, BAD_ORDER, BAD_COMMIT, UNKNOWN_TABLE = range(10, 15)
-"""Damage: an impossible size; a message of another length than its kind, with a negative LSN, or a Begin
-with xid 0; a change or Commit outside a transaction or a Begin inside one; a Commit of another
-transaction; a table never described."""
+"""Damage: an impossible size; a message of a wrong length for its type, with a negative LSN, or a Begin
+with xid 0; a change or Commit outside a transaction, or a Begin inside one; a Commit that does not match the
+Begin; a table without a Relation message."""
 
 _COPY_DATA, _NOTICE, _PARAMETER = ord("d"), ord("N"), ord("S")
 _XLOG, _KEEPALIVE = ord("w"), ord("k")
@@ -60,14 +60,13 @@ _INSERT, _UPDATE, _DELETE, _TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
 _MESSAGE = ord("M")
 
 HELD, IGNORED, UNKNOWN = -3, -2, -1
-"""In place of a table version: changes of this relation are kept back; they are not captured; it was
-never described."""
+"""Used instead of a table version: the relation is held; it is not captured; it has no Relation message."""
 
 
 @kernel
 def read_16(source: Bytes, at: int) -> int:
     """Return the big-endian Int16 at `at`, unsigned."""
-    # 64 bits wide also in plain Python, so that `read_64` wraps into the sign there, too.
+    # 64 bits wide even without compilation, so that `read_64` overflows into the sign there, too.
     return np.int64(source[at]) << 8 | np.int64(source[at + 1])  # type: ignore[return-value]
 
 
@@ -85,10 +84,10 @@ def read_64(source: Bytes, at: int) -> int:
 
 @kernel
 def find_version(versions: Longs, oid: int) -> int:
-    """Return the table version now in force for a relation, or `IGNORED`, or `UNKNOWN`.
+    """Return the current table version of a relation, or `HELD`, `IGNORED` or `UNKNOWN`.
 
-    `versions` is an open-addressing hash table of (oid, version): its size is a power of two, an
-    OID's line is the first from `oid & mask` on, and at least one line is free (oid -1).
+    `versions` is an open-addressing hash table of (oid, version) with linear probing: its size is a power of two, the
+    search begins at `oid & mask`, and at least one line is free (oid -1).
     """
     mask = versions.shape[0] - 1
     line = oid & mask
@@ -101,10 +100,10 @@ def find_version(versions: Longs, oid: int) -> int:
 
 @kernel
 def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs, txs: Longs) -> int:
-    """Read messages from `state[OFFSET]` on, and return why it stopped.
+    """Scan messages from `state[OFFSET]` on, and return why it stopped.
 
-    Everything before `state[OFFSET]` is done. Where Python has to act, the offset is that of the
-    message and `state[END]` is its end: the caller acts, moves the offset there, and calls again.
+    Everything before `state[OFFSET]` is done. If Python has to handle a message, the offset is that of the
+    message and `state[END]` is its end: the caller handles it, moves the offset there, and calls again.
     """
     while True:
         at = state[OFFSET]
@@ -179,7 +178,7 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
         elif message == _BEGIN:
             if end - at != 21 or read_64(source, at + 1) < 0:
                 return BAD_MESSAGE
-            # No transaction has it; `layout.TX_XID` means by it that there is none.
+            # 0 is not a valid xid, and `layout.TX_XID` uses it for non-transactional messages.
             if read_32(source, at + 17) == 0:
                 return BAD_MESSAGE
             if state[OPEN] != 0:

@@ -38,7 +38,7 @@ _HOLES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Rows of one table, and the columns whose values are missing.
+    """A request for values of rows of one table.
 
     Attributes:
         relation: The table's OID.
@@ -54,7 +54,7 @@ class Question:
 
     @property
     def rows(self) -> int:
-        """How many rows are asked for."""
+        """Number of rows in the request."""
         return len(self.keys[0][1])
 
 
@@ -82,14 +82,14 @@ class Reselect(Protocol):
         """Return the rows' current values; if they are large, only those of the first rows.
 
         Raises:
-            DeltaforgeError: The server does not answer, or not to this role.
+            DeltaforgeError: The server does not answer, or denies access to the role.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReselectedValues:
-    """Reselected values, as `rows.write_changes` takes them; `source` is the log followed by their texts."""
+    """Reselected values for `rows.write_changes`; `source` is the read buffer followed by the values' texts."""
 
     lines: Longs
     source: Bytes
@@ -110,7 +110,9 @@ class ToastReselector:
     def reselect(
         self, source: Bytes, rows: Longs, first: int, last: int
     ) -> tuple[ReselectedValues, int]:
-        """Return the missing values of `rows[first:last]`, and the end of the rows that they cover (at least one row).
+        """Return the missing values of `rows[first:last]`, or of the first of them; and the end of those rows.
+
+        At least one row is covered.
 
         Raises:
             DeltaforgeError: As `Reselect.answer` does.
@@ -130,7 +132,7 @@ class ToastReselector:
         return _together(source, parts, last), last
 
     def _ask(self, source: Bytes, version: int, holes: Longs) -> tuple[Longs, Bytes, int]:
-        """Ask for one table's rows; return lines, their text, and the first row not asked for."""
+        """Reselect values of one table; return their lines, their texts, and the first row that is not covered."""
         table = self._versions.schemas[version]
         key = [c.name in table.primary_key for c in table.columns]
         in_key = np.array(key, np.bool_)[holes[:, HOLE_COLUMN]]
@@ -163,10 +165,11 @@ class ToastReselector:
 
 
 def _keys(source: Bytes, holes: Longs, places: list[int]) -> tuple[list[int], list[list[str]]]:
-    """Return the rows of which the whole key is known, and for each key column its texts."""
+    """Return the numbers of the rows whose key is completely known, and for each key column its texts."""
     known: dict[int, dict[int, str]] = {}
     for row, column, start, end in holes[holes[:, HOLE_START] != MISSING].tolist():
-        text = source[start:end].tobytes().decode(errors="replace")  # such a key finds nothing
+        # A key that is not UTF-8 is altered by this, and so matches no row.
+        text = source[start:end].tobytes().decode(errors="replace")
         known.setdefault(row, {})[column] = text
     whole = {row: key for row, key in known.items() if len(key) == len(places)}
     return list(whole), [[key[place] for key in whole.values()] for place in places]
@@ -180,7 +183,7 @@ def _row(numbers: list[int], text: bytes) -> int:
 
 
 def _together(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> ReselectedValues:
-    """Put texts behind the log, and their lines in order of rows and columns, up to `last`."""
+    """Append the texts to the read buffer, and sort their lines by row and column; drop rows from `last` on."""
     if not any(len(lines) for lines, _ in parts):
         return ReselectedValues(NOTHING, source)
     base = source.size

@@ -1,4 +1,4 @@
-r"""Which JSON form each PostgreSQL type takes: the one place where that is decided.
+r"""The JSON format of each PostgreSQL type.
 
 ==============================================  ================================================
 type                                            JSON
@@ -10,16 +10,16 @@ type                                            JSON
 `json`, `jsonb`                                 the document itself, without white space
 `bytea`                                         `{"_base64":"..."}`
 array                                           array; elements as above; dimensions nest
-domain                                          as the type it is made of
+domain                                          as its base type
 `timestamp`, `timestamptz`                      string, as PostgreSQL prints it, or as its
                                                 `to_json` does (`ISO_TIMESTAMPS`)
 everything else (`numeric`, `uuid`, dates and   string, as PostgreSQL prints it
 times, text, enums, composites, ranges ...)
 ==============================================  ================================================
 
-`docs/types.md` has every type with examples. Stream, SELECT and COPY go through the same kernels
-(`rows`), by the kinds named here. Built-in types are known by their OID (`pg_type.dat`, these
-never change); all others are asked from the catalog.
+`docs/types.md` has every type with examples. Values from the stream and from COPY are written by the same kernels
+(`rows`), which are selected by the kinds given here. Built-in types are recognized by their OID (`pg_type.dat`; these
+never change); all others are looked up in the catalog.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import SentType
 
 @dataclass(frozen=True, slots=True)
 class CatalogType:
-    """What `pg_type` says of a type that is not built in.
+    """A type in `pg_type` that is not built in.
 
     Attributes:
         name: `format_type(oid, NULL)`.
         kind: `typtype`: b base, c composite, d domain, e enum, p pseudo, r range, m multirange.
         element: `typelem` of a true array (the element's `typarray` is this type), else 0.
-        delimiter: `typdelim`; of an array, that of its element.
-        base: `typbasetype`: of a domain, the type it is made of (maybe a domain, too), else 0.
+        delimiter: `typdelim`; for an array, that of its element.
+        base: `typbasetype`: for a domain, its base type (which may be a domain, too), else 0.
     """
 
     name: str
@@ -61,33 +61,33 @@ class CatalogType:
 
 
 class TypeCatalog(Protocol):
-    """What the decoder asks of the source's catalog; all may block, and all are asked rarely."""
+    """The catalog as the decoder uses it. All methods may block, and are called rarely."""
 
     def primary_key(self, relation: int) -> tuple[str, ...]:
-        """Return the columns of the table's primary key, `()` when it has none or is gone."""
+        """Return the columns of a table's primary key; empty if it has none or does not exist."""
         ...
 
     def type(self, oid: int) -> CatalogType | None:
-        """Return what the catalog says of a type, None when there is no such type any more."""
+        """Return a type from the catalog; None if it no longer exists."""
         ...
 
     def remade_type(self, schema: str, name: str) -> int | None:
-        """Return the OID of the type that has the name of one that is gone, if that is known."""
+        """Return the OID of the type that now has the name of a dropped type; None if it must not be used."""
         ...
 
     def system_type(self, name: str) -> int | None:
-        """Return the OID of the type in `pg_catalog` with that `typname`, None without one."""
+        """Return the OID of the type in `pg_catalog` with this `typname`; None if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresValueType:
-    """A type as the decoder needs it.
+    """How the decoder writes values of a type.
 
     Attributes:
         name: SQL name without modifiers.
-        kind: How a value is written (`json_text`); of an array, how its elements are.
-        delimiter: What stands between the elements of an array; empty when it is none.
+        kind: Kind of a value, or of an array's elements (`kernels.json_text`).
+        delimiter: The delimiter between the elements of an array; empty if it is not an array.
     """
 
     name: str
@@ -172,7 +172,7 @@ _SCALARS = {
     5038: ("pg_snapshot", STRING, 5039),
     5069: ("xid8", STRING, 271),
 }
-"""OID -> name, kind, OID of its array type."""
+"""By OID: name, kind, OID of its array type."""
 
 _BOX = 603
 
@@ -180,12 +180,12 @@ BUILT_IN = {oid: PostgresValueType(name, kind) for oid, (name, kind, _) in _SCAL
     array: PostgresValueType(f"{name}[]", kind, ";" if oid == _BOX else ",")
     for oid, (name, kind, array) in _SCALARS.items()
 }
-"""Types that every PostgreSQL server has under the same OID."""
+"""The types that have the same OID on every PostgreSQL server."""
 
 ISO_TIMESTAMPS = BUILT_IN | {
     oid: replace(BUILT_IN[oid], kind=TIMESTAMP) for oid in (1114, 1115, 1184, 1185)
 }
-"""The same with timestamps in the form of ISO 8601: `engine.values.postgres_timestamp: iso`."""
+"""`BUILT_IN` with timestamps in ISO 8601 format: `engine.values.postgres_timestamp: iso`."""
 
 
 def value_type(
@@ -194,19 +194,19 @@ def value_type(
     sent: SentType | None = None,
     built_in: Mapping[int, PostgresValueType] = BUILT_IN,
 ) -> PostgresValueType:
-    """Return how values of the type are written.
+    """Return how values of a type are written.
 
-    A domain's values look like those of the type it is made of, as they do for every client of the
-    server. Elements that are arrays themselves (of a domain over an array) stay text.
+    Values of a domain look like those of its base type, as they do for every client of the
+    server. Array elements that are arrays themselves (of a domain over an array) are written as strings.
 
     Args:
         oid: The type.
-        catalog: What the server says of it now.
-        sent: What the log calls it, which is asked if it was dropped since.
-        built_in: The types that need no catalog, in the form that they are to have.
+        catalog: The server's current catalog.
+        sent: The type's name in the log, which is used if the type was dropped since.
+        built_in: The built-in types, with the formats of their values.
 
     Raises:
-        UnsupportedEvent: It was dropped, and its name does not say enough; the caller adds the table.
+        UnsupportedEvent: The type was dropped, and its name does not suffice to decode values.
     """
     if oid in built_in:
         return built_in[oid]
@@ -225,11 +225,11 @@ def value_type(
 def _gone_type(
     oid: int, catalog: TypeCatalog, sent: SentType | None, built_in: Mapping[int, PostgresValueType]
 ) -> PostgresValueType:
-    """Return a type that was dropped, by the name that the log has.
+    """Return how values of a dropped type are written, given its name in the log.
 
-    Of a domain that is the name of its base type. One of the server's own is known by it. Any other
-    is a string unless it is an array, and every array's name begins with `_`. Arrays of types that
-    are gone are refused, since nothing says what their elements were, unless somebody made it again.
+    For a domain, that is the name of its base type, which may be a built-in type. Any other type
+    is a string unless it is an array, and every array's name begins with `_`. Such a type is refused, since its
+    element type is unknown, unless somebody has created it again (`remade_type`).
     """
     if sent is None:
         raise UnsupportedEvent(f"type {oid} is no longer in the catalog")
@@ -256,7 +256,7 @@ _TIMES = {1083, 1114, 1184, 1266}
 def modified_name(name: str, oid: int, modifier: int) -> str:
     """Return a type's name with its length or precision, as `format_type(oid, modifier)` does.
 
-    Only the modifiers of character, bit, numeric and time types are shown; -1 is no modifier.
+    Only modifiers of character, bit, numeric and time types are included; -1 means no modifier.
     """
     scalar = next((s for s, (_, _, array) in _SCALARS.items() if array == oid), oid)
     base = name.removesuffix("[]")

@@ -1,8 +1,8 @@
-"""Kernel that finds the values which the log does not have: large ones that an update did not touch.
+"""Kernel that finds unchanged TOAST values, which the log does not contain.
 
-PostgreSQL keeps values above about 2 kB outside of the row (manual, section "TOAST"), and writes them
-to the log only when they are written themselves. A tuple (drawn in `pgoutput`) has `u` in their
-place. An update whose old row was sent whole (`O`, replica identity FULL) has them there.
+PostgreSQL stores values above about 2 kB outside the row (manual, section "TOAST"), and logs them
+only when they are written. If an update does not change such a value, the new tuple (drawn in `pgoutput`) has `u` in
+its place. An update with a complete old row (`O`, replica identity FULL) has the value there.
 """
 
 # ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -25,8 +25,8 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
 from deltaforge_dagster.sources.postgres.decode.scan import read_16, read_32
 
 HOLE_ROW, HOLE_COLUMN, HOLE_START, HOLE_END = range(4)
-"""Of `holes`: number of the row; place of a column in it; where the text of a key column stands in
-the buffer, or `MISSING` twice for a column that was not sent."""
+"""Fields of `holes`: number of the row; index of a column; start and end in the buffer of a key column's text, or
+`MISSING` twice for a column with a missing value."""
 HOLE_WIDTH = 4
 MISSING = -1
 
@@ -36,7 +36,7 @@ _NULL, _TOAST, _TEXT = ord("n"), ord("u"), ord("t")
 
 @kernel
 def _cell_end(source: Bytes, at: int, end: int) -> int:
-    """Return the place after the value at `at`, `MISSING` when it does not follow its format."""
+    """Return the offset after the value at `at`; `MISSING` if it does not follow the format."""
     if at >= end:
         return MISSING
     sent = source[at]
@@ -58,11 +58,11 @@ def find_unchanged_toast(
     columns: Longs,
     holes: Longs,
 ) -> tuple[int, int]:
-    """Note what the updates among `rows[first:last]` lack, and the key that each such row has.
+    """Record in `holes` the missing values of updates among `rows[first:last]`, and the keys of those rows.
 
-    Returns the number of lines of `holes` in use, and the row where it stopped: at `last`, where
-    `holes` is full, or at a row that does not follow its format. Lines are ordered by row; a row is
-    there whole or not at all.
+    Returns the number of used lines of `holes`, and the row where it stopped: `last`, or a row for which
+    `holes` has no room, or one that does not follow its format. Lines are ordered by row; a row is
+    recorded completely or not at all.
     """
     used = 0
     for row in range(first, last):
@@ -75,7 +75,7 @@ def find_unchanged_toast(
             return used, row
         started = used
         lacks = False
-        # A key that was not sent again stands in the old key before it.
+        # A key value that is not in the new tuple is in the old key, which precedes it.
         for part in (_OLD_KEY, _NEW):
             if at >= end or source[at] != part:
                 if part == _OLD_KEY:
@@ -104,5 +104,5 @@ def find_unchanged_toast(
 
 
 def new_holes(lines: int) -> Longs:
-    """Return scratch for `find_unchanged_toast`."""
+    """Return the array `holes` for `find_unchanged_toast`, with this many lines."""
     return np.empty((lines, HOLE_WIDTH), np.int64)

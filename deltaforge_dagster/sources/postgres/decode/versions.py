@@ -1,9 +1,9 @@
-"""Table versions: what the changes after a Relation message are decoded with.
+"""Table versions: with which definition of a table the changes after a Relation message are decoded.
 
 The server describes a table before its first change, and again whenever the table may have changed
-(also after an ANALYZE). Each different description becomes a version: registered, so that it is
-durable with its position before any row of it is, and laid out in integer arrays for the kernels.
-Versions are never altered; a repeated description finds the version it made before.
+(also after an ANALYZE). Each different description becomes a version. It is registered, so that it is
+durable with its position before any of its rows, and laid out in integer arrays for the kernels.
+Versions are immutable; a repeated description finds the existing version.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 
 class PostgresTableVersions:
-    """The table versions of one stream, by number, and which of them is in force per relation.
+    """The table versions of one stream by number, and the current version of each relation.
 
     Attributes:
-        schemas, stamps: The tables, and what was registered, by version.
-        hiding: What of them rows do not show.
-        relations: The OID of the table, by version; 0 for logical messages.
-        tables, columns, names: The versions for the kernels (`layout`); `names` holds `"name":` of
+        schemas, stamps: Table and stamp of each version.
+        hiding: Applies the column rules to rows.
+        relations: The table's OID, by version; 0 for logical messages.
+        tables, columns, names: The versions as arrays for the kernels (`layout`); `names` has `"name":` of
             every column as JSON text.
         in_force: The hash table that `scan.find_version` reads.
-        held: Full names of tables whose changes are kept back, and why.
+        held: Full names of tables whose changes are held, with the reasons.
     """
 
     def __init__(
@@ -91,14 +91,18 @@ class PostgresTableVersions:
         self.in_force = np.full((1, 2), -1, np.int64)
 
     def describe(self, message: bytes, position: LsnPosition) -> None:
-        """Take in a Relation message, without its type byte; `position` is registered with it.
+        """Make the version that a Relation message describes the current one for its relation.
 
-        A table that cannot be decoded now is held from here on.
+        A new version is registered at `position`. A table that cannot be decoded now is held from here on.
+
+        Args:
+            message: The message, without its type byte.
+            position: The position of the current transaction.
 
         Raises:
             CorruptLog: The bytes are not a Relation message.
-            SourceMisconfigured: A table that would have to be held has columns that are hidden.
-            DeltaforgeError: What catalog or registry raise.
+            SourceMisconfigured: The table would have to be held, but column rules apply to it.
+            DeltaforgeError: From catalog or registry.
         """
         relation = parse_relation(message)
         version = IGNORED
@@ -114,7 +118,7 @@ class PostgresTableVersions:
             self._index()
 
     def name_type(self, message: bytes) -> None:
-        """Take in a Type message, without its type byte; it comes before the Relation that needs it.
+        """Remember a Type message, without its type byte; it precedes the Relation message that needs it.
 
         Raises:
             CorruptLog: The bytes are not a Type message.
@@ -124,11 +128,11 @@ class PostgresTableVersions:
         self._type_messages[sent.oid] = message
 
     def description(self, oid: int) -> tuple[str, bytes]:
-        """Return the full name of a held table, and the messages that describe it, as a stream."""
+        """Return the full name of a held table, and the XLogData messages that describe it."""
         return self._descriptions[oid]
 
     def of_messages(self, prefix: str) -> int:
-        """Return the version that stands for logical messages of a prefix: no columns, no stamp."""
+        """Return the version for logical messages with this prefix; it has no columns and no stamp."""
         version = self._by_prefix.get(prefix)
         if version is None:
             schema = OUTBOX if self._outboxes.match([prefix]) else MESSAGES
@@ -138,7 +142,7 @@ class PostgresTableVersions:
         return version
 
     def of_table(self, oid: int) -> int:
-        """Return the version in force for a table, or `HELD`, `IGNORED` or `UNKNOWN`."""
+        """Return the current version of a table, or `HELD`, `IGNORED` or `UNKNOWN`."""
         return self._by_relation.get(oid, UNKNOWN)
 
     def version_name(self, version: int) -> str:
@@ -147,7 +151,7 @@ class PostgresTableVersions:
         return f"{schema.schema}.{schema.table}"
 
     def _version(self, relation: Relation, message: bytes, position: LsnPosition) -> int:
-        """Return the version that a captured table is decoded with, or `HELD`."""
+        """Return the version for a captured table, or `HELD`."""
         if relation.full_name in self.held:
             reason = self.held[relation.full_name]
             self.hiding.refuse_to_hold(relation.schema, relation.table, reason)
@@ -170,7 +174,7 @@ class PostgresTableVersions:
         names = [column.name for column in relation.columns]
         if relation.identity in "di":
             return tuple(column.name for column in relation.columns if column.in_identity)
-        # FULL marks every column and NOTHING none: the catalog knows the primary key.
+        # FULL marks every column and NOTHING none, so the primary key comes from the catalog.
         primary_key = self._catalog.primary_key(relation.oid)
         if not set(primary_key) <= set(names):
             raise UnsupportedEvent(
@@ -181,7 +185,7 @@ class PostgresTableVersions:
         return tuple(name for name in names if name in primary_key)
 
     def _add(self, relation: Relation, key: tuple[str, ...], position: LsnPosition) -> int:
-        """Register a new version, lay it out, and return its number."""
+        """Register a new version, lay it out for the kernels, and return its number."""
         types = [
             self._type(relation, column.name, column.type_oid, position)
             for column in relation.columns
@@ -211,7 +215,7 @@ class PostgresTableVersions:
     def _lay_out(
         self, relation: int, schema: TableSchema, types: list[PostgresValueType], stamp: SchemaStamp
     ) -> int:
-        """Add a version to the arrays that the kernels read, and return its number."""
+        """Add a version to the arrays for the kernels, and return its number."""
         self.relations.append(relation)
         self.stamps.append(stamp)
         self.schemas.append(schema)
@@ -240,7 +244,7 @@ class PostgresTableVersions:
             ) from error
 
     def _index(self) -> None:
-        """Build `in_force` again, at most half full."""
+        """Rebuild `in_force`, at most half full."""
         size = 1 << len(self._by_relation).bit_length() + 1
         self.in_force = np.full((size, 2), -1, np.int64)
         for relation, version in self._by_relation.items():
@@ -253,13 +257,13 @@ class PostgresTableVersions:
 def lay_out_columns(
     columns: Sequence[str], types: Sequence[PostgresValueType], key: Collection[str], names_at: int
 ) -> tuple[Longs, Bytes]:
-    """Return a table's columns as the kernels read them (`layout`), and their names.
+    """Return a table's columns as lines for the kernels (`layout.COLUMN_*`), and their names.
 
     Args:
-        columns: The names.
+        columns: The names of the columns.
         types: The columns' types.
         key: Names of the key columns.
-        names_at: Where the names will stand among those of other tables.
+        names_at: The offset that the names will have in `names`.
     """
     labels = [f"{json.dumps(name, ensure_ascii=False)}:".encode() for name in columns]
     ends = names_at + np.cumsum([len(label) for label in labels], dtype=np.int64)

@@ -1,11 +1,11 @@
 """Divide PostgreSQL's tables into chunks: by primary key, by blocks, or not at all.
 
-The chunks of a key are found by walking its index, so many rows at a step: whatever the type, the
-server compares, and the chunks are even. Between two steps rows come and go; since each chunk ends
-where the next begins, and the last one has no end, every row is in exactly one of them.
+Chunks by key are found by walking the key's index, `chunk_rows` rows at a step: the server does all comparisons,
+whatever the type, and the chunks have equal sizes. Rows may come and go meanwhile: since each chunk ends
+where the next begins, and the last one has no end, every row is in exactly one chunk.
 
-A table without a primary key is divided by blocks (`ctid`) where the server can read a range of them
-without reading all of the table: from PostgreSQL 14 on. A partitioned table has no blocks of its own.
+A table without a primary key is divided by blocks (`ctid`) if the server can read a range of blocks
+without reading the whole table, from PostgreSQL 14 on. A partitioned table has no blocks.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk
 
 _BLOCK_RANGES_VERSION = 140000
 _ROWS_PER_BLOCK = 100
-"""Of a table that was never analyzed."""
+"""Assumed number of rows per block in a table that was never analyzed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresSnapshotTable:
-    """A table as snapshots address it.
+    """A table that a snapshot reads.
 
     Attributes:
-        table: What the catalog says of it.
+        table: The table in the catalog.
         key: The primary key's columns.
-        operators: In which schema the key's comparisons stand; None if they cannot be named.
+        operators: The schema of the comparison operators for the key; None if the table cannot be divided by
+            its key.
     """
 
     table: catalog.PublishableTable
@@ -41,12 +42,12 @@ class PostgresSnapshotTable:
 
     @property
     def source(self) -> sql.Composed:
-        """What stands behind FROM and LOCK TABLE: a table whose children are tables of their own."""
+        """The table for FROM and LOCK TABLE: with its partitions, but without tables that inherit from it."""
         only = sql.SQL("") if self.table.partitioned else sql.SQL("ONLY ")
         return only + self.table.identifier
 
     def bound(self, operator: str, literals: str) -> sql.Composed:
-        """Return how the key compares with `literals`, a JSON array."""
+        """Return the SQL condition that compares the key with `literals`, a JSON array of SQL literals."""
         values = sql.SQL(", ").join(sql.SQL(one) for one in json.loads(literals))
         columns = sql.SQL(", ").join(map(sql.Identifier, self.key))
         assert self.operators is not None
@@ -59,7 +60,7 @@ class PostgresSnapshotTable:
 def target(
     connection: psycopg.Connection, table: catalog.PublishableTable
 ) -> PostgresSnapshotTable:
-    """Return how a table is addressed."""
+    """Return a table with its key and the key's operators."""
     key = catalog.primary_key(connection, table.oid)
     now = catalog.columns_now(connection, table.oid, table.schema, table.name)
     schemas = {now.columns[name].operators for name in key}
@@ -74,10 +75,10 @@ def plan(
     """Yield the chunks of one table.
 
     Args:
-        connection: Where to ask.
+        connection: A connection to the server.
         found: The table.
         chunk_rows: How many rows a chunk should have.
-        where: A condition for its rows.
+        where: An SQL condition that rows must satisfy; None for all rows.
     """
     name = found.table.full_name
     version = connection.info.server_version
@@ -108,7 +109,7 @@ def _by_key(
 def _walk(
     connection: psycopg.Connection, found: PostgresSnapshotTable, after: str | None, step: int
 ) -> str | None:
-    """Return the key of the row so many rows after a key, as SQL literals; None without one."""
+    """Return the key of the row `step` rows after a key, as SQL literals; None if there are fewer rows."""
     begin = sql.SQL("") if after is None else sql.SQL("WHERE ") + found.bound(">", after)
     columns = [sql.Identifier(name) for name in found.key]
     literals = [
@@ -123,7 +124,7 @@ def _walk(
         sql.Literal(step - 1),
     )
     with connection.transaction():
-        # The index has the order; without statistics the server may think that sorting is quicker.
+        # The index provides the order; without statistics the planner may prefer to sort.
         connection.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off")
         row = connection.execute(query).fetchone()
     return None if row is None else json.dumps(row, ensure_ascii=False)
@@ -143,7 +144,7 @@ def _by_block(
 
 
 def _size(connection: psycopg.Connection, table: catalog.PublishableTable) -> tuple[int, int]:
-    """Return about how many rows a table has, and how many blocks it had just now."""
+    """Return the estimated number of rows of a table, and its current number of blocks."""
     row = connection.execute(
         """
         SELECT greatest(sum(CASE WHEN c.reltuples > 0 THEN c.reltuples ELSE 0 END), 0)::int8,

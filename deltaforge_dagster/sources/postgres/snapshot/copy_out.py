@@ -1,8 +1,8 @@
-"""The answer to `COPY ... TO STDOUT`, in buffers of whole lines, as fast as libpq hands them over.
+"""Receive the answer to `COPY ... TO STDOUT` in buffers of complete lines.
 
-libpq hands over one line at a time. Making a Python object of each takes more than twice as long as all that
-libpq does for it; so a kernel calls libpq (`libpq_lines`), and only buffers are objects. The conversation
-with the server, from its certificate to its errors, remains libpq's.
+libpq returns one line at a time. Making a Python object of each takes more than twice as long as libpq's own
+work, so a kernel calls libpq (`libpq_lines`), and only the buffers are Python objects. libpq still does
+everything else, from TLS to error handling.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from deltaforge_dagster.sources.postgres.snapshot.libpq_lines import (
 )
 
 BUFFER_BYTES = 1 << 20
-"""A buffer ends with the line that reaches this size: while one is decoded, the server fills the
-buffers of the socket, which seldom hold more."""
+"""A buffer ends with the line with which it reaches this size. While it is decoded, the server fills the
+socket's buffers, which are seldom larger."""
 
 _ROOM = 64 << 10
-"""For the end of that line; a longer one gets more."""
+"""Additional room for that last line; a longer line gets a larger buffer."""
 
 
 def buffers(
     connection: psycopg.Connection, query: sql.Composed, functions: Functions | None = FUNCTIONS
 ) -> Iterator[Bytes | bytes]:
-    """Send a COPY, and return what yields its lines; it has been accepted when this returns.
+    """Send a COPY; return an iterator of buffers with its lines once the server has accepted the statement.
 
-    The connection is busy until they have all been taken, or it is closed.
+    The connection is busy until the iterator is exhausted, or the connection is closed.
 
     Args:
-        connection: Nothing is going on there.
-        query: The COPY.
-        functions: Those of the connection's libpq; None takes every line through Python.
+        connection: An idle connection.
+        query: The COPY statement.
+        functions: Addresses of libpq's functions; None to get every line through psycopg.
 
     Returns:
-        Buffers, each good until the next one is asked for.
+        Buffers, each valid until the next one is requested.
 
     Raises:
-        psycopg.Error: The server refused it, or later ended it.
+        psycopg.Error: The server refused the statement, or, from the iterator, ended it.
     """
     libpq = connection.pgconn
     result = libpq.exec_(query.as_bytes(connection))
@@ -65,7 +65,7 @@ def buffers(
 
 
 def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
-    """Have a kernel write the lines into a buffer, which has one size but for longer lines."""
+    """Yield buffers into which a kernel copies the lines; a buffer is enlarged for a longer line."""
     input_ = _Input(libpq)
     buffer, size = np.empty(BUFFER_BYTES + _ROOM, np.uint8), 0
     held = np.zeros(HELD_WIDTH, np.int64)
@@ -96,19 +96,19 @@ def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
 
 
 def _gathered(libpq: PGconn) -> Iterator[bytes]:
-    """Take the lines as psycopg makes objects of them."""
+    """Yield buffers of lines that psycopg returns one by one."""
     input_ = _Input(libpq)
     lines: list[bytes] = []
     size = 0
     while True:
         count, line = libpq.get_copy_data(1)
-        if count > 0:  # a whole line
+        if count > 0:  # a line
             lines.append(bytes(line))
             size += count
             if size >= BUFFER_BYTES:
                 yield b"".join(lines)
                 lines, size = [], 0
-        elif count == 0:  # none is there yet
+        elif count == 0:  # no line has arrived yet
             input_.wait()
         else:
             break
@@ -118,7 +118,7 @@ def _gathered(libpq: PGconn) -> Iterator[bytes]:
 
 
 class _Input:
-    """What comes from the server."""
+    """Waits for input from the server."""
 
     def __init__(self, libpq: PGconn) -> None:
         self._libpq = libpq
@@ -126,13 +126,13 @@ class _Input:
         self._poll.register(libpq.socket, select.POLLIN)
 
     def wait(self) -> None:
-        """Wait for more, and let libpq have it."""
+        """Wait until input arrives, and let libpq read it."""
         self._poll.poll()
         self._libpq.consume_input()
 
 
 def _end(libpq: PGconn) -> None:
-    """Take what is behind the last line, all of it: whether the server has sent every line."""
+    """Read all results after the last line; raise an error unless the server has completed the COPY."""
     results = list(iter(libpq.get_result, None))
     for result in results:
         if result.status != ExecStatus.COMMAND_OK:

@@ -1,4 +1,4 @@
-r"""Kernel that turns rows of `COPY ... TO STDOUT` into tuples like those of the log.
+r"""Kernel that converts rows of `COPY ... TO STDOUT` to tuples like those in the log.
 
 Manual, command COPY, section "Text Format"::
 
@@ -6,8 +6,8 @@ Manual, command COPY, section "Text Format"::
     value     \N for null, or the type's text as SELECT shows it, in which a backslash,
               and the six control characters below, are escaped: \\ \b \f \n \r \t \v
 
-What comes out is what an Insert message holds (drawn in `pgoutput`): `N`, then the tuple. So rows
-that were selected go through the very kernels that write the log's rows.
+The output for a row is that of an Insert message (drawn in `decode.pgoutput`): `N`, then the tuple. So
+the kernels that write the log's rows also write selected rows.
 """
 
 # ruff: noqa: C901 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -24,18 +24,18 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
 _TAB, _NEWLINE = ord("\t"), ord("\n")
 _NEW, _NULL, _TEXT = ord("N"), ord("n"), ord("t")
 _CELL_BYTES = 5
-"""Letter and size before a text."""
+"""Bytes before a text in a tuple: letter and size."""
 
 NULL_START = -1
-"""In place of the start of a null value."""
+"""Stands for start and end of a null value."""
 
 _PLAIN = np.full(256, -1, np.int16)
-"""What a backslash and this byte stand for, -1 for nothing."""
+"""The byte that a backslash and this byte stand for, -1 for none."""
 for _letter, _byte in zip(b"\\bfnrtv", b"\\\b\f\n\r\t\v", strict=True):
     _PLAIN[_letter] = _byte
 
 _MEANS_ITSELF = np.ones(256, np.bool_)
-"""Whether a byte stands for itself and nothing ends with it."""
+"""Whether a byte is an ordinary one: neither a delimiter nor a backslash."""
 _MEANS_ITSELF[[_TAB, _NEWLINE, BACKSLASH]] = False
 
 
@@ -43,12 +43,12 @@ _MEANS_ITSELF[[_TAB, _NEWLINE, BACKSLASH]] = False
 def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs) -> int:
     """Write one tuple for each line; return their number, or `INVALID`.
 
-    `fields[row, column]` is where a value's text stands in `out`, `ends[row]` where its tuple ends.
+    `fields[row, column]` receives start and end of a value's text in `out`, `ends[row]` the end of the tuple.
     """
     place, row, at = 0, 0, 0
     if source.size > 0 and source[source.size - 1] != _NEWLINE:
         return INVALID
-    # So every value ends, at the latest with the last byte.
+    # The source ends with a newline, so the loops below always stop.
     while at < source.size:
         if row == ends.size:
             return INVALID
@@ -98,18 +98,18 @@ def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs)
 
 
 def read_copied(copied: Bytes | bytes, columns: int) -> tuple[Bytes, Longs, Longs]:
-    """Read whole lines of COPY text.
+    """Convert complete lines of COPY text to tuples.
 
     Args:
-        copied: What COPY sent.
-        columns: How many columns each line has, at least one.
+        copied: The lines.
+        columns: The number of columns in each line, at least one.
 
     Returns:
-        The tuples; for each row and column where its text starts and ends in them, `NULL_START`
-        twice for null; for each row where its tuple ends.
+        The tuples; for each row and column, start and end of its text in them, `NULL_START`
+        twice for null; for each row, the end of its tuple.
 
     Raises:
-        CorruptLog: The bytes are not of that format.
+        CorruptLog: The bytes do not follow the format.
     """
     source = read_only(copied)
     lines = int(np.count_nonzero(source == _NEWLINE))

@@ -1,13 +1,13 @@
-"""Kernel that takes lines of `COPY ... TO STDOUT` from libpq by calling libpq's own functions.
+"""Kernel that gets the lines of `COPY ... TO STDOUT` by calling libpq's functions directly.
 
 Manual of libpq, "Functions Associated with the COPY Command"::
 
     int PQgetCopyData(PGconn *conn, char **buffer, int async)
-        the size of the line that `buffer` points to then, to be freed with PQfreemem; 0 when none
-        has arrived (async true: it does not wait); -1 when there are no more; -2 for an error
+        returns the size of the line to which `buffer` then points, to be freed with PQfreemem; 0 if
+        none has arrived (with async it does not wait); -1 if there are no more; -2 for an error
 
-The functions are those of the very libpq that psycopg uses, for a connection means nothing to another
-copy of it: asked of psycopg's own extension module, the loader finds what that is linked with.
+The functions must be those of the libpq that psycopg is linked with, because another copy of libpq cannot use
+its connections. They are looked up through psycopg's extension module.
 """
 
 # ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -28,11 +28,11 @@ from numba.extending import intrinsic
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 
 BUFFER_IS_FULL, LINE_IS_LONGER, NONE_YET, NO_MORE, FAILED = 2, 1, 0, -1, -2
-"""Why `take_lines` stopped: the buffer has its size; a line has been taken that does not fit behind it;
-the last three as PQgetCopyData says."""
+"""Why `take_lines` stopped: the buffer has reached its size; the next line does not fit into the buffer; and
+PQgetCopyData's codes: no line has arrived, no more lines, error."""
 
 LINE, LINE_SIZE = range(2)
-"""Where libpq put the line that was taken and does not fit, and its size; 0 without one."""
+"""Fields of `held`: address and size of a line that libpq returned but that did not fit; size 0 if there is none."""
 HELD_WIDTH = 2
 
 _GET = ir.FunctionType(
@@ -49,14 +49,14 @@ class Functions(NamedTuple):
 
 
 def _functions() -> Functions | None:
-    """Return those that psycopg uses; None where they cannot be found, or kernels are not compiled."""
+    """Return the functions of psycopg's libpq; None if they cannot be found, or kernels are not compiled."""
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # set at import
         return None
     extension = sys.modules[psycopg.pq.PGconn.__module__].__file__
     try:
         library = ctypes.CDLL(extension)
         found = (library.PQgetCopyData, library.PQfreemem)
-    except (OSError, AttributeError):  # psycopg in plain Python, or with a libpq inside
+    except (OSError, AttributeError):  # psycopg's Python implementation, or statically linked
         return None
     get, free = (ctypes.cast(one, ctypes.c_void_p).value for one in found)
     return Functions(get, free) if get and free else None
@@ -70,7 +70,7 @@ def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
 
 
 def _call_get(_typing: Any, get: Any, connection: Any, held: Any) -> Any:
-    """Call PQgetCopyData, with the place `LINE` as its buffer."""
+    """Generate a call of PQgetCopyData that stores the line's address in `held[LINE]`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         function, connected, line = arguments
@@ -85,7 +85,7 @@ def _call_get(_typing: Any, get: Any, connection: Any, held: Any) -> Any:
 
 
 def _copy_and_free(_typing: Any, free: Any, held: Any, out: Any, at: Any) -> Any:
-    """Copy the line that is held, and call PQfreemem."""
+    """Generate code that copies the line in `held` to `out`, and frees it with PQfreemem."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         function, line, target, place = arguments
@@ -109,19 +109,20 @@ _move_line: Callable[[int, Longs, Bytes, int], None] = cast("Any", intrinsic(_co
 def take_lines(
     get: int, free: int, connection: int, held: Longs, out: Bytes, at: int, enough: int
 ) -> tuple[int, int]:
-    """Write lines that have arrived to `out[at:]`, up to the one that reaches `enough` bytes.
+    """Copy lines that have arrived to `out`, until it has at least `enough` bytes.
 
     Args:
         get: Address of PQgetCopyData.
         free: Address of PQfreemem.
         connection: Address of the PGconn; no other thread may use it meanwhile.
-        held: As the last call left it, zeros at first.
-        out: Where to write.
-        at: Behind the bytes that are there already.
-        enough: When to stop.
+        held: State between calls; zeros at first.
+        out: The buffer.
+        at: Number of bytes that are in the buffer already.
+        enough: The size at which to stop.
 
     Returns:
-        Where the lines end, and why there are no more: after `LINE_IS_LONGER` a larger `out` is wanted.
+        The number of bytes in the buffer, and why it stopped. After `LINE_IS_LONGER`, call again with a larger
+        buffer.
     """
     while at < enough:
         if held[LINE_SIZE] == 0:

@@ -1,9 +1,9 @@
-"""What a read of a table could see in PostgreSQL, and what it has to see.
+"""Read views of PostgreSQL: which transactions a read of a table could see, and which it must see (`Watermark`).
 
-`xmin:xmax:xip` (manual: "Transaction ID and Snapshot Information Functions"). A transaction was seen if its
-number is below `xmax` and not in `xip`, wherever its commit stands in the log: the log has a commit before
-others can see it, long before it while a synchronous standby does not answer. The log's numbers are those of
-top-level transactions, as are those of `xip`; they have 32 bits, the snapshot's 64.
+A snapshot is `xmin:xmax:xip` (manual: "Transaction ID and Snapshot Information Functions"). A committed transaction
+is visible if its xid is below `xmax` and not in `xip`, wherever its commit is in the log: the log contains a commit
+before other sessions can see it, long before if a synchronous standby does not answer. The xids in the log and in
+`xip` are those of top-level transactions; in the log they have 32 bits, in the snapshot 64.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.snapshot.base import Mask, by_transaction
 
-if TYPE_CHECKING:  # who only compares read views needs no client library
+if TYPE_CHECKING:  # comparing read views must not load the client library
     import psycopg
 
 
 @dataclass(frozen=True, slots=True)
 class XidReadView:
-    """What a PostgreSQL snapshot sees.
+    """The read view of a PostgreSQL snapshot.
 
     Attributes:
-        xmax: The number after the last one that had ended, as 64 bits. Later ones may have been running.
-        running: Those below it that had not ended.
-        since: Everything that is not visible was committed after this position.
+        xmax: The first xid (64 bits) after the last transaction that had ended; from there on, none is visible.
+        running: The xids below `xmax` of transactions that had not ended.
+        since: A position: every transaction that is not visible was committed after it.
     """
 
     xmax: int
@@ -41,10 +41,10 @@ class XidReadView:
 
     @classmethod
     def of(cls, snapshot: str, since: LsnPosition) -> XidReadView:
-        """Return what a snapshot in PostgreSQL's notation sees.
+        """Return the read view of a snapshot in PostgreSQL's notation.
 
         Raises:
-            CorruptLog: It is none.
+            CorruptLog: The text is not a snapshot.
         """
         try:
             _, xmax, running = snapshot.split(":")
@@ -54,14 +54,14 @@ class XidReadView:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Return what `to_json` wrote, None for another kind's."""
+        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
         if "xmax" not in fields:
             return None
         running = tuple(int(xid) for xid in fields["running"])
         return cls(int(fields["xmax"]), running, LsnPosition(parse_lsn(fields["since"])))
 
     def sees(self, xids: Sequence[str]) -> bool:
-        """Say whether all of these transactions were seen, if they were committed."""
+        """Return whether all of these transactions, by xid, are visible if they were committed."""
         return not xids or not self._not_visible(xids).any()
 
     def to_json(self) -> str:
@@ -70,16 +70,16 @@ class XidReadView:
         return json.dumps({"xmax": self.xmax, "running": self.running, "since": since})
 
     def covers(self, position: Position) -> bool:
-        """Say whether every transaction up to a position was seen for certain."""
+        """Return whether the read certainly saw every transaction up to a position."""
         return isinstance(position, LsnPosition) and position <= self.since
 
     def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
-        """Say which changes were perhaps not seen; messages outside of transactions always were."""
+        """Mark the changes that the read may not have seen; never non-transactional messages."""
         return by_transaction(rows, self._not_visible)
 
     def _not_visible(self, texts: Sequence[str]) -> Mask:
         numbers = np.array([int(text) for text in texts], np.uint32)
-        # The 64 bits of a number are the nearest to xmax that end in these 32.
+        # The full xid is the 64-bit number nearest to xmax that ends with these 32 bits.
         distance = (numbers - np.uint32(self.xmax & 0xFFFFFFFF)).astype(np.uint32).view(np.int32)
         whole = self.xmax + distance.astype(np.int64)
         return (whole >= self.xmax) | np.isin(whole, np.array(self.running, np.int64))
@@ -87,15 +87,15 @@ class XidReadView:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """What each read of a snapshot has to see: where the log stood, and what was running a little later.
+    """What each read of a snapshot must see: the end of the log at some time, and the transactions open right after.
 
-    A read that sees all of these sees everything that was committed up to `lsn`: also what stood in the
-    log by then, and could not be seen. A snapshot does not say which are running: it names none that began
-    after the last one that has ended. Their locks do.
+    A read that sees all these transactions sees everything that was committed up to `lsn`, including commits that
+    were in the log but not visible yet. The open transactions are taken from their locks, because
+    PostgreSQL's snapshot does not list those that began after the last one that has ended.
 
     Attributes:
-        lsn: Where the log ended.
-        running: Numbers of transactions, and of subtransactions, as the log has them.
+        lsn: The end of the log.
+        running: The xids of the open transactions and subtransactions, with 32 bits as in the log.
     """
 
     lsn: int
@@ -107,13 +107,13 @@ class Watermark:
 
     @classmethod
     def parse(cls, text: str) -> Watermark:
-        """Return what `to_json` wrote."""
+        """Parse the text that `to_json` wrote."""
         fields = json.loads(text)
         return cls(parse_lsn(fields["lsn"]), tuple(fields["running"]))
 
     @classmethod
     def now(cls, connection: psycopg.Connection) -> Watermark:
-        """Return that of now."""
+        """Return the current watermark."""
         lsn = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         running = connection.execute(
             "SELECT transactionid::text FROM pg_locks"

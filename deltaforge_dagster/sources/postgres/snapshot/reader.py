@@ -1,11 +1,11 @@
-"""Snapshots of PostgreSQL's tables: chunks of them, each as one transaction sees it.
+"""Snapshots of PostgreSQL's tables, chunk by chunk.
 
-A chunk is read by `COPY (SELECT ...) TO STDOUT` in a transaction of its own, REPEATABLE READ. Its first
-statement locks the table against being altered, as every SELECT does, before it is fixed what the
-transaction sees: of a table that was rewritten in between a snapshot would see no row.
+A chunk is read by `COPY (SELECT ...) TO STDOUT` in a separate transaction, REPEATABLE READ. Its first
+statement locks the table against being altered, as every SELECT does, before the transaction's snapshot is taken:
+if the table were rewritten in between, the snapshot would see no rows.
 
-A row is what the stream would send: the columns and the rows that the publication says, and the text of
-each value through the same conversion.
+The rows are those that the stream would send: with the publication's column list and row filter, and with
+the same conversion of values.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ _QUESTION_SECONDS = 30.0
 _PLAN_SECONDS = 3600.0
 _READ_SECONDS = 86_400.0
 _OPEN_SECONDS = 10.0
-"""How long a read waits for transactions that were open at the watermark."""
+"""Seconds for which a read waits for transactions that were open at the watermark."""
 _POLL_SECONDS = 0.05
 _LOCK_MS = 10_000
 _SAMPLE_SECONDS = 5.0
 _SAMPLES = 20
 
 _BLOCK_HEADERS = (24, 40)
-"""Sizes of what begins a block of the log: no record ends there, but behind the block before."""
+"""Sizes of the page headers of the log. An LSN right after a header means the end of the page before."""
 
 _ROW_FILTER_VERSION = 150000
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresSnapshots:
-    """One database's tables, as `sources.snapshot.Snapshots` promises.
+    """Snapshots of one database's tables; implements `sources.snapshot.base.Snapshots`.
 
     Attributes:
-        server: Where.
+        server: The server.
         source_id: `id` of the source.
-        slot, publication: Names of those that the stream reads.
-        patterns: Which tables it captures.
-        rules: What is hidden of rows.
-        built_in: The types that need no catalog, in the form that values are to have.
+        slot, publication: Names of the stream's slot and publication.
+        patterns: Which tables the stream captures.
+        rules: The column rules.
+        built_in: The built-in types, with the formats of their values.
     """
 
     server: PostgresSourceServer
@@ -81,10 +81,10 @@ class PostgresSnapshots:
     built_in: Mapping[int, PostgresValueType]
 
     def watermark(self) -> str:
-        """Return which transactions are open now, of those that may not know of the publication.
+        """Return a watermark with the transactions that are open now.
 
-        Tables that match and are not sent yet are added to a publication of ours before, so that
-        everything that begins later is sent.
+        Before that, tables that match are added to the publication, if we created it, so that all changes of
+        transactions that begin later are sent.
         """
         with self.server.query(_QUESTION_SECONDS) as connection:
             publications.extend(connection, self.server, self.publication, self.patterns)
@@ -93,12 +93,12 @@ class PostgresSnapshots:
     def plan(
         self, tables: Sequence[str] | None, chunk_rows: int, where: str | None = None
     ) -> Iterator[Chunk]:
-        """Yield the chunks of tables that the stream captures, table after table.
+        """Yield the chunks of captured tables, table after table; see `Snapshots.plan`.
 
         Raises:
             SourceMisconfigured: There is no such table, the stream does not capture it, or `where` is
-                no condition.
-            PermissionMissing: The message has the grant.
+                not a valid condition.
+            PermissionMissing: The message names the grant.
         """
         for table in self._tables(tables):
             with self.server.query(_PLAN_SECONDS) as connection, self._readable(connection, table):
@@ -106,16 +106,16 @@ class PostgresSnapshots:
                 version = connection.info.server_version
                 sent = identity.sent_schema(connection, table, self.publication, version)
                 if set(found.key) != set(sent.primary_key):
-                    # The stream would not show that a row leaves its range of the primary key.
+                    # The stream's key differs, so it does not show when a row's primary key changes.
                     found = replace(found, key=())
                 elif self.rules.hides(sent, found.key):
-                    found = replace(found, operators=None)  # bounds are kept
+                    found = replace(found, operators=None)  # stored bounds would show them
                 connection.execute(_select(found, [], _conditions(where)) + sql.SQL(" LIMIT 0"))
                 yield from chunks.plan(connection, found, chunk_rows, where)
 
     @contextmanager
     def reader(self) -> Generator[PostgresReader]:
-        """Connect, to read chunks."""
+        """Provide a reader of chunks, which connects for its first chunk."""
         made = PostgresReader(self)
         try:
             yield made
@@ -123,9 +123,9 @@ class PostgresSnapshots:
             made.close()
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - a slot keeps log by size, not by time
-        """Return whether slot and publication are there, and how much log the slot may keep.
+        """Check slot and publication, and whether the slot may retain enough log.
 
-        A snapshot is taken to let twice the tables' size be written meanwhile.
+        The estimate is that twice the tables' size is written to the log while the snapshot is read.
         """
         chosen = self._tables(tables)
         found: list[Finding] = []
@@ -147,7 +147,7 @@ class PostgresSnapshots:
         return [*found, _retention(written, limit)]
 
     def guard(self, start: Position) -> list[Finding]:  # noqa: ARG002 - the slot knows what is needed
-        """Check that the slot still retains the log that was not read yet; see `Snapshots.guard`."""
+        """Check that the slot still retains the unread log; see `Snapshots.guard`."""
         found: list[Finding] = []
         with suppress(Retryable), self.server.query(_QUESTION_SECONDS) as connection:
             existing = catalog.slot(connection, self.slot)
@@ -161,7 +161,7 @@ class PostgresSnapshots:
         return found
 
     def _tables(self, names: Sequence[str] | None) -> list[catalog.PublishableTable]:
-        """Return tables by their names, as the publication sends them."""
+        """Return the captured tables with these full names, or all; each must be sent by the publication."""
         with self.server.query(_QUESTION_SECONDS) as connection:
             sent = catalog.published(connection, self.publication) or frozenset()
             captured = {
@@ -197,7 +197,7 @@ class PostgresSnapshots:
 
 @dataclass(slots=True)
 class PostgresReader:
-    """Reads chunks, one after another, over one connection; for one thread."""
+    """Reads chunks, one after another, over one connection; not thread-safe."""
 
     snapshots: PostgresSnapshots
     _connection: psycopg.Connection | None = None
@@ -206,7 +206,7 @@ class PostgresReader:
     _types: dict[int, PostgresValueType] = field(default_factory=dict)
 
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
-        """Begin to read a chunk; see `sources.snapshot.ChunkReader`."""
+        """Begin to read a chunk; see `sources.snapshot.base.ChunkReader`."""
         connection = self._idle()
         with SocketTimeLimit(connection.fileno(), _QUESTION_SECONDS + _OPEN_SECONDS) as cutter:
             try:
@@ -226,7 +226,7 @@ class PostgresReader:
             self._connection = None
 
     def _idle(self) -> psycopg.Connection:
-        """Return the kept connection if it is outside of a transaction, otherwise a new one."""
+        """Return the open connection if it is not in a transaction, otherwise a new one."""
         if self._connection is not None and (
             self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
         ):
@@ -274,9 +274,10 @@ class PostgresReader:
     def _begin(
         self, connection: psycopg.Connection, table: catalog.PublishableTable, watermark: Watermark
     ) -> tuple[XidReadView, LsnPosition, int]:
-        """Begin a transaction that sees everything that was open at the watermark.
+        """Begin a transaction that sees all transactions that were open at the watermark.
 
-        Returns what it sees, where the log has all of that, and when that was.
+        Returns its read view, a position before which the log has everything that it sees, and the time in
+        microseconds since 1970.
         """
         deadline = time.monotonic() + _OPEN_SECONDS
         while True:
@@ -321,7 +322,7 @@ class PostgresReader:
         )
 
     def _sample(self, connection: psycopg.Connection) -> None:
-        """Take a watermark now and then; a read uses the newest one that it can."""
+        """Take a new watermark every few seconds; a read uses the newest one whose transactions it sees."""
         if time.monotonic() - self._sampled_at > _SAMPLE_SECONDS:
             self._sampled_at = time.monotonic()
             self._samples = [*self._samples[-_SAMPLES:], Watermark.now(connection)]
@@ -351,7 +352,7 @@ def _select(
     columns: Sequence[str],
     conditions: Sequence[sql.Composable],
 ) -> sql.Composed:
-    """Return the SELECT of rows that fulfil all conditions."""
+    """Return the SELECT of rows that satisfy all conditions."""
     query = sql.SQL("SELECT {} FROM {}").format(
         sql.SQL(", ").join(map(sql.Identifier, columns)), found.source
     )
@@ -361,7 +362,7 @@ def _select(
 
 
 def _bounds(found: chunks.PostgresSnapshotTable, chunk: Chunk) -> list[sql.Composed]:
-    """Return the conditions of a chunk's bounds."""
+    """Return the SQL conditions for a chunk's bounds."""
     if chunk.kind == "key":
         after = [] if chunk.after is None else [found.bound(">", chunk.after)]
         return after + ([] if chunk.upto is None else [found.bound("<=", chunk.upto)])
@@ -376,14 +377,14 @@ def _bounds(found: chunks.PostgresSnapshotTable, chunk: Chunk) -> list[sql.Compo
 
 
 def _conditions(text: str | None) -> list[sql.Composed]:
-    """Return a condition in SQL."""
+    """Return a list with the SQL condition `text`, or an empty list for None."""
     return [] if text is None else [sql.SQL("({})").format(sql.SQL(text))]
 
 
 def _row_filter(
     connection: psycopg.Connection, table: catalog.PublishableTable, publication: str
 ) -> str | None:
-    """Return which rows of a table the publication sends (manual: "Row Filters"), None for all."""
+    """Return the publication's row filter for a table (manual: "Row Filters"); None if there is none."""
     if connection.info.server_version < _ROW_FILTER_VERSION:
         return None
     row = connection.execute(
@@ -395,7 +396,7 @@ def _row_filter(
 
 
 def _record_end(lsn: int, block: int) -> int:
-    """Return where the last record before a place ends, if a block's header stands between."""
+    """Return the end of the last record before an LSN, which may be followed by a page header."""
     inside = lsn % block
     return lsn - inside if inside in _BLOCK_HEADERS else lsn
 

@@ -1,7 +1,7 @@
-"""Rows that were selected, as the log would have them: COPY text to row images.
+"""Write the rows of a COPY as row images, identical to those of the log's rows.
 
-There is one conversion for each type. COPY's text becomes tuples as in the log (`copy_text`), and the
-log's own kernel (`rows`) writes them, with the kinds that `types` names.
+COPY's text is converted to tuples as in the log (`copy_text`), which the log's own kernel writes
+(`decode.rows`). So there is only one conversion for each type.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _LEAST_ROOM = 1 << 16
 
 
 class PostgresSelectedRows:
-    """Writes row images and keys of one table's rows, byte for byte those of the log.
+    """Writes row images and keys of one table's rows, byte-identical to those from the log.
 
-    The rows must come from a session with our settings (`server.SETTINGS`), by
-    `COPY ... TO STDOUT`, which shows every value as its type does: a cast to text does not.
+    The rows must come from a session with our settings (`connection.server.SETTINGS`), and from
+    `COPY ... TO STDOUT`, which uses every type's output function as the log does; a cast to text may differ.
 
     Args:
-        columns: Name and type of the selected columns, in their order.
+        columns: Names and types of the selected columns, in their order.
         key: Names of the key columns.
     """
 
@@ -62,11 +62,11 @@ class PostgresSelectedRows:
         self._stack = np.empty(MAX_DEPTH, np.uint8)
 
     def write(self, copied: Bytes | bytes) -> tuple[pa.Array[Any], pa.Array[Any]]:
-        """Return the images and the keys (null without key columns) of whole lines of COPY text.
+        """Return the images and the keys (null without key columns) of complete lines of COPY text.
 
         Raises:
-            CorruptLog: The text is not of that format, or a value not of its type's form.
-            UnsupportedEvent: A document is nested too deeply, or the rows are beyond 2 GiB.
+            CorruptLog: The text does not follow COPY's format, or a value does not match its type.
+            UnsupportedEvent: A JSON document is nested too deeply, or the rows together exceed 2 GiB as JSON.
         """
         source, _, ends = read_copied(copied, len(self._columns))
         count = len(ends)
@@ -119,5 +119,5 @@ class PostgresSelectedRows:
 
 
 def warm() -> None:
-    """Compile the kernels of rows that are selected, or load them from the cache."""
+    """Compile the kernels for selected rows, or load them from the cache."""
     PostgresSelectedRows({"id": PostgresValueType("integer", INTEGER)}, ("id",)).write(b"1\n")

@@ -1,1 +1,1 @@
-"""The replication stream: `replication` receives it; its slot, publication and heartbeats."""
+"""The replication stream (`replication`), and its slot, publication and heartbeats."""

@@ -1,8 +1,8 @@
-"""Heartbeats: small messages of ours in the log, so that a slot moves where nothing else happens.
+"""Heartbeats: small messages that we write to the log, so that the slot moves in an idle database.
 
-The log is the whole server's. While other databases write much and ours writes nothing, a slot moves
-only with what the server says between changes, which it may say late. A heartbeat is a transaction of
-ours that the slot decodes, whose commit can be confirmed as soon as it has come back.
+All databases of a server share one log. While others write much and ours writes nothing, the slot moves
+only with the server's keepalives, which may come late. A heartbeat is a transaction in our database that the
+slot decodes, so its commit can be confirmed as soon as it has arrived.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SECONDS = 5.0
 
 
 class Heartbeat:
-    """Writes a heartbeat every so many seconds, from a thread of its own, until it is stopped.
+    """Writes a heartbeat every `seconds`, from a separate thread, until it is stopped.
 
-    A heartbeat that fails is logged and nothing more: the log is read without it.
+    A failed heartbeat is only logged, because capture works without it.
     """
 
     def __init__(self, server: PostgresSourceServer, seconds: float) -> None:
@@ -33,14 +33,14 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; takes as long as a heartbeat at most."""
+        """End the thread; waits for a heartbeat that is being written."""
         self._ended.set()
         self._thread.join()
 
     def _beat(self) -> None:
         while not self._ended.wait(self._seconds):
             try:
-                # Transactional: its commit flushes the log, which a message alone does not.
+                # Transactional, because a commit flushes the log, which a message alone does not.
                 with self._server.query(_SECONDS) as connection:
                     connection.execute("SELECT pg_logical_emit_message(true, %s, '')", (HEARTBEAT,))
             except DeltaforgeError as error:

@@ -1,12 +1,12 @@
-"""The publication: which tables' changes the server sends.
+"""The publication, which selects the tables whose changes the server sends.
 
-A missing one is created, with the tables that match the pipeline's patterns, before the slot: the
-server looks a publication up as it was at the place in the log it decodes, and fails when it was
-not there yet. It carries a comment that says so, and gets the tables that match later, from when
-they are added on. One without that comment belongs to somebody: it is checked and never changed.
+A missing publication is created with the tables that match the pipeline's patterns. This happens before the slot is
+created: the server looks up the publication as of the log position that it decodes, and fails if it did not exist
+then. A comment marks it as ours. Tables that match later are added to it, and captured from then on. A publication
+without that comment belongs to somebody else: it is checked but never changed.
 
-A table without a replica identity never gets into a publication of ours: PostgreSQL would refuse its
-UPDATEs and DELETEs from then on. It is not captured, and said to be so, while the others are.
+A table without a replica identity is never added to our publication, because PostgreSQL would then refuse its
+UPDATEs and DELETEs. It is not captured, and reported; the other tables are captured.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _OURS = "made by deltaforge, which adds the tables that match"
 _LOCK_MS = 500
 _KINDS = ("insert", "update", "delete", "truncate")
 _MOST = 50
-"""As many tables are named, or added at a time."""
+"""The most tables that are reported, or added, at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a publication does not send of what the pipeline's patterns ask for.
+    """What a publication lacks for the pipeline's patterns.
 
     Attributes:
-        ours: It was made here, so that it may be changed.
-        absent: `schema.table` that the patterns name and that is no table here.
-        unpublished: Tables that it could publish, and does not.
+        ours: Whether we created the publication, so that we may change it.
+        absent: `schema.table` of named tables that do not exist.
+        unpublished: Tables that it could send, but does not.
         bare: Tables without a replica identity that it does not send.
         refused: Tables without a replica identity that it sends: their UPDATEs or DELETEs fail.
-        silent: Kinds of statements that it does not send, of any table.
+        silent: Kinds of statements that it does not send (`insert`, `update`, `delete`, `truncate`).
     """
 
     ours: bool
@@ -61,7 +61,7 @@ class Coverage:
 
 
 def coverage(connection: psycopg.Connection, name: str, patterns: TablePatterns) -> Coverage | None:
-    """Return what a publication does not send; None when there is no such publication."""
+    """Return what a publication lacks; None if it does not exist."""
     row = connection.execute(
         """
         SELECT obj_description(oid, 'pg_publication'), pubinsert, pubupdate, pubdelete, pubtruncate
@@ -91,12 +91,12 @@ def create(
     patterns: TablePatterns,
     version: int,
 ) -> None:
-    """Create the publication with every table that matches now and has a replica identity.
+    """Create the publication with every existing table that matches and has a replica identity.
 
     Raises:
-        SourceMisconfigured: There is none, or one that is named does not exist.
-        PermissionMissing: The role may not; the message has the statement for somebody who may.
-        SourceUnavailable: A table stayed locked.
+        SourceMisconfigured: There is no such table, or a table that is named does not exist.
+        PermissionMissing: The role may not create it; the message has the statement for a superuser.
+        SourceUnavailable: A table is locked by another session; try again.
     """
     tables = catalog.captured(_existing(connection, server, patterns), patterns)
     if not tables:
@@ -122,7 +122,7 @@ def create(
                 sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(name), _OURS)
             )
     except psycopg.errors.DuplicateObject:
-        return  # somebody else was quicker, perhaps this pipeline's other process
+        return  # another process created it at the same time
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
             f"{server.where}: role {server.user!r} may not create publication {name!r} (it must own "
@@ -140,10 +140,10 @@ def create(
 def extend(
     connection: psycopg.Connection, server: PostgresSourceServer, name: str, patterns: TablePatterns
 ) -> None:
-    """Add the tables that match and are not sent, to a publication that was made here.
+    """Add tables that match and are not sent yet to the publication, if we created it.
 
-    Their changes are captured from then on, also by a reader that is at work. What cannot be added now (a
-    table is locked, or belongs to another role) is logged, and tried again the next time.
+    Their changes are captured from then on, even by a running reader. If they cannot be added now (a
+    table is locked, or belongs to another role), that is logged; the next call tries again.
     """
     lacks = coverage(connection, name, patterns)
     if lacks is None or not lacks.ours or not lacks.unpublished:
@@ -169,14 +169,14 @@ def extend(
 def check(
     connection: psycopg.Connection, server: PostgresSourceServer, name: str, patterns: TablePatterns
 ) -> None:
-    """Check that the publication sends what the patterns ask for.
+    """Check that the publication sends the tables that the patterns match.
 
-    A table that is named and could be sent is an error. One that only matches a wildcard was perhaps
-    created later: it is not captured, which is logged, and does not stop the others.
+    A missing table that is named without wildcards is an error. One that only matches a wildcard may have been
+    created later: that is logged, and does not stop capture of the others.
 
     Raises:
-        PositionLost: The publication is gone.
-        SourceMisconfigured: A table is missing; the message has the remedy.
+        PositionLost: The publication does not exist.
+        SourceMisconfigured: A named table does not exist or is not sent; the message has the remedy.
     """
     lacks = coverage(connection, name, patterns)
     if lacks is None:
@@ -196,7 +196,7 @@ def check(
 
 
 def missing(server: PostgresSourceServer, name: str) -> PositionLost:
-    """Return the error for a publication that is gone."""
+    """Return the error for a publication that does not exist any more."""
     return PositionLost(
         f"{server.where}: publication {name!r} is gone; the log written without it cannot be decoded. "
         "Re-snapshot required"
@@ -212,7 +212,7 @@ def too_young(server: PostgresSourceServer, name: str) -> PositionLost:
 
 
 def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list[Finding]:
-    """Return what a publication does not send as findings, with the statements that change it."""
+    """Return findings for what a publication lacks, with the statements that fix it."""
     found = []
     if lacks.absent:
         found.append(
@@ -268,7 +268,10 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
 def _left_out(
     connection: psycopg.Connection, names: Sequence[str], tables: Sequence[catalog.PublishableTable]
 ) -> Finding:
-    """Return that tables without a replica identity, which are among `tables`, are not captured."""
+    """Return the finding that tables without a replica identity are not captured.
+
+    `names` are their names; `tables` contains them, for the remedy.
+    """
     return Finding(
         "replica identity",
         "warning",
@@ -297,7 +300,7 @@ def creation(
     patterns: TablePatterns,
     version: int,
 ) -> list[Finding]:
-    """Return whether `create` would succeed, as findings; makes nothing."""
+    """Return findings about whether `create` would succeed, without creating anything."""
     tables = catalog.captured(catalog.tables(connection), patterns)
     bare = set(catalog.without_identity(connection, tables))
     good = [table for table in tables if table.full_name not in bare]
@@ -329,7 +332,7 @@ def creation(
 
 
 def foreign(connection: psycopg.Connection, name: str, patterns: TablePatterns) -> list[int]:
-    """Return the OIDs of tables that the publication sends and the pipeline does not capture."""
+    """Return the OIDs of tables that the publication sends but the pipeline does not capture."""
     sent = catalog.published(connection, name) or frozenset()
     return [
         table.oid
@@ -341,7 +344,7 @@ def foreign(connection: psycopg.Connection, name: str, patterns: TablePatterns) 
 def _existing(
     connection: psycopg.Connection, server: PostgresSourceServer, patterns: TablePatterns
 ) -> list[catalog.PublishableTable]:
-    """Return every table of users, after checking that those named are among them."""
+    """Return every user table, after checking that all named tables exist."""
     absent = catalog.absent(connection, patterns)
     if absent:
         raise _no_tables(server, absent)
@@ -375,6 +378,6 @@ def _creating(name: str, tables: Sequence[catalog.PublishableTable], version: in
         sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
     )
     if version >= _VIA_ROOT_VERSION:
-        # Rows of a partition carry the name of the partitioned table that the patterns chose.
+        # Rows of a partition are sent under the name of the partitioned table that the patterns match.
         statement += sql.SQL(" WITH (publish_via_partition_root = true)")
     return statement

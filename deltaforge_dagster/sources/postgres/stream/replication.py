@@ -5,10 +5,10 @@ Protocol"). Ours are Standby status updates, 39 bytes with header::
 
     'd' length  'r'  Int64 received  Int64 flushed  Int64 applied  Int64 clock  Byte1 reply-wanted
 
-They go out every second from a thread of their own, so that the server does not take us for dead
-while the reader's consumer is busy, and carry two promises: `received` is what has been decoded,
-`flushed` is what the server may forget. `flushed` is only what `confirm` was given, and never
-more than was received here.
+A separate thread sends one every second, so that the server does not consider us dead
+while the reader's consumer is busy. `received` is the position up to which the stream was decoded.
+`flushed` is the position up to which the server may discard its log: the last one given to `confirm`,
+once the stream has reached it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from deltaforge_dagster.sources.stream.socket import StreamSocket
 
 STATUS_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
-"""A server that says nothing for so long, though asked half-way, is taken for dead; and so are we."""
+"""A server that is silent for this long, although asked for a reply half-way, is considered dead. The server is told to
+do the same with us (`wal_sender_timeout`)."""
 
 _STATUS = struct.Struct("!cicqqqqb")
 _EPOCH_2000 = 946_684_800
@@ -40,12 +41,12 @@ _EPOCH_2000 = 946_684_800
 def start_command(
     connection: psycopg.Connection, config: PostgresSourceConfig, start: LsnPosition, version: int
 ) -> str:
-    """Return `START_REPLICATION` (manual: "Logical Streaming Replication Parameters").
+    """Return the `START_REPLICATION` command (manual: "Logical Streaming Replication Parameters").
 
-    Version 1 of the protocol sends each transaction whole and at its commit, in the log's order,
-    prepared ones at COMMIT PREPARED. The later versions send open transactions in parts, between
-    each other, and prepared ones early: all of that would have to be kept here until the
-    commit, which the server does as well.
+    Version 1 of the protocol sends each transaction complete at its commit, in commit order, and
+    prepared ones at COMMIT PREPARED. Later versions send parts of open transactions, interleaved, and
+    prepared ones early. We would have to keep all of that until the commit, which the server does
+    as well.
     """
     names = sql.Literal(sql.Identifier(config.publication).as_string(connection))
     messages = ", messages 'true'" if version >= MESSAGES_VERSION else ""
@@ -61,8 +62,8 @@ class ReplicationStream:
 
     Args:
         connected: The socket of a replication connection, after its handshake.
-        where: The server, for messages.
-        status_seconds: Time between two status messages.
+        where: The server's address, for error messages.
+        status_seconds: Seconds between two status messages.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ReplicationStream:
         self._thread: threading.Thread | None = None
 
     def start(self, command: str) -> None:
-        """Send the command and begin to stream.
+        """Send the command and start the stream.
 
         Raises:
             RefusedError: The server's answer is an error.
@@ -93,17 +94,17 @@ class ReplicationStream:
             if letter == b"E":
                 fields = error_fields(answer)
                 raise RefusedError(fields.get("C", ""), fields.get("M", ""))
-            if letter == b"W":  # CopyBothResponse: the next byte is log
+            if letter == b"W":  # CopyBothResponse: the stream begins with the next byte
                 break
         self._socket.begin()
         self._thread = threading.Thread(target=self._report, name="standby status", daemon=True)
         self._thread.start()
 
     def receive(self, buffer: memoryview, seconds: float) -> int:
-        """Fill `buffer` with what has arrived; wait for the first byte at most `seconds`.
+        """Fill `buffer` with what has arrived; wait at most `seconds` for the first byte.
 
         Returns:
-            The number of bytes, 0 when nothing came.
+            The number of bytes; 0 if none arrived.
 
         Raises:
             SourceUnavailable: The server closed the connection, is silent, or `close` was called.
@@ -116,17 +117,17 @@ class ReplicationStream:
         return count
 
     def passed(self, lsn: int) -> None:
-        """Note that everything up to `lsn` has been handed on."""
+        """Record that everything up to `lsn` was decoded and passed on to the consumer."""
         self._received = max(self._received, lsn)
 
     def confirm(self, lsn: int) -> None:
-        """Let the server forget up to `lsn`; told with the next status message."""
+        """Allow the server to discard its log up to `lsn`, with the next status message."""
         self._confirmed = max(self._confirmed, lsn)
 
     def send_status(self, *, answer_requested: bool = False) -> None:
-        """Tell the server now how far we are. A broken connection shows when receiving."""
+        """Send a status message now. If the connection is broken, only `receive` raises an error."""
         clock = int((time.time() - _EPOCH_2000) * 1_000_000)
-        with self._status_lock:  # no status overtakes an older one
+        with self._status_lock:  # so that status messages are sent in order
             confirmed = self._confirmed if self._confirmed <= self._received else 0  # 0: unknown
             message = _STATUS.pack(
                 b"d",
@@ -141,7 +142,7 @@ class ReplicationStream:
             self._socket.send(message)
 
     def close(self) -> None:
-        """Tell the server the last confirmed position and end; a blocked `receive` returns."""
+        """Send a last status message and end the stream; a blocked `receive` ends."""
         if self._thread is not None:
             self.send_status()
         self._ended.set()

@@ -1,4 +1,4 @@
-"""Where a pipeline begins to read: publication and slot are made, and `start_position` gets its LSN."""
+"""Create publication and slot, and determine the LSN at which a pipeline starts to read (`start_position`)."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def ensure_start(
     failover: bool,
     at: int | None,
 ) -> LsnPosition:
-    """Create publication and slot where missing; return where reading starts.
+    """Create publication and slot if they are missing; return where reading starts.
 
     Args:
-        connection: To the server.
-        server: For messages.
-        config: Names slot, publication and `start_position`.
-        patterns: The captured tables.
-        facts: About the server.
-        failover: Whether the server's replicas are to keep a copy of the slot.
-        at: An LSN that takes the place of `start_position`.
+        connection: A connection to the server.
+        server: The server, for messages.
+        config: The source's configuration, with slot, publication and `start_position`.
+        patterns: The tables to capture.
+        facts: The server's settings.
+        failover: Whether to create the slot as a failover slot.
+        at: An LSN that replaces `start_position`.
 
     Raises:
-        SourceMisconfigured: A table or the publication is not as needed.
-        PermissionMissing: The message has the statement that grants it.
-        PositionLost: The slot does not hold the LSN asked for, or the log ends before it.
+        SourceMisconfigured: A table or the publication is not as required.
+        PermissionMissing: A grant is missing; the message has the statement.
+        PositionLost: The slot does not retain the requested LSN, or the log ends before it.
         SourceUnavailable: Open transactions delay the slot; try again.
     """
     wanted = _wanted_lsn(config) if at is None else at

@@ -1,8 +1,9 @@
-"""The replication slot: the server's promise to keep the log from a position on.
+"""The replication slot, by which the server retains its log from a position on.
 
-Created when missing, never dropped and never moved by hand: only confirmed positions move it. A
-slot that has moved past the position to read from has let go of changes that nobody captured, and
-reading on would lose them in silence.
+It is created if missing. Only `deltaforge checkpoint reset --all` drops it, if nothing can be read from it any more, and only
+confirmed positions move it. A
+slot that has moved past the position to read from no longer has the changes between, and
+reading on would silently lose them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from deltaforge_dagster.sources.postgres.connection.server import PostgresSource
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSAGES_VERSION
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
-"""Log behind a slot that is worth a run, so that its idle progress frees it."""
+"""If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
 
 _PLUGIN = "pgoutput"
 _SKIPS_EMPTY_VERSION = 150000
@@ -46,10 +47,10 @@ def create(
 ) -> None:
     """Create the slot; the server first waits for the transactions that are open now.
 
-    With `failover` its replicas keep a copy (manual: "Logical Replication Failover").
+    With `failover`, the server's replicas keep a copy of it (manual: "Logical Replication Failover").
 
     Raises:
-        SourceUnavailable: They did not end in time; the message names the oldest.
+        SourceUnavailable: Open transactions did not end in time; the message names the oldest.
         SourceMisconfigured: The server has no free slot, or is too old for failover slots.
         PermissionMissing: The role may not replicate.
     """
@@ -78,10 +79,10 @@ def create(
 
 
 def check_failover(server: PostgresSourceServer, version: int) -> None:
-    """Check that the server knows failover slots.
+    """Check that the server supports failover slots.
 
     Raises:
-        SourceMisconfigured: It is too old.
+        SourceMisconfigured: The server is older than PostgreSQL 17.
     """
     if version < _FAILOVER_VERSION:
         raise SourceMisconfigured(
@@ -92,11 +93,11 @@ def check_failover(server: PostgresSourceServer, version: int) -> None:
 def check(
     found: catalog.ReplicationSlot | None, server: PostgresSourceServer, name: str
 ) -> catalog.ReplicationSlot:
-    """Return the slot if it exists, is intact, and belongs to this pipeline's database and plugin.
+    """Check that the slot exists, is valid, and has our plugin and database; return it.
 
     Raises:
-        PositionLost: It is gone, or the server has removed log that it needed.
-        SourceMisconfigured: It belongs to something else.
+        PositionLost: The slot does not exist, or was invalidated.
+        SourceMisconfigured: It was created with two_phase, or has another plugin or database.
     """
     if found is None:
         raise lost(server, name, "is gone")
@@ -118,10 +119,10 @@ def check(
 def useless(
     connection: psycopg.Connection, server: PostgresSourceServer, name: str, publication: str
 ) -> str | None:
-    """Return why nothing can be read from a slot any more; None when it can, or when there is none.
+    """Return why a slot can no longer be read; None if it can, or if it does not exist.
 
     Raises:
-        SourceMisconfigured: It is of another plugin or database.
+        SourceMisconfigured: The slot has another plugin or database.
     """
     found = catalog.slot(connection, name)
     if found is None:
@@ -144,15 +145,15 @@ def useless(
             f"holds log from before publication {publication!r} was made, which cannot be decoded"
         )
     except (psycopg.errors.QueryCanceled, psycopg.errors.ObjectInUse):
-        return None  # it is being decoded
+        return None  # decoding has begun, or another process decodes, so it can be read
     return None
 
 
 def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
-    """Drop a slot.
+    """Drop a slot, if it exists.
 
     Raises:
-        SourceUnavailable: Somebody reads it.
+        SourceUnavailable: Another process reads it.
     """
     try:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
@@ -163,7 +164,7 @@ def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str
 
 
 def short_of_log(name: str) -> Finding:
-    """Return what it means that a slot is `unreserved`."""
+    """Return the finding for a slot with the WAL status `unreserved`."""
     return Finding(
         "slot",
         "warning",
@@ -174,7 +175,7 @@ def short_of_log(name: str) -> Finding:
 
 
 def lost(server: PostgresSourceServer, name: str, what: str) -> PositionLost:
-    """Return the error for a slot that no longer keeps what we need."""
+    """Return the error for a slot that no longer retains the log that we need."""
     return PositionLost(
         f"{server.where}: replication slot {name!r} {what}: changes since the last captured "
         "position cannot be read any more. Re-snapshot required."
@@ -188,11 +189,10 @@ def check_start(
     start: int,
     flushed: int,
 ) -> None:
-    """Check that reading from `start` finds every change after it.
+    """Check that reading from `start` yields every change after it.
 
     Raises:
-        PositionLost: The slot has been confirmed beyond `start`, or the log, of which `flushed` is
-            the end, does not reach there.
+        PositionLost: The slot was confirmed beyond `start`, or the log ends (at `flushed`) before `start`.
     """
     if start > flushed:
         raise lost(
@@ -212,17 +212,17 @@ def check_start(
 
 
 def claim(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
-    """Wait until nobody reads the slot.
+    """Wait until no other process reads the slot; end a reader of the same pipeline if necessary.
 
-    After a killed run the server may not have noticed yet. A reader of the same pipeline that is
-    still there after five seconds is ended: whoever calls this holds the pipeline now.
+    After a killed run, the server may not have noticed yet that the reader is gone. A reader of the same
+    pipeline that still exists after five seconds is terminated: the caller holds the pipeline's lease.
 
-    One request to end is not enough for a reader whose process is stopped while the connection is
-    full. Its walsender begins to tell the reader why it ends, and waits for room to do so, without a
-    limit: `wal_sender_timeout` no longer counts. Only the next request makes it end without a word.
+    One `pg_terminate_backend` is not enough if the reader's process is frozen and the connection's buffers
+    are full. Its walsender then tries to send the reason, and waits without a limit for room to do
+    so: `wal_sender_timeout` no longer applies. Only a second request makes it end at once.
 
     Raises:
-        SourceUnavailable: Somebody else reads the slot, or our role may not end the reader.
+        SourceUnavailable: Another pipeline or program reads the slot, or our role may not end the reader.
     """
     pid = _wait(connection, name, _WAIT_SECONDS)
     deadline = time.monotonic() + _END_SECONDS
@@ -234,7 +234,7 @@ def claim(connection: psycopg.Connection, server: PostgresSourceServer, name: st
 
 
 def in_use(server: PostgresSourceServer, name: str, by: str) -> SourceUnavailable:
-    """Return the error for a slot that somebody else reads."""
+    """Return the error for a slot that another process reads."""
     return SourceUnavailable(f"{server.where}: replication slot {name!r} is in use by {by}")
 
 
@@ -248,18 +248,27 @@ def has_changes(
     foreign: Sequence[int],
     version: int,
 ) -> bool:
-    """Say whether the slot holds a change of a table that is not in `foreign`, after `after`.
+    """Return whether the slot has a change that was committed after `after`, of a table not in `foreign`.
 
-    Peeks (manual: "Logical Decoding Functions"), which decodes from the slot's own position on.
-    A transaction counts by its commit, and only if it holds more than Begin and Commit (servers
-    before 15 send empty ones), Relation, Type or Origin messages, rows of a foreign table, or our
-    own heartbeats. A message outside of transactions (flags 0) counts by itself.
+    This peeks into the slot (manual: "Logical Decoding Functions"), which decodes from the slot's position on.
+    A transaction counts if it has anything besides Begin and Commit (servers before 15 send empty
+    transactions), Relation, Type or Origin messages, rows of a foreign table, and our
+    own heartbeats. A non-transactional logical message (flags 0) counts by itself.
+
+    Args:
+        connection: A connection to the server.
+        found: The slot.
+        publication: Name of the publication.
+        name: Name of the slot.
+        after: An LSN.
+        foreign: OIDs of tables that the publication sends but the pipeline does not capture.
+        version: The server's `server_version_num`.
     """
-    # One transaction decides if the first that is sent can only be one that counts.
+    # If every transaction that is sent counts, it is enough to peek at the first one.
     first_decides = (
         version >= _SKIPS_EMPTY_VERSION and not foreign and (found.confirmed_lsn or 0) >= after
     )
-    # A heartbeat at the slot's beginning is worth the run that passes it: it would hide all else.
+    # In that case a heartbeat counts as well: it would hide what follows, and a run moves past it.
     heartbeat = b"" if first_decides else HEARTBEAT.encode() + b"\0"
     options = ", 'messages', 'true'" if version >= MESSAGES_VERSION else ""
     row = connection.execute(
@@ -296,10 +305,10 @@ def has_changes(
 
 
 def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str, pid: int) -> None:
-    """Ask a reader of the same pipeline to end; one that is gone by now is fine.
+    """Terminate a reader of the same pipeline; it may already have ended.
 
     Raises:
-        SourceUnavailable: It is not ours to end.
+        SourceUnavailable: The reader is not of this pipeline, or our role may not end it.
     """
     try:
         row = connection.execute(
@@ -320,7 +329,7 @@ def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str
 
 
 def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | None:
-    """Return the process that still reads the slot after `seconds`, None once there is none."""
+    """Wait at most `seconds` until no process reads the slot; return the process that still does, or None."""
     deadline = time.monotonic() + seconds
     while True:
         found = catalog.slot(connection, name)
@@ -332,7 +341,7 @@ def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | No
 
 
 def oldest_transaction(connection: psycopg.Connection) -> str:
-    """Return, in brackets, which process has been in a transaction for longest; empty without one."""
+    """Return a text in parentheses that names the process with the oldest transaction; empty if there is none."""
     row = connection.execute(
         """
         SELECT pid, extract(epoch FROM now() - xact_start)::int8 FROM pg_stat_activity

@@ -1,4 +1,4 @@
-"""How a replication stream ends: what the server said instead of it, or in its middle."""
+"""The errors for a replication stream that the server refuses, or ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ def stream_error(
     server: PostgresSourceServer,
     config: PostgresSourceConfig,
 ) -> DeltaforgeError:
-    """Return the error for a message that ends the stream; its rest is received."""
+    """Return the error for a message that ends the stream.
+
+    Args:
+        stream: The stream, from which the rest of the message is received.
+        message: The beginning of the message.
+        server: The server.
+        config: The source's configuration.
+    """
     where = server.where
     if message[:1] in {b"c", b"C", b"Z"}:
         return SourceUnavailable(f"{where}: the server ended the stream; is it shutting down?")
@@ -45,10 +52,10 @@ def refusal(
     *,
     started: bool,
 ) -> DeltaforgeError:
-    """Return the error for what the server said instead of, or inside, the stream.
+    """Return our error for an error of the server before the stream, or, if it had `started`, in the stream.
 
     ========  ==============================  =====================================
-    SQLSTATE  what it means here              error
+    SQLSTATE  meaning                         error
     ========  ==============================  =====================================
     58P01     a WAL file was removed          PositionLost
     55000     the slot was invalidated        PositionLost

@@ -1,8 +1,8 @@
-"""Databases in files: SQLite's through the `sqlite3` of Python, Turso's through Turso's own engine.
+"""Databases in files, read with Python's `sqlite3` or with Turso's own engine.
 
-A file is never made: a database that is not there is waited for, as a server is. SQLite's locks let
-others read and, in WAL mode, write meanwhile. Turso has one lock for a file that is open, so a session
-waits until nobody else has it open, and nobody else can open it before it ends.
+A file is never created: a missing file is a `SourceUnavailable`, like a server that does not answer. SQLite's locks let
+other connections read and, in WAL mode, write at the same time. Turso locks a file while it is open, so a session
+waits until no other process has it open, and no other process can open it before the session ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sources.turso.connection.sessions import Row, TursoSession, Value
 
 FEATURES = "views,custom_types,index_method,generated_columns,without_rowid"
-"""Experimental features of Turso that a file may need to be opened at all; none writes anything."""
+"""Experimental features of Turso without which some files cannot be opened; none of them writes anything."""
 
 _RETRY_SECONDS = 0.03
 
@@ -44,8 +44,24 @@ _SQLITE_ERRORS: dict[int, type[DeltaforgeError]] = {
 }
 
 
+def written(path: Path) -> list[tuple[int, int] | None]:
+    """Return when a database's file and its write-ahead log were written, and their sizes; None if missing.
+
+    Opens nothing: Turso lets one process open a file at a time.
+    """
+    found: list[tuple[int, int] | None] = []
+    for one in (path, path.with_name(f"{path.name}-wal")):
+        try:
+            status = one.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size))
+    return found
+
+
 class _DatabaseFile:
-    """What both have in common."""
+    """What `SqliteFile` and `TursoFile` have in common."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,11 +72,11 @@ class _DatabaseFile:
         return str(self._path)
 
     def close(self) -> None:
-        """Nothing is kept between sessions."""
+        """Do nothing: no connection is kept between sessions."""
 
 
 class SqliteFile(_DatabaseFile):
-    """A file that SQLite reads.
+    """A database file that is read with SQLite.
 
     Args:
         path: The file.
@@ -99,7 +115,7 @@ class _SqliteSession:
 
 
 def _text(data: bytes) -> str | bytes:
-    """Return a text; its bytes if it is not UTF-8, which SQLite does not check."""
+    """Decode a TEXT value; return the bytes if it is not UTF-8, which SQLite does not check."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -112,7 +128,7 @@ def _sqlite_problem(where: str, error: sqlite3.Error) -> DeltaforgeError:
 
 
 class TursoFile(_DatabaseFile):
-    """A file that Turso's engine reads.
+    """A database file that is read with Turso's engine.
 
     Args:
         path: The file.
@@ -166,7 +182,7 @@ class _TursoSession:
 
 
 def _turso_problem(where: str, error: Exception) -> DeltaforgeError:
-    """Return the error that one of Turso's engine means; it has no codes, only texts."""
+    """Return our error for an error of Turso's engine, by its text, because it has no error codes."""
     text = str(error)
     lowered = text.lower()
     if "lock" in lowered or "busy" in lowered:

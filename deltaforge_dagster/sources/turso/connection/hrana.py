@@ -2,7 +2,7 @@
 
 Specification: github.com/tursodatabase/libsql, "The Hrana protocol specification (version 2)", "Hrana over
 HTTP". Statements of one transaction are requests to `POST /v2/pipeline` that carry the *baton* of the
-answer before, and go to the `base_url` that it named. Integers travel as text, blobs as Base64::
+previous answer, and go to the `base_url` in it. Integers are sent as text, blobs as Base64::
 
     {"baton": null, "requests": [{"type": "execute", "stmt": {"sql": "...", "args": [...]}}, ...]}
     {"baton": "...", "base_url": null, "results": [{"type": "ok", "response": {"result": {"rows": ...}}}]}
@@ -35,15 +35,15 @@ _NOT_ALLOWED = ("SQLITE_READONLY", "SQLITE_AUTH", "SQLITE_PERM", "BLOCKED", "AUT
 
 
 class ResponseTooLarge(SourceMisconfigured):
-    """The server gives no answer of that size: ask for fewer rows."""
+    """The server refuses an answer of that size: request fewer rows."""
 
 
 class HranaDatabase:
-    """A database of a server.
+    """A database on a server.
 
     Args:
-        url: `https://host:port/path`, without a slash at its end.
-        token: What the server knows us by, if it asks.
+        url: `https://host:port/path`, without a trailing slash.
+        token: The authentication token; None for a server without authentication.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -78,10 +78,10 @@ class HranaDatabase:
     def post(
         self, base: str, requests: list[dict[str, Any]], baton: str | None, seconds: float
     ) -> Any:
-        """Send requests of one stream and return the answer.
+        """Send requests of one stream, and return the answer's JSON.
 
         Raises:
-            DeltaforgeError: The server cannot be reached, or refuses them all.
+            DeltaforgeError: The server cannot be reached, or refuses the HTTP request.
         """
         try:
             answer = self._connected().post(
@@ -114,7 +114,7 @@ class HranaDatabase:
             return AuthFailed(f"{text} (source.config.auth_token)")
         if answer.status_code in {408, 429} or answer.status_code >= 500:
             return SourceUnavailable(text)
-        # A baton that is too old is answered with 400: the transaction is gone, the next one is not.
+        # 400 may mean that the baton has expired: the transaction is lost, but a new one may succeed.
         return (
             SourceUnavailable(text)
             if answer.status_code == httpx.codes.BAD_REQUEST
@@ -145,7 +145,7 @@ class _HranaSession:
             raise SourceMisconfigured(f"{where}: the answer is not Hrana's") from error
 
     def close(self) -> None:
-        """Let the server forget the stream, and roll back what is open in it."""
+        """Close the stream on the server, which rolls back an open transaction."""
         if self._baton is not None:
             with suppress(DeltaforgeError):
                 self._database.post(self._base, [{"type": "close"}], self._baton, self._seconds)

@@ -1,6 +1,6 @@
-"""The seam to the databases: a session is one transaction over a file or a server.
+"""The interface to databases: a session is one transaction on a file or a server.
 
-Nothing stays open between two sessions: SQLite's files are shared with the application, and Turso lets
+No file stays open between sessions, because the application uses it, too, and Turso lets
 only one process open a file at a time.
 """
 
@@ -17,52 +17,52 @@ Row: TypeAlias = Sequence[Value]
 
 
 class TursoSession(Protocol):
-    """One transaction, which sees the database as it is at its first query."""
+    """One transaction, which sees the database as of its first query."""
 
     def query(self, statement: str, parameters: Sequence[Value] = ()) -> list[Row]:
         """Run a statement and return its rows.
 
         Raises:
-            SourceUnavailable: The database is locked, or the connection broke: try again.
+            SourceUnavailable: The database is locked, or the connection broke; try again.
             SourceMisconfigured: The database refuses the statement.
         """
         ...
 
 
 class TursoDatabase(Protocol):
-    """Where sessions begin; any thread may ask for one."""
+    """A database with which sessions can be opened; thread-safe."""
 
     @property
     def where(self) -> str:
-        """The file or URL, for messages; without a secret."""
+        """The file or URL, for error messages; without a secret."""
         ...
 
     def session(
         self, seconds: float, *, write: bool = False
     ) -> AbstractContextManager[TursoSession]:
-        """Begin a transaction; it is committed at the block's end, and rolled back by an error.
+        """Begin a transaction; it is committed at the end of the block, and rolled back after an error.
 
         Args:
-            seconds: How long to wait for others that have the database locked.
-            write: Take the lock for writing at once.
+            seconds: How long to wait if another connection has locked the database.
+            write: Whether to take the write lock at once.
 
         Raises:
-            SourceUnavailable: It is locked or cannot be reached: try again.
-            SourceMisconfigured: It is no such database.
+            SourceUnavailable: The database is locked or cannot be reached; try again.
+            SourceMisconfigured: The file or server is not such a database.
             AuthFailed: The server refused the token.
         """
         ...
 
     def close(self) -> None:
-        """Release what is kept between sessions."""
+        """Close connections that are kept between sessions."""
         ...
 
 
 def identifier(name: str) -> str:
-    """Return a name as it stands in a statement."""
+    """Return a name, quoted for a statement."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """Return a text as it stands in a statement."""
+    """Return a text as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"

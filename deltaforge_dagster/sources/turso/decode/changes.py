@@ -1,4 +1,4 @@
-"""Changes on their way into record batches: table versions, column rules and columns of the frame."""
+"""Make record batches of changes: table versions, column rules, and the columns of the change frame."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class TursoChange:
     """One change of a row.
 
     Attributes:
-        table: The table as it was.
+        table: The table's definition at the time of the change.
         op: As in the change frame.
-        ts_us: When it was made.
-        number: Its number in the table of changes; the row's rowid where new rows are all there is.
+        ts_us: When it was made, in microseconds since 1970.
+        number: Its number in the change table; in mode `polling` the row's rowid.
         before, after, key: As in the change frame.
-        row: Its number in its transaction, from 0.
-        tx_id: Its transaction, None where the database does not say.
+        row: Its index in its transaction, from 0.
+        tx_id: Its transaction; None if unknown.
         tx_end: Whether it is the last of its transaction.
-        by_table: Whether `number` counts for the table alone.
-        ddl: A statement, of a change that is no row's.
+        by_table: Whether `number` is unique only within the table.
+        ddl: The payload of a DDL event; None for a change of a row.
     """
 
     table: TableSchema
@@ -50,11 +50,11 @@ class TursoChange:
 
 
 class Batches:
-    """Makes record batches of changes, and registers the table versions that they have.
+    """Makes record batches of changes, and registers their table versions.
 
     Args:
         source_id: `id` of the source.
-        rules: What is hidden of rows.
+        rules: The column rules.
         registry: Where versions are registered.
     """
 
@@ -74,7 +74,7 @@ class Batches:
 
         Raises:
             SourceMisconfigured: A column rule cannot be applied to a value.
-            LeaseLost: The run that reads no longer holds the pipeline.
+            LeaseLost: The run that reads no longer holds the pipeline's lease.
         """
         columns: dict[str, list[Any]] = {field.name: [None] * len(changes) for field in CAPTURED}
         for at, one in enumerate(changes):
@@ -105,14 +105,14 @@ class Batches:
             columns["schema_version"][at] = stamp.fingerprint
             columns["schema_sequence"][at] = stamp.sequence
         if one.by_table:
-            columns["file"][at] = one.table.table  # by which `read_view` knows the number's table
+            columns["file"][at] = one.table.table  # `read_view` needs the table of the number
             place, ts_us = f"{one.table.table}\0{one.number}", 0
         else:
             place, ts_us = f"{one.ts_us}\0{one.number}", one.ts_us
         columns["event_id"][at] = event_id(self._source_id, place, ts_us)
 
     def _hide(self, texts: list[Any], changes: Sequence[TursoChange]) -> None:
-        """Write over texts what the column rules leave of them."""
+        """Replace the texts by those that result from the column rules."""
         if not self._rules:
             return
         by_table: dict[TableSchema, list[int]] = {}
@@ -131,7 +131,7 @@ class Batches:
         found = self._stamped.get(table)
         if found is None or self._newest.get(table.table) != table:
             hidden = HiddenTable(self._rules, table) if found is None else found[0]
-            # Also one that is in force again.
+            # Also if an earlier version is in force again.
             found = hidden, self._registry.register(hidden.visible, position)
             self._stamped[table] = found
             self._newest[table.table] = table
@@ -142,14 +142,14 @@ _VERSION, _VARIANT = 7 << 76, 2 << 62
 
 
 def event_id(source_id: str, place: str, ts_us: int) -> str:
-    """Return the id of a change: a UUID of version 7 as elsewhere (`sources.rows.event_ids`).
+    """Return the event id of a change: a version 7 UUID, as for other sources (`sources.rows.event_ids`).
 
-    74 bits of it are a hash of the source and of the change's place in the database.
+    Its 74 free bits are a hash of the source and of the change's place in the database.
 
     Args:
         source_id: `id` of the source.
-        place: What names the change among all of the source's.
-        ts_us: When it was made, in microseconds since 1970; 0 where the database does not say.
+        place: A text that identifies the change within the source.
+        ts_us: When it was made, in microseconds since 1970; 0 if unknown.
     """
     digest = hashlib.blake2b(f"{source_id}\0{place}".encode(), digest_size=16, person=b"event_id")
     free = int.from_bytes(digest.digest(), "big")

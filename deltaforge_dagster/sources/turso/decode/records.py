@@ -1,4 +1,4 @@
-"""SQLite's record format, in which Turso keeps rows before and after a change.
+"""SQLite's record format, in which Turso's change table has rows before and after a change.
 
 "Database File Format" of sqlite.org, section 2.1: a header, its size and one serial type per column as
 varints, then the values one after another, big-endian::
@@ -23,12 +23,10 @@ _DOUBLE = struct.Struct(">d")
 
 
 def decode_record(record: bytes) -> list[Value]:
-    """Return the values of a record.
-
-    Text that is not UTF-8 comes as bytes.
+    """Return the values of a record; text that is not UTF-8 is returned as bytes.
 
     Raises:
-        CorruptLog: It is no record; the message has no value.
+        CorruptLog: The bytes are not a record; the message contains no value.
     """
     try:
         size, at = _varint(record, 0)
@@ -50,7 +48,7 @@ def decode_record(record: bytes) -> list[Value]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at a place, and the place after it."""
+    """Return the varint at offset `at`, and the offset after it."""
     number = 0
     for _ in range(8):
         byte = data[at]

@@ -1,1 +1,1 @@
-"""How changes are found: `native`, `triggers` or `polling`; `mode` chooses, `readings` is what they share."""
+"""How changes are found: `native`, `triggers` or `polling`; `mode` chooses, `readings` has the common interfaces."""

@@ -1,7 +1,7 @@
-"""Which way changes are found, and the database that it takes.
+"""Choose the mode in which changes are found, and the database engine for it.
 
 Only Turso writes `turso_cdc`, so mode `native` reads a file with Turso's engine; the other modes read it
-with SQLite, which shares it with the application. On a server it is one database in every mode.
+with SQLite, which can share the file with the application. On a server, all modes use the same connection.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of finding changes, and where.
+    """A mode of finding changes.
 
     Attributes:
         mode: Its name.
-        database: Where.
-        log: How.
+        database: The database, with the engine that the mode needs.
+        log: Finds changes in the database.
     """
 
     mode: str
@@ -41,7 +41,7 @@ class Way:
 
 
 class Ways:
-    """The ways of finding changes in one database.
+    """The modes of finding changes in one database.
 
     Args:
         config: `spec.source.config`.
@@ -66,11 +66,11 @@ class Ways:
         return self._shared.where
 
     def captures(self, name: str) -> bool:
-        """Say whether a table is captured."""
+        """Return whether a table is captured."""
         return is_captured(self.patterns, name) and name != self._config.cdc_table_name
 
     def of(self, mode: str) -> Way:
-        """Return the way that a mode is."""
+        """Return the `Way` for the name of a mode."""
         where, captures = self._shared.where, self.captures
         match mode:
             case native.MODE:
@@ -84,10 +84,10 @@ class Ways:
                 return Way(mode, self._shared, PollingLog(where, captures, column))
 
     def chosen(self, seconds: float) -> Way:
-        """Return the way that the pipeline file says; of `auto` the first that the database has.
+        """Return the mode in the pipeline file; for `auto`, the first that the database supports.
 
         Raises:
-            DeltaforgeError: The database cannot be asked.
+            DeltaforgeError: The database cannot be reached.
         """
         mode = self._config.cdc_mode
         if mode != "auto":
@@ -102,7 +102,7 @@ class Ways:
         except (SourceMisconfigured, CorruptLog):
             if self._native is self._shared:
                 raise
-            # A definition, or a form of the file, that only Turso's engine reads.
+            # The file may have a definition or a format that only Turso's engine can read.
             return self._found_in(self._native, seconds)
 
     def _found_in(self, database: TursoDatabase, seconds: float) -> str:
@@ -117,6 +117,6 @@ class Ways:
         return triggers.MODE if self._config.auto_create_triggers else polling.MODE
 
     def close(self) -> None:
-        """Release what is kept between sessions."""
+        """Close connections that are kept between sessions."""
         self._shared.close()
         self._native.close()

@@ -6,13 +6,13 @@ change_time    seconds since 1970
 change_txn_id  number of the transaction's first change; only in the newer form of the table
 change_type    1 insert, 0 update, -1 delete; 2 a commit, only in the newer form
 table_name     the table, `sqlite_schema` for definitions
-before, after  the row as a record (`records`), null where the connection captures less
+before, after  the row as a record (`records`), null if the connection does not capture it
 =============  =============================================================================
 
-Its numbers begin again at 1 when every row is deleted, so a position is known again by the row itself:
-number and time. That row, and all after it, must stay; older ones may go. One connection writes at a time,
-so the changes of a transaction stand together, and what a session sees ends between transactions. In the older
-form of the table nothing says where one ends: there each change is a transaction of its own.
+Its numbers start again at 1 after every row was deleted, so a position is recognized by number and time of its
+row. That row, and all after it, must not be deleted; older ones may. Only one connection writes at a time,
+so the changes of a transaction are consecutive, and a session sees complete transactions only. The older
+form of the table does not say where transactions end: there each change is a transaction of its own.
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -72,10 +72,10 @@ class NativeLog:
     """The change table of a database.
 
     Attributes:
-        where: The database, for messages.
-        name: Of the change table.
-        captures: Whether a table is captured.
-        shows_ddl: Whether what changes tables is a change, too.
+        where: The database, for error messages.
+        name: Name of the change table.
+        captures: Returns whether a table is captured.
+        shows_ddl: Whether changes of tables become DDL events.
     """
 
     where: str
@@ -84,14 +84,14 @@ class NativeLog:
     shows_ddl: bool = False
 
     def exists(self, session: TursoSession) -> bool:
-        """Say whether there is a change table."""
+        """Return whether the change table exists."""
         return self.name in statements(session)
 
     def newest(self, session: TursoSession) -> TursoPosition:
-        """Return the newest change.
+        """Return the position of the newest change.
 
         Raises:
-            SourceMisconfigured: There is no change table, or it is none.
+            SourceMisconfigured: The change table does not exist, or lacks columns.
         """
         self._columns(session)
         rows = session.query(
@@ -101,16 +101,16 @@ class NativeLog:
         return TursoPosition(MODE) if not rows else _position(rows[0])
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return the newest change: what the application keeps before it may be of any age."""
+        """Return the position of the newest change; older changes in the table may be of any age."""
         return self.newest(session)
 
     def check(self, session: TursoSession, position: TursoPosition) -> None:
-        """Make sure that the row of a position, and all after it, are still there."""
+        """Check that the row of a position, and all rows after it, still exist; raise `PositionLost` if not."""
         self._columns(session)
         self._following(self._rows(session, position, None, 1), position)
 
     def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
-        """Say whether a captured table changed after a position; also if there is much to look through."""
+        """Return whether a captured table has changes after a position; also true if there are many changes."""
         self.check(session, after)
         rows = session.query(
             f"SELECT table_name FROM {identifier(self.name)} WHERE change_id > ?"
@@ -121,23 +121,23 @@ class NativeLog:
         return len(rows) == _ENOUGH or any(map(self.captures, names))
 
     def definitions(self, session: TursoSession, at: TursoPosition) -> dict[str, str]:
-        """Return the statements of captured tables as they were at a position."""
+        """Return the statements of captured tables at a position."""
         changes = [change for _, change in self._table_changes(session, at, None)]
         return self._captured(backward(statements(session), changes))
 
     def reading(self, start: TursoPosition, notes: SourceNotes) -> NativeReading:
-        """Begin to read what follows a position."""
+        """Return a reading of the changes after a position."""
         return NativeReading(self, start, notes)
 
     def held(self, data: bytes, create_table: str | None) -> TursoChange:
-        """Return a change that was held; see `HeldEvent.data`.
+        """Decode a held change.
 
         Args:
-            data: What was kept.
-            create_table: How the table was defined then; None if it is known.
+            data: `HeldEvent.data`.
+            create_table: The table's definition at that time, as given by the user; None to use the stored one.
 
         Raises:
-            UnsupportedEvent: It still cannot be decoded.
+            UnsupportedEvent: The change still cannot be decoded.
         """
         kept = orjson.loads(data)
         sql = create_table or kept["sql"]
@@ -169,7 +169,7 @@ class NativeLog:
     def _rows(
         self, session: TursoSession, after: TursoPosition, upto: int | None, limit: int
     ) -> list[Row]:
-        """Return the row of a position, and those that follow."""
+        """Return the row of a position, and at most `limit` rows after it."""
         columns = self._columns(session)
         transaction = "change_txn_id" if "change_txn_id" in columns else "NULL"
         end, bounds = ("", ()) if upto is None else (" AND change_id <= ?", (upto,))
@@ -181,10 +181,10 @@ class NativeLog:
         )
 
     def _following(self, rows: list[Row], after: TursoPosition) -> list[Row]:
-        """Return what follows a position: there must be no gap.
+        """Check that rows follow a position without a gap; return them without the position's own row.
 
         Raises:
-            PositionLost: There is one, or it is no longer the same row.
+            PositionLost: There is a gap, or the position's row does not exist or differs.
         """
         last = after.last_change_id or 0
         if last:
@@ -206,7 +206,7 @@ class NativeLog:
     def _table_changes(
         self, session: TursoSession, after: TursoPosition, upto: int | None
     ) -> Iterator[tuple[TursoPosition, TursoTableChange]]:
-        """Yield what changed tables after a position, with the places."""
+        """Yield the changes of table definitions after a position, each with its position."""
         end, bounds = ("", ()) if upto is None else (" AND change_id <= ?", (upto,))
         rows = session.query(
             f'SELECT change_id, change_time, change_type, "before", "after" FROM'
@@ -222,10 +222,10 @@ class NativeLog:
         return {name: sql for name, sql in tables.items() if self.captures(name)}
 
     def _change(self, row: Row, table: Definition) -> TursoChange:
-        """Return a change of a row.
+        """Decode a change of a row with the table's definition.
 
         Raises:
-            UnsupportedEvent: It does not fit the table.
+            UnsupportedEvent: The change does not match the definition, or lacks a needed record.
         """
         number, time, transaction, kind, name, before, after = row
         op = _OPS[_integer(kind)]
@@ -264,22 +264,22 @@ class NativeLog:
 
 @dataclass(slots=True)
 class _Open:
-    """What has come of a transaction."""
+    """The changes that were read of an open transaction."""
 
     changes: list[TursoChange] = field(default_factory=list)
     held: list[HeldEvent] = field(default_factory=list)
 
     def behind(self, part: Part) -> Part:
-        """Return another part with this behind it."""
+        """Return a part with these changes appended."""
         held = (*part.held, *self.held)
         return replace(part, changes=[*part.changes, *self.changes], held=held)
 
 
 @dataclass(slots=True)
 class NativeReading:
-    """A reading of the change table, window by window: up to where it ended when the window began.
+    """A reading of the change table, in windows: each ends where the table ended when the window began.
 
-    Of each window it is known beforehand how tables looked at its beginning (`history`).
+    The definitions of tables at a window's beginning are determined before the window is read (`schema.history`).
     """
 
     log: NativeLog
@@ -303,7 +303,7 @@ class NativeReading:
         return Step(self._parts(rows), len(rows) >= limit, read_bytes)
 
     def _begin(self, session: TursoSession) -> None:
-        """Begin a window that ends where the log does now."""
+        """Begin a window that ends at the change table's current end."""
         log = self.log
         self._upto = log.newest(session).last_change_id or 0
         self._catalog = log._captured(statements(session))  # noqa: SLF001
@@ -338,13 +338,13 @@ class NativeReading:
         return [*found, rest] if rest.changes or rest.held else found
 
     def _end_transaction(self, part: _Open) -> None:
-        """Everything of the transaction has come: its last change ends it."""
+        """Mark the last change of a transaction that was read completely with `tx_end`."""
         if self._last is not None:
             part.changes.append(replace(self._last, tx_end=True))
             self._last = None
 
     def _end_window(self) -> None:
-        """Go on with the tables as the catalog has them, and note what the log did not say."""
+        """Continue with the catalog's definitions, and store those that the change table did not record."""
         tables = self._tables or {}
         different = {
             name: self._catalog.get(name)
@@ -403,7 +403,7 @@ class NativeReading:
         )
 
     def _decode(self, row: Row, name: str, held: list[HeldEvent]) -> TursoChange | None:
-        """Return a change; None when it has to be kept back."""
+        """Decode a change; if its table is held, or its definition is uncertain, add it to `held` and return None."""
         assert self._tables is not None
         full_name, sql = f"{DB}.{name!s}", self._tables.get(name)
         reason = self.notes.held().get(full_name)

@@ -1,8 +1,8 @@
-"""Mode `polling`: new rows, by rowid. It sees inserts, nothing else.
+"""Mode `polling`: finds new rows by rowid. It sees inserts, but neither updates nor deletes.
 
-A row is new when its rowid is larger than every one seen before: so it must not come with a smaller one of
-its own choice, nor, where the largest row was deleted, with that one's again (AUTOINCREMENT rules that
-out). A row shows what it is when it is read.
+A row is new if its rowid is larger than every one seen before. So applications must not insert smaller rowids
+explicitly, and the rowid of a deleted last row must not be reused (AUTOINCREMENT prevents
+that). The event has the row's values at the time of reading.
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -37,12 +37,12 @@ _LOWEST = -(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class PollingLog:
-    """The tables of a database, as far as rows are added to them.
+    """The new rows of a database's tables.
 
     Attributes:
-        where: The database, for messages.
-        captures: Whether a table is captured.
-        column: `tracking_column`.
+        where: The database, for error messages.
+        captures: Returns whether a table is captured.
+        column: `tracking_column` of the pipeline file.
     """
 
     where: str
@@ -50,7 +50,7 @@ class PollingLog:
     column: str
 
     def newest(self, session: TursoSession) -> TursoPosition:
-        """Return the largest rowid of each table."""
+        """Return a position with the largest rowid of each table."""
         found = {}
         for table in self._tables(session):
             column = self.tracked(table)
@@ -62,29 +62,29 @@ class PollingLog:
         return _position(found)
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return the largest rowid of each table."""
+        """Return a position with the largest rowid of each table: existing rows are not captured."""
         return self.newest(session)
 
     def check(self, session: TursoSession, position: TursoPosition) -> None:
-        """Make sure that every table has a rowid; nothing else can be told."""
+        """Check that every table has a rowid; whether rows are missing cannot be verified."""
         del position
         for table in self._tables(session):
             self.tracked(table)
 
     def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
-        """Say whether a table has new rows."""
+        """Return whether any captured table has new rows."""
         seen = dict(after.table_positions)
         return any(self._rows(session, one, seen, 1) for one in self._tables(session))
 
     def reading(self, start: TursoPosition, notes: SourceNotes) -> PollingReading:
-        """Begin to read what follows a position."""
+        """Return a reading of the rows after a position."""
         return PollingReading(self, start, notes)
 
     def tracked(self, table: Definition) -> str:
-        """Return the rowid's name in a statement.
+        """Return the quoted name of a table's rowid.
 
         Raises:
-            SourceMisconfigured: The table has none, or the column is another one.
+            SourceMisconfigured: The table has no rowid, or `tracking_column` is not its rowid.
         """
         if not table.has_rowid:
             raise SourceMisconfigured(
@@ -169,7 +169,7 @@ def _held(table: Definition, change: TursoChange, reason: str) -> HeldEvent:
 
 
 def held(data: bytes) -> TursoChange:
-    """Return a change that was held; see `HeldEvent.data`."""
+    """Decode a held change from `HeldEvent.data`."""
     kept = orjson.loads(data)
     return TursoChange(
         table=definition(kept["sql"]).table,

@@ -1,8 +1,7 @@
-"""What the three ways of finding changes have in common: a reading of them, step by step.
+"""The interfaces of the three modes: a log of changes, and a reading of it, step by step.
 
-`NativeReading`, `TriggerReading` and `PollingReading` each remember how far they have come. A step is
-taken in one session, which it leaves with everything that it needs; batches are made afterwards, when the
-database is free again.
+`NativeReading`, `TriggerReading` and `PollingReading` keep their position. A step reads everything that it needs
+in one session; batches are made afterwards, when the database is unlocked again.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ class Part:
     """Changes in the database's order.
 
     Attributes:
-        changes: They.
-        end: Where a segment may end behind them; None inside a transaction.
-        reached: How far the reading has come with them.
-        held: Events that are to be kept back.
+        changes: The changes.
+        end: The position after them, at which a segment may end; None inside a transaction.
+        reached: The position of the reading after them.
+        held: Events that must be held.
     """
 
     changes: Sequence[TursoChange]
@@ -36,12 +35,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one look has found.
+    """The result of one poll.
 
     Attributes:
-        parts: Changes.
-        more: There may be more to read at once.
-        read_bytes: How much was read, roughly.
+        parts: The changes.
+        more: Whether there may be more changes, so that the next poll should follow at once.
+        read_bytes: Approximate number of bytes read.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -50,41 +49,41 @@ class Step:
 
 
 class Reading(Protocol):
-    """A reading from some position on."""
+    """Reads changes from a position on, and keeps its position."""
 
     def step(self, session: TursoSession, limit: int) -> Step:
-        """Read the next changes, so many at most.
+        """Read the next changes, at most `limit` (in mode `polling`, of each table).
 
         Raises:
-            PositionLost: What follows the position cannot be read any more.
-            UnsupportedEvent: Something is not understood; nothing is passed over.
+            PositionLost: Changes after the position no longer exist.
+            UnsupportedEvent: A change cannot be decoded; nothing is skipped.
         """
         ...
 
 
 class ChangeLog(Protocol):
-    """One way of finding changes; remembers nothing."""
+    """A mode of finding changes; stateless."""
 
     def newest(self, session: TursoSession) -> TursoPosition:
-        """Return the newest position now."""
+        """Return the newest position."""
         ...
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return where a new pipeline begins."""
+        """Return the position at which a new pipeline begins."""
         ...
 
     def check(self, session: TursoSession, position: TursoPosition) -> None:
-        """Make sure that everything after a position can be read.
+        """Check that all changes after a position still exist, as far as the mode can tell.
 
         Raises:
-            PositionLost: Not everything.
+            PositionLost: They do not.
         """
         ...
 
     def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
-        """Say whether a captured table changed after a position."""
+        """Return whether a captured table has changes after a position."""
         ...
 
     def reading(self, start: TursoPosition, notes: SourceNotes) -> Reading:
-        """Begin to read what follows a position."""
+        """Return a reading of the changes after a position."""
         ...

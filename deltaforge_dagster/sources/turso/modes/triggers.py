@@ -1,4 +1,4 @@
-"""Mode `triggers`: the table `_df_cdc_changes`, which AFTER triggers fill.
+"""Mode `triggers`: the change table `_df_cdc_changes`, which AFTER triggers fill.
 
 ================  ===========================================================================
 id                AUTOINCREMENT: consecutive, never used again
@@ -9,10 +9,12 @@ old_data          the old row
 created_at        milliseconds since 1970
 ================  ===========================================================================
 
-DeltaForge's tables and triggers are read, too; what is made here differs in the rows' values. A BLOB, which
-`json_object` refuses so that the application's statement would fail, is `{"_df_hex":"..."}`. A REAL has all of
-its digits; a very large or small one is `{"_df_real":[m,e]}`, which is m times 2 to the power of e (`_real`).
-What every sink has is deleted. The table does not say where transactions end: each change is one of its own.
+Tables and triggers that the original DeltaForge created work as well; ours differ in the format of values. A BLOB, for
+which `json_object` would make the application's statement fail, is `{"_df_hex":"..."}`. A REAL has all of
+its digits; a very large or small one is `{"_df_real":[m,e]}`, which means m times 2 to the power of e (`_real`).
+
+Changes that every sink has are deleted. The table does not say where transactions end, so each change is a
+transaction of its own.
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -63,7 +65,7 @@ _EVENT = re.compile(r"\b(INSERT|UPDATE|DELETE)(?:\s+OF\s+[^;]*?)?\s+ON\b", re.IG
 _ENOUGH = 10_000
 _HEX = "_df_hex"
 _REAL = "_df_real"
-_BITS = 62  # of the largest power of two that is an INTEGER
+_BITS = 62  # exponent of the largest power of two that is an INTEGER
 _MADE = f"""CREATE TABLE {TABLE} (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   table_name TEXT NOT NULL,
@@ -72,12 +74,12 @@ _MADE = f"""CREATE TABLE {TABLE} (
   old_data TEXT,
   created_at INTEGER NOT NULL
 )"""
-# Milliseconds without a detour over REAL numbers, in every version of SQLite.
+# The time in milliseconds, computed without REAL numbers, for every version of SQLite.
 _NOW = "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) AS INTEGER)"
 
 
 def trigger_statements(table: Definition) -> dict[str, str]:
-    """Return the triggers of a table, by name."""
+    """Return the CREATE TRIGGER statements for a table, by the trigger's name."""
     images = {"NEW": _image("NEW", table), "OLD": _image("OLD", table)}
     rows = {"INSERT": ("NEW", None), "UPDATE": ("NEW", "OLD"), "DELETE": (None, "OLD")}
     made = {}
@@ -99,7 +101,7 @@ def trigger_statements(table: Definition) -> dict[str, str]:
 
 
 def _image(which: str, table: Definition) -> str:
-    """Return an expression that makes JSON of a row."""
+    """Return an SQL expression that converts the row `which` (NEW or OLD) to JSON."""
     members = []
     for name in table.columns:
         value = f"{which}.{identifier(name)}"
@@ -114,13 +116,14 @@ def _image(which: str, table: Definition) -> str:
 
 
 def _real(value: str) -> str:
-    """Return an expression that makes JSON of a REAL, from which it can be read to the last bit.
+    """Return an SQL expression that converts a REAL to JSON without losing a bit.
 
-    SQLite's `printf` is not exact for all of them. Measured with random numbers: 17 digits were another number
-    for 0.03 % of those above 1e100, and 1 % of those above 1e200, with SQLite 3.40.1, where 20 digits never
-    were; with SQLite 3.51.1 and Turso's engine 17 and 20 digits were for a third of those above 1e100, half of
-    those above 1e220, and a sixth of those below 1e-80. So what is not near 1 is brought there by a power of
-    two, which is exact, where a literal as 1e150 need not be; and gets 20 digits, which is exact there in all.
+    SQLite's `printf` is not exact for all numbers. Measured with random numbers: with SQLite 3.40.1, 17 digits were
+    wrong for 0.03 % of numbers above 1e100 and 1 % of those above 1e200, 20 digits never; with SQLite 3.51.1 and
+    Turso's engine, both 17 and 20 digits were wrong for a third of those above 1e100, half of
+    those above 1e220, and a sixth of those below 1e-80. So very large and small numbers are scaled towards 1 by a
+    power of two, which is exact (unlike by a literal such as 1e150), and written with 20 digits, which were always
+    exact there.
     """
 
     def scaled(operator: str, steps: int) -> str:
@@ -139,10 +142,10 @@ def _real(value: str) -> str:
 
 
 def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
-    """Create the table of changes and the triggers, and recreate those that are not as they should be.
+    """Create the change table and the triggers, and recreate triggers that are outdated.
 
     Returns:
-        Whether anything was made.
+        Whether anything was created.
     """
     found = {
         str(name): str(sql)
@@ -161,7 +164,7 @@ def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
 
 
 def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
-    """Say whether everything is as `make` would make it."""
+    """Return whether change table and triggers are as `make` would create them."""
     found = {
         str(row[0]) for row in session.query("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")
     }
@@ -171,7 +174,7 @@ def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
 
 
 def triggered(session: TursoSession) -> set[str]:
-    """Return the tables whose every insert, update and delete is written into the table of changes."""
+    """Return the tables that have triggers for inserts, updates and deletes, which write to the change table."""
     rows = session.query("SELECT tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'")
     found: dict[str, set[str]] = {}
     for table, sql in rows:
@@ -182,9 +185,9 @@ def triggered(session: TursoSession) -> set[str]:
 
 
 def outdated(session: TursoSession, tables: dict[str, Definition]) -> set[str]:
-    """Return the tables that have triggers from here which `make` would recreate.
+    """Return the tables whose triggers we created and `make` would recreate.
 
-    An earlier version made them, or the table was altered since.
+    An earlier version created them, or the table was altered since.
     """
     rows = session.query("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'")
     found = {str(name): str(sql) for name, sql in rows if _HEX in str(sql)}
@@ -198,25 +201,26 @@ def outdated(session: TursoSession, tables: dict[str, Definition]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class TriggerLog:
-    """The table of changes of a database.
+    """The change table of a database.
 
     Attributes:
-        where: The database, for messages.
-        captures: Whether a table is captured.
+        where: The database, for error messages.
+        captures: Returns whether a table is captured.
     """
 
     where: str
     captures: Callable[[str], bool]
 
     def exists(self, session: TursoSession) -> bool:
-        """Say whether there is a table of changes."""
+        """Return whether the change table exists."""
         return TABLE in statements(session)
 
     def newest(self, session: TursoSession) -> TursoPosition:
-        """Return the newest change there ever was.
+        """Return the position of the newest change that was ever written, even if it was deleted.
 
         Raises:
-            SourceMisconfigured: There is no table of changes, or its numbers may be used again.
+            SourceMisconfigured: The change table does not exist, or is not AUTOINCREMENT, so that numbers may be
+                reused.
         """
         sql = statements(session).get(TABLE)
         if sql is None:
@@ -234,17 +238,17 @@ class TriggerLog:
         return TursoPosition(MODE, number if isinstance(number, int) and number else None)
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return what stands before the oldest change that is kept."""
-        newest = self.newest(session)  # which says whether the table is sound
+        """Return the position before the oldest existing change; the newest position if there is none."""
+        newest = self.newest(session)  # also checks the table
         ((oldest,),) = session.query(f"SELECT min(id) FROM {TABLE}")
         return TursoPosition(MODE, oldest - 1) if isinstance(oldest, int) else newest
 
     def check(self, session: TursoSession, position: TursoPosition) -> None:
-        """Make sure that nothing after a position was deleted."""
+        """Check that no change after a position was deleted; raise `PositionLost` if one was."""
         self._following(session, position, self._rows(session, position, 1))
 
     def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
-        """Say whether a captured table changed after a position; also if there is much to look through."""
+        """Return whether a captured table has changes after a position; also true if there are many changes."""
         self.check(session, after)
         rows = session.query(
             f"SELECT table_name FROM {TABLE} WHERE id > ? ORDER BY id LIMIT ?",
@@ -253,11 +257,11 @@ class TriggerLog:
         return len(rows) == _ENOUGH or any(map(self.captures, {str(row[0]) for row in rows}))
 
     def reading(self, start: TursoPosition, notes: SourceNotes) -> TriggerReading:
-        """Begin to read what follows a position."""
+        """Return a reading of the changes after a position."""
         return TriggerReading(self, start, notes)
 
     def held(self, data: bytes) -> TursoChange:
-        """Return a change that was held; see `HeldEvent.data`."""
+        """Decode a held change from `HeldEvent.data`."""
         kept = orjson.loads(data)
         return self._change(kept["row"], definition(kept["sql"]))
 
@@ -269,10 +273,10 @@ class TriggerLog:
         )
 
     def _following(self, session: TursoSession, after: TursoPosition, rows: list[Row]) -> list[Row]:
-        """Return what follows a position: there must be no gap.
+        """Check that rows follow a position without a gap, and return them.
 
         Raises:
-            PositionLost: There is one, or the database is an older one.
+            PositionLost: There is a gap, or the database is an older copy.
         """
         last = after.last_change_id or 0
         newest = self.newest(session).last_change_id or 0
@@ -291,10 +295,10 @@ class TriggerLog:
         return rows
 
     def _change(self, row: Row, table: Definition) -> TursoChange:
-        """Return a change of a row.
+        """Decode a row of the change table.
 
         Raises:
-            UnsupportedEvent: It is none that the triggers write.
+            UnsupportedEvent: No trigger of ours writes such a row.
         """
         number, name, operation, new, old, created_at = row
         op = _OPS.get(str(operation).upper())
@@ -330,7 +334,7 @@ class TriggerLog:
 
 @dataclass(slots=True)
 class TriggerReading:
-    """A reading of the table of changes."""
+    """A reading of the change table."""
 
     log: TriggerLog
     at: TursoPosition
@@ -348,7 +352,7 @@ class TriggerReading:
             name = str(row[1])
             if not self.log.captures(name):
                 continue
-            # Of a table that is gone the rows say what they have, but not what its key was.
+            # The rows of a dropped table say which columns they have, but not what its key was.
             sql = now.get(name) or f"CREATE TABLE {identifier(name)} (_df_gone)"
             reason = self.notes.held().get(f"{DB}.{name}")
             if reason is not None:
@@ -369,7 +373,7 @@ def forget(session: TursoSession, position: TursoPosition) -> None:
 
 
 def _seen(table: Definition, row: dict[str, Any]) -> TableSchema:
-    """Return a table with the columns that a row of it has: those when its trigger was made."""
+    """Return a table with the columns that one of its rows has: those at the time its trigger was created."""
     known = {column.name: column for column in table.table.columns}
     columns = tuple(
         Column(name, known[name].data_type, None, known[name].nullable, number)

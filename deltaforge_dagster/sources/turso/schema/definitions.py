@@ -1,7 +1,7 @@
-"""Definitions of tables: what a `CREATE TABLE` statement says, as SQLite itself reads it.
+"""Definitions of tables, from their `CREATE TABLE` statements, as SQLite itself interprets them.
 
-The statement of every table stands in `sqlite_schema`, as the database keeps it, and in Turso's change table
-whenever it changes. It is run in an empty database in memory, which then says what its columns are.
+The statement of every table is in `sqlite_schema`, and in Turso's change table
+whenever it changes. It is run in an empty in-memory database, which is then queried for the columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.turso.connection.sessions import TursoSession, V
 from deltaforge_dagster.tables import Column, ColumnDetails, TableDetails, TableSchema
 
 DB = "main"
-"""What every event says its database is."""
+"""The database name in every event."""
 
 _INTERNAL = ("sqlite_*", "libsql_*", "_df_*", "_litestream*", "_turso*", "__turso_internal*")
 _INTERNAL_PATTERNS = tuple(NamePattern.parse(name, name) for name in (*_INTERNAL, "turso_cdc*"))
@@ -32,17 +32,17 @@ _VISIBLE = 0
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A table, as its statement says.
+    """A table as its statement defines it.
 
     Attributes:
         sql: The statement.
-        table: Its columns and key, as events show them.
-        reals: Of each column whether it has REAL affinity: a whole number in it is a REAL.
-        rowid: The column that is another name of the rowid, None without one.
-        has_rowid: Whether rows have one at all.
-        nullable_key: Whether a row's key may have NULL in it.
-        computed: Whether columns are made from others (`GENERATED ALWAYS`).
-        details: What else it says of the columns.
+        table: Its columns and key, as events have them.
+        reals: For each column, whether it has REAL affinity, so that integers in it are REAL values.
+        rowid: The column that is an alias of the rowid; None if there is none.
+        has_rowid: Whether the table has rowids (is not WITHOUT ROWID).
+        nullable_key: Whether key columns may be NULL.
+        computed: Whether it has generated columns (`GENERATED ALWAYS`).
+        details: Other properties of the columns.
     """
 
     sql: str
@@ -61,27 +61,27 @@ class Definition:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of its columns."""
+        """The names of its columns."""
         return tuple(column.name for column in self.table.columns)
 
     def row(self, values: list[Value]) -> dict[str, Value]:
-        """Return a row by column; as many values as there are columns."""
+        """Return a row by column name, with integers in REAL columns as floats; one value for each column."""
         return {
             name: float(value) if real and isinstance(value, int) else value
             for name, value, real in zip(self.columns, values, self.reals, strict=True)
         }
 
     def selected(self) -> str:
-        """Return the list of its columns for a SELECT."""
+        """Return its columns as the list of a SELECT."""
         return ", ".join(map(identifier, self.columns))
 
 
 @functools.lru_cache(maxsize=4096)
 def definition(sql: str) -> Definition:
-    """Return what a statement says.
+    """Interpret a `CREATE TABLE` statement.
 
     Raises:
-        UnsupportedEvent: Neither SQLite nor Turso's engine reads it.
+        UnsupportedEvent: Neither SQLite nor Turso's engine accepts it.
     """
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
@@ -111,7 +111,7 @@ def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition
     key = tuple(
         one[1] for one in sorted((one for one in visible if one[5]), key=lambda one: one[5])
     )
-    # SQLite makes this table with the first one that has AUTOINCREMENT.
+    # SQLite creates `sqlite_sequence` with the first table that has AUTOINCREMENT.
     counts = bool(
         memory.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_sequence'").fetchall()
     )
@@ -142,18 +142,18 @@ def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition
 
 
 def _is_real(data_type: str) -> bool:
-    """Say whether a declared type has REAL affinity ("Datatypes In SQLite", section 3.1)."""
+    """Return whether a declared type has REAL affinity ("Datatypes In SQLite", section 3.1)."""
     upper = data_type.upper()
     return not any(one in upper for one in _NOT_REAL) and any(one in upper for one in _REAL)
 
 
 def is_captured(patterns: TablePatterns, name: str) -> bool:
-    """Say whether a table of a name is captured, if there is one: none of our own or the database's."""
+    """Return whether a table with this name is captured; never our own or the database's internal tables."""
     return not any(one.matches(name) for one in _INTERNAL_PATTERNS) and patterns.matches(DB, name)
 
 
 def statements(session: TursoSession) -> dict[str, str]:
-    """Return the statement of every table that rows are written to, by name."""
+    """Return the `CREATE TABLE` statement of every ordinary table, by name."""
     ordinary = {
         str(row[1])
         for row in session.query("PRAGMA table_list")
@@ -164,5 +164,5 @@ def statements(session: TursoSession) -> dict[str, str]:
 
 
 def captured(session: TursoSession, captures: Callable[[str], bool]) -> dict[str, Definition]:
-    """Return the tables that are captured as they are now, by name."""
+    """Return the current definitions of the captured tables, by name."""
     return {name: definition(sql) for name, sql in statements(session).items() if captures(name)}

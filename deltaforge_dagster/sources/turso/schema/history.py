@@ -1,9 +1,9 @@
-"""How tables looked at a place in Turso's change table, which has changes of `sqlite_schema`, too.
+"""The definitions of tables at a place in Turso's change table, which also records changes of `sqlite_schema`.
 
-It has CREATE, DROP, ADD COLUMN and DROP COLUMN of the connections that capture. It has no RENAME, and
-nothing of what other connections do. So nothing is taken from the log alone: what is noted of tables
-(`SourceNotes`), brought forward by the log to a place where the catalog was read as well, has to be what
-the catalog says. Where it is not, nobody knows which rows of a table in between have which columns.
+It records CREATE, DROP, ADD COLUMN and DROP COLUMN of the connections that capture, but not RENAME, and
+nothing that other connections do. So these records are verified: the stored definitions
+(`SourceNotes`), with the recorded changes applied up to a place at which the catalog was read, must be equal to
+the catalog. If they are not, it is not known which columns the table's rows in between have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.turso.decode.records import decode_record
 
 SCHEMA_TABLE = "sqlite_schema"
-"""What the change table calls the table of definitions."""
+"""The name of the schema table in the change table."""
 
 _TYPE, _NAME, _SQL = 0, 1, 4
 
@@ -25,10 +25,10 @@ Statements = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TursoTableChange:
-    """A table that was made, altered or dropped.
+    """A change of a table's definition: it was created, altered or dropped.
 
     Attributes:
-        before, after: Name and statement, None where there is no table.
+        before, after: Name and statement before and after; None if there was, or is, no table.
     """
 
     before: tuple[str, str] | None
@@ -36,7 +36,7 @@ class TursoTableChange:
 
     @property
     def sql(self) -> str:
-        """What an event shows of it."""
+        """The SQL statement for the DDL event."""
         if self.after is not None:
             return self.after[1]
         assert self.before is not None
@@ -44,16 +44,16 @@ class TursoTableChange:
 
 
 def table_change(kind: int, before: bytes | None, after: bytes | None) -> TursoTableChange | None:
-    """Return what a change of `sqlite_schema` means, None where it is of no table.
+    """Return the change of a table that a change of `sqlite_schema` means; None if it is not about a table.
 
     Args:
         kind: 1 insert, 0 update, -1 delete.
-        before: The row's record, as it was.
-        after: As it is.
+        before: The record of the row before the change.
+        after: The record of the row after it.
 
     Raises:
-        UnsupportedEvent: The connection does not capture what is needed.
-        CorruptLog: One is no record.
+        UnsupportedEvent: The connection does not capture the needed record.
+        CorruptLog: The bytes are not a record.
     """
     if (kind >= 0 and after is None) or (kind <= 0 and before is None):
         raise UnsupportedEvent(
@@ -74,7 +74,7 @@ def _table(record: bytes) -> tuple[str, str] | None:
 def forward(
     tables: Statements, changes: Iterable[TursoTableChange]
 ) -> tuple[dict[str, str], set[str]]:
-    """Return what changes make of tables, and tables that were not what a change found."""
+    """Apply changes to definitions; return the result, and the tables that differed from a change's `before`."""
     now, surprising = dict(tables), set()
     for one in changes:
         if one.before is not None:
@@ -87,7 +87,7 @@ def forward(
 
 
 def backward(tables: Statements, changes: Iterable[TursoTableChange]) -> dict[str, str]:
-    """Return what tables were before changes, which are given in their order."""
+    """Undo changes, given in log order; return the definitions before the first of them."""
     then = dict(tables)
     for one in reversed(list(changes)):
         if one.after is not None:
@@ -99,11 +99,11 @@ def backward(tables: Statements, changes: Iterable[TursoTableChange]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Tables at the beginning of a part of the log.
+    """The definitions of tables at the beginning of a part of the log.
 
     Attributes:
-        tables: Their statements there.
-        doubtful: Of which it is not certain within this part.
+        tables: Their statements.
+        doubtful: Names of tables whose definitions are not certain in this part.
     """
 
     tables: dict[str, str]
@@ -111,9 +111,14 @@ class Known:
 
 
 def known(noted: Statements, changes: list[TursoTableChange], catalog: Statements) -> Known:
-    """Return how tables looked before changes, given what was noted of them and how they look after.
+    """Return the definitions before a part of the log, and which tables' definitions are uncertain in it.
 
-    A table of which nothing was noted, because it is new, is what the log makes of the catalog.
+    A new table, without stored definition, gets the catalog's definition with the changes undone.
+
+    Args:
+        noted: The stored definitions at the beginning.
+        changes: The changes of tables in the part.
+        catalog: The definitions in the catalog at its end.
     """
     then = {**backward(catalog, changes), **noted}
     now, surprising = forward(then, changes)

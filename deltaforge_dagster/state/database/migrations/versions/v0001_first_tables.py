@@ -1,4 +1,4 @@
-"""The tables of the run, and the four primitives."""
+"""The tables of pipelines, leases, ranges, segments, checkpoints and publication, and the four primitives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why capture is paused: a journal that is full of what a sink has yet to get."""
+"""Why capture is paused: the journal is full of segments that a sink still lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a checkpoint says whether the position counts that its sink keeps itself."""
+"""Columns of a checkpoint that decide whether the position that its sink keeps itself counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Add the columns; all that was delivered until now was delivered at least once."""
+    """Add the columns; every delivery before this version was at least once."""
     op.add_column("checkpoint", sa.Column("lineage", sa.Text))
     op.add_column(
         "checkpoint",

@@ -1,4 +1,4 @@
-"""Holds: what is kept back of a pipeline, in order, until somebody releases it."""
+"""Holds: events of a pipeline that are kept back, in order, until somebody releases them."""
 
 from __future__ import annotations
 

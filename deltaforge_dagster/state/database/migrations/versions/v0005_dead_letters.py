@@ -1,4 +1,4 @@
-"""Dead letters, and where an exactly-once sink's own position stands when its checkpoint is further."""
+"""Dead letters, and the row that an exactly-once sink's own position names when its checkpoint is further."""
 
 from __future__ import annotations
 

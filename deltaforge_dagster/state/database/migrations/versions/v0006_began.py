@@ -1,4 +1,4 @@
-"""Where a sink began that was added later, for people."""
+"""Where a sink began that was added later, as text for people."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """Add the column; nobody knows any more how earlier sinks began."""
+    """Add the column; null for existing sinks, of which it is not known."""
     op.add_column("checkpoint", sa.Column("began", sa.Text))

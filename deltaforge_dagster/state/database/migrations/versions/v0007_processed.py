@@ -1,4 +1,4 @@
-"""What processors made of a segment: the rest of what describes it."""
+"""Further columns of a segment that describe the output of its processors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """Add the columns; what was captured before is delivered as it is, or processed yet."""
+    """Add the columns; null for existing segments, which are not processed yet or delivered as captured."""
     op.add_column("segment", sa.Column("processed_content_hash", sa.Text))
     op.add_column("segment", sa.Column("processed_bytes", sa.BigInteger))
     op.add_column("segment", sa.Column("processed_counts", sa.JSON))

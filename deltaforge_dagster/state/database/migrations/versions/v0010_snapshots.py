@@ -1,4 +1,4 @@
-"""Snapshots, and the chunks that they are read in."""
+"""Snapshots, and the chunks in which they are read."""
 
 from __future__ import annotations
 

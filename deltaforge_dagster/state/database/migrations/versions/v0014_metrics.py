@@ -1,4 +1,4 @@
-"""Metrics, and of each segment when its first change came and why it ended."""
+"""Metrics, and for each segment when its first change arrived and why the segment ended."""
 
 from __future__ import annotations
 

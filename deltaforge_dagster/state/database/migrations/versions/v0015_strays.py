@@ -1,4 +1,4 @@
-"""Rows that moved between chunks of a table while these were read."""
+"""Relocated rows: rows that moved between chunks of a table while a snapshot read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots that are for some sinks only: who is due to get one, and which segments are for whom."""
+"""Snapshots for some sinks only: which sinks are due to get one, and which sinks a segment is for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0015"
 
 
 def upgrade() -> None:
-    """Add the columns; what there is already is for all sinks."""
+    """Add the columns; existing snapshots and segments are for all sinks."""
     op.add_column(
         "checkpoint",
         sa.Column("snapshot_due", sa.Boolean, nullable=False, server_default=sa.false()),

@@ -10,7 +10,7 @@ down_revision = "0016"
 
 
 def upgrade() -> None:
-    """Make the table; of those that left before nothing is known."""
+    """Make the table; nothing is known of dead letters that left the queue before."""
     op.create_table(
         "undelivered",
         sa.Column("pipeline", sa.Text, primary_key=True),

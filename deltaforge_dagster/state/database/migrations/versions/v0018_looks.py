@@ -1,4 +1,4 @@
-"""What the newest look at the source found, when somebody looked, and where the pipeline's file is."""
+"""Findings of the last check of the source, the times of the last checks, and the path of the pipeline's file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0017"
 
 
 def upgrade() -> None:
-    """Add the columns; nobody has looked, or noted files, yet."""
+    """Add the columns; null until the next check."""
     op.add_column("pipeline", sa.Column("findings", sa.Text))
     op.add_column("pipeline", sa.Column("ticked_at", sa.Double))
     op.add_column("pipeline", sa.Column("source_seen_at", sa.Double))

@@ -1,7 +1,7 @@
 """Samples the processor time and memory of processes while a benchmark runs, from Linux's /proc.
 
-A *group* is a process with all its descendants (proc(5), "/proc/pid/stat": fields 4 ppid, 14 utime, 15 stime, 24
-rss). Processor time is recorded per process id, so the time of a process that has ended still counts. A process
+A *group* is a process with all its descendants (proc(5), "/proc/pid/stat": fields 4 ppid, 14 utime, 15 stime, 20
+num_threads, 24 rss). Processor time is recorded per process id, so the time of a process that has ended still counts. A process
 that lives shorter than the sampling interval may be missed.
 
 Resident memory counts a page shared by two processes twice, so the sum over Spark's Python workers is
@@ -20,7 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from deltaforge_lab.bench.cost.threads import ThreadLedger, ThreadUsage
+
 LOOK_SECONDS = 0.2
+
+_FEW_THREADS = 8
+_MANY_EVERY = 5
+"""Of processes with more than `_FEW_THREADS`, such as Java's, threads are read every fifth time, which takes milliseconds."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -28,11 +34,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A sample of one process: its parent, seconds of processor time, bytes of resident memory."""
+    """A sample of one process: its parent, seconds of processor time, bytes of resident memory, threads."""
 
     parent: int
     cpu_seconds: float
     rss_bytes: int
+    threads: int
 
 
 class Sampler:
@@ -40,22 +47,32 @@ class Sampler:
 
     Args:
         groups: First process of each group, by the group's name.
-        alone: Name of the group of this process, whose children do not count: they are the servers, which are
-            groups themselves.
         together: Names of the groups whose memory is summed.
+        alone: Name of the group of this process, if there is one. Its children do not count: they are the servers,
+            which are groups themselves.
+        threads: Whether threads are sampled, too.
 
     Attributes:
         peak_rss: Peak memory of each group, in bytes.
         peak_together: Peak of the summed memory of the groups in `together`, in bytes.
     """
 
-    def __init__(self, groups: Mapping[str, int], *, alone: str, together: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        groups: Mapping[str, int],
+        *,
+        together: tuple[str, ...],
+        alone: str | None = None,
+        threads: bool = False,
+    ) -> None:
         self._groups = groups
         self._alone = alone
         self._together = together
         self._first: dict[int, float] = {}
         self._last: dict[str, dict[int, float]] = {name: {} for name in groups}
         self._own_seconds = 0.0
+        self._with_threads = threads
+        self._ledger = ThreadLedger([])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sampler", daemon=True)
         self.peak_rss = dict.fromkeys(groups, 0)
@@ -63,8 +80,13 @@ class Sampler:
 
     def __enter__(self) -> Self:
         """Start sampling; processor time used before does not count."""
-        self._first = {pid: usage.cpu_seconds for pid, usage in usages().items()}
-        self._sample()
+        now = usages()
+        self._first = {pid: usage.cpu_seconds for pid, usage in now.items()}
+        if self._with_threads:
+            self._ledger = ThreadLedger(
+                pid for name in self._groups for pid in self._members(now, name)
+            )
+        self._sample(many=True)
         self._thread.start()
         return self
 
@@ -77,7 +99,7 @@ class Sampler:
         """Take a last sample and stop."""
         self._stop.set()
         self._thread.join()
-        self._sample()
+        self._sample(many=True)
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return the processor seconds of each group since the start, without the sampler's own thread."""
@@ -86,25 +108,42 @@ class Sampler:
             name: sum(last - self._first.get(pid, 0.0) for pid, last in processes.copy().items())
             for name, processes in self._last.items()
         }
-        used[self._alone] -= self._own_seconds
+        if self._alone is not None:
+            used[self._alone] -= self._own_seconds
         return used
 
+    def threads(self, group: str) -> list[ThreadUsage]:
+        """Return what each thread of a group has used since the start; the sampler's own is not among them."""
+        own = self._thread.native_id
+        return [one for one in self._ledger.used(self._last[group]) if one.id != own]
+
     def _watch(self) -> None:
+        samples = 0
         while not self._stop.wait(LOOK_SECONDS):
-            self._sample()
+            samples += 1
+            self._sample(many=samples % _MANY_EVERY == 0)
             self._own_seconds = time.thread_time()
 
-    def _sample(self) -> None:
+    def _sample(self, *, many: bool) -> None:
+        """Sample all processes, with `many` also the threads of those that have many."""
         now = usages()
         together = 0
-        for name, first in self._groups.items():
-            members = [first] if name == self._alone else descendants(now, first)
-            usage = {pid: now[pid] for pid in members if pid in now}
+        for name in self._groups:
+            usage = {pid: now[pid] for pid in self._members(now, name) if pid in now}
             self._last[name].update({pid: one.cpu_seconds for pid, one in usage.items()})
+            if self._with_threads:
+                all_threads = many or name == self._alone  # a run's threads end with it
+                self._ledger.read(
+                    pid for pid, one in usage.items() if all_threads or one.threads <= _FEW_THREADS
+                )
             rss = sum(one.rss_bytes for one in usage.values())
             self.peak_rss[name] = max(self.peak_rss[name], rss)
             together += rss if name in self._together else 0
         self.peak_together = max(self.peak_together, together)
+
+    def _members(self, now: Mapping[int, Usage], name: str) -> list[int]:
+        first = self._groups[name]
+        return [first] if name == self._alone else descendants(now, first)
 
 
 def usages() -> dict[int, Usage]:
@@ -115,7 +154,8 @@ def usages() -> dict[int, Usage]:
             # The command's name, in parentheses, may contain any character; the fields after it are fixed.
             fields = stat.read_text().rpartition(")")[2].split()
             cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-            found[int(stat.parent.name)] = Usage(int(fields[1]), cpu, int(fields[21]) * _PAGE)
+            rss = int(fields[21]) * _PAGE
+            found[int(stat.parent.name)] = Usage(int(fields[1]), cpu, rss, int(fields[17]))
     return found
 
 

@@ -1,0 +1,81 @@
+"""How long the ticks of a code server may watch their sources, so that there is always room for others.
+
+A tick that watches occupies a thread of Dagster's daemon and one of the code server, which needs its threads also to
+start runs and to answer the webserver. So at most half of them watch at a time, and pipelines that are more than
+these share the time: the more pipelines, the shorter each tick watches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+
+from deltaforge_dagster.pipeline.control.head_watch import HeadWatch
+from deltaforge_dagster.sources.base import Source
+
+ROUND_SECONDS = 5
+"""Dagster's daemon evaluates sensors every five seconds."""
+
+WATCH_SECONDS = 4.0
+"""A tick that has ended by then is over before the daemon's next round, also on a busy machine."""
+
+_TOO_SHORT = 0.2
+"""A watch of less is not worth its connection."""
+
+
+class WatchRoom:
+    """Decides which ticks watch, and until when. Thread-safe.
+
+    Args:
+        pipelines: How many pipelines of this code server have a sensor.
+    """
+
+    def __init__(self, pipelines: int) -> None:
+        self._pipelines = pipelines
+        self._lock = threading.Lock()
+        self._watching = 0
+
+    @contextmanager
+    def watch(
+        self, instance: dg.DagsterInstance, build_source: Callable[[], Source], began: float
+    ) -> Iterator[HeadWatch | None]:
+        """Yield a watch that has begun; None if there is no room.
+
+        Args:
+            instance: Tells how many threads the daemon has for sensors.
+            build_source: Creates the source.
+            began: When the tick began, by the monotonic clock.
+        """
+        places = places_to_watch(instance)
+        until = began + WATCH_SECONDS * min(1.0, places / self._pipelines)
+        with self._lock:
+            room = self._watching < places and until - time.monotonic() > _TOO_SHORT
+            self._watching += room
+        if not room:
+            yield None
+            return
+        try:
+            with HeadWatch(build_source, until) as watch:
+                yield watch
+        finally:
+            with self._lock:
+                self._watching -= 1
+
+
+def places_to_watch(instance: dg.DagsterInstance) -> int:
+    """Return how many ticks may watch at a time: half of the threads that daemon and code server have for them.
+
+    None if the daemon evaluates one sensor after another.
+    """
+    usual = min(32, (os.cpu_count() or 1) + 4)  # of a `ThreadPoolExecutor`, which both use
+    settings = instance.get_sensor_settings()
+    if not settings.get("use_threads"):
+        return 0
+    daemon = settings.get("num_workers") or usual
+    code_server = int(os.environ.get("DAGSTER_GRPC_MAX_WORKERS") or usual)
+    return min(daemon, code_server) // 2

@@ -1,0 +1,1 @@
+"""What a benchmark cost in processor time: by process (`processes`), by thread (`threads`), by stage of a run (`stages`)."""
