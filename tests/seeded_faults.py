@@ -66,6 +66,33 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "decimal-rounded",
+        "dropped condition",
+        "deltaforge_dagster/typed_rows/numbers.py",
+        "too_precise = bool(too_precise or digit > 0)",
+        "too_precise = False",
+        ("tests/typed_rows/test_columns.py",),
+        "Decimals beyond a column's scale are cut off without a word.",
+    ),
+    Fault(
+        "absent-is-null",
+        "dropped condition",
+        "deltaforge_dagster/typed_rows/members.py",
+        "elif not (marks_unchanged and equals(source, value, at, UNCHANGED)):",
+        "else:",
+        ("tests/typed_rows/test_rows.py",),
+        "A large value that an update did not change is replaced by the mark that stands in its place.",
+    ),
+    Fault(
+        "zone-guessed",
+        "dropped condition",
+        "deltaforge_dagster/typed_rows/times.py",
+        "if has_zone == (zone == stop):",
+        "if has_zone and zone == stop:",
+        ("tests/typed_rows/test_columns.py",),
+        "A moment with an offset becomes a local time, without the offset.",
+    ),
+    Fault(
         "empty-variable",
         "dropped condition",
         "deltaforge_dagster/config/env.py",

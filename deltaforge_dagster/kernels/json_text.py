@@ -90,6 +90,8 @@ _BEFORE_CHRIST = np.frombuffer(b" BC", np.uint8).copy()
 _DAY_AND_CLOCK = np.frombuffer(b"-00-00 00:00:00", np.uint8).copy()
 _NO_MINUTES = np.frombuffer(b":00", np.uint8).copy()
 BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
+UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
+"""In place of a value that the log does not have."""
 
 STRING_GROWTH = 6
 """The most bytes of a JSON string per byte of input (a control character), apart from two quotes."""

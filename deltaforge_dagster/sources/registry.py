@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from deltaforge_dagster.config.engine.engine import Engine
+from deltaforge_dagster.config.engine.engine import Engine, ValueOptions
 from deltaforge_dagster.config.sources.base import DECLARED, SourceBlock, SourceConfig
 from deltaforge_dagster.errors import CorruptLog, NotAllowed
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.value_types import TEXT, ValueType
+from deltaforge_dagster.tables import Column
 
 if TYPE_CHECKING:  # they need Arrow, which code servers do without
     import pyarrow as pa
@@ -94,6 +96,8 @@ class SourceType(ABC, Generic[_Config]):
         outbox: Field of `config.outbox` that selects the outboxes; None for a kind without outboxes.
         timing: Fields of `config` that affect only when something happens. A change of one of them does not make Dagster
             show captured ranges as stale.
+        marks_unchanged: Whether images have `{"_unchanged":true}` in place of values that the log lacks; for other kinds
+            that is a value like any other.
         consequences: What `deltaforge plan` says when a field of `config` changes, by the field's name.
     """
 
@@ -105,6 +109,7 @@ class SourceType(ABC, Generic[_Config]):
     position_example: str = ""
     outbox: str | None = None
     timing: frozenset[str] = frozenset()
+    marks_unchanged: bool = False
     consequences: Mapping[str, str] = {}
 
     @abstractmethod
@@ -136,6 +141,14 @@ class SourceType(ABC, Generic[_Config]):
         Only kinds with snapshots implement it. Kinds are recognized as in `position`.
         """
         return None
+
+    def value_type(self, column: Column, options: ValueOptions) -> ValueType:  # noqa: ARG002
+        """Return what the values of a column of a table version are, for destinations whose columns have types.
+
+        `options` is `spec.engine.values` of the file. Text holds every value, and is right for types that have no
+        other, or of which the version does not say enough.
+        """
+        return TEXT
 
     def position_at(self, number: int) -> Position | None:  # noqa: ARG002
         """Return the position for the one number in a chaser file; None if positions of this kind are not numbers."""

@@ -15,6 +15,7 @@ from deltaforge_lab.bench.latency import latency
 from deltaforge_lab.bench.pairs import drain_command
 from deltaforge_lab.bench.seam import seam
 from deltaforge_lab.bench.snapshot import snapshot
+from deltaforge_lab.bench.typed import typed
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -34,3 +35,4 @@ app.command()(decode)
 app.command()(latency)
 app.command()(seam)
 app.command()(snapshot)
+app.command()(typed)

@@ -18,6 +18,7 @@ from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.rows import hiding
 from deltaforge_dagster.sources.snapshot import rows as snapshot_rows
+from deltaforge_dagster.typed_rows import rows as typed_rows
 
 _COMPILED = "*.nbi"
 """Numba's index files, one per compiled kernel. Its cache folders already exist once a kernel is imported."""
@@ -25,7 +26,7 @@ _COMPILED = "*.nbi"
 _SOURCES = tuple(source_types().values())
 _PARTS: tuple[tuple[Any, ...], ...] = (
     (*_SOURCES[::2], snapshot_rows, hiding, messages, scan),
-    (*_SOURCES[1::2], spliced_fields, *sink_types().values()),
+    (*_SOURCES[1::2], spliced_fields, typed_rows, *sink_types().values()),
 )
 """Modules with kernels, and kinds of sources and sinks, in two parts that take about equally long to compile."""
 

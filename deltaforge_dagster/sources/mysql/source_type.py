@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.value_types import value_type
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
+from deltaforge_dagster.sources.value_types import ValueType
+from deltaforge_dagster.tables import Column
 
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
     import pyarrow as pa
@@ -58,6 +62,10 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         from deltaforge_dagster.sources.mysql.snapshot.read_view import read_view  # noqa: PLC0415 - Arrow
 
         return read_view(fields)
+
+    def value_type(self, column: Column, options: ValueOptions) -> ValueType:
+        """Return the type by its name, in the form that the file asks for."""
+        return value_type(column.data_type, options)
 
     def imported(self, position: Position) -> Position:
         """Return the position without its GTID set, which inside a transaction already contains that transaction."""

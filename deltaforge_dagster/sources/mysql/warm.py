@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import DetachedRegistry
+from deltaforge_dagster.sources.base import DetachedRegistry, SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.decoder import LogPlaces, MysqlDecoder
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
@@ -34,18 +34,20 @@ d75220000001008532576910010000001f00000001030000000009000000000000007c4308ec
 """)
 """Part of a dump: a statement, and a transaction with two inserts of six columns."""
 
+_UNREGISTERED = DetachedRegistry()
+
 
 def warm() -> None:
     """Compile every kernel, or load it from the cache, by decoding the sample."""
     detached_decoder().feed(SAMPLE, len(SAMPLE))
 
 
-def detached_decoder() -> MysqlDecoder:
-    """Return a decoder that needs no server: it has neither registry nor catalog."""
+def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> MysqlDecoder:
+    """Return a decoder that needs no server: it has no catalog, and no registry unless one is given."""
     return MysqlDecoder(
         source_id="sample",
         progress=LogPlaces(),
-        registry=DetachedRegistry(),
+        registry=registry,
         catalog=_NoTables(),
         captures=lambda _database, _table: True,
         prepared=_NoLog(),

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig, postgres_dsn
 from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.postgres.value_types import value_type
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
+from deltaforge_dagster.sources.value_types import ValueType
+from deltaforge_dagster.tables import Column
 
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
     from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
@@ -27,6 +31,7 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
     position_example = '{lsn: "0/16B6C50"}'
     outbox = "prefixes"
     timing = frozenset({"start_position"})
+    marks_unchanged = True
     consequences = {  # noqa: RUF012 - constant
         "slot": "the slot must hold everything after the captured position; otherwise a run stops and says so",
         "publication": "is made when missing; one that somebody else made must have the tables",
@@ -54,6 +59,10 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView  # noqa: PLC0415 - Arrow
 
         return XidReadView.from_fields(fields)
+
+    def value_type(self, column: Column, options: ValueOptions) -> ValueType:  # noqa: ARG002
+        """Return the type by its name."""
+        return value_type(column.data_type)
 
     def position_at(self, number: int) -> LsnPosition:
         """Return the position with this LSN."""

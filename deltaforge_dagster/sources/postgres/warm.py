@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.sources.base import DetachedRegistry
+from deltaforge_dagster.sources.base import DetachedRegistry, SchemaRegistry
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
 from deltaforge_dagster.sources.postgres.position import LsnPosition
@@ -24,19 +24,21 @@ SAMPLE = bytes.fromhex("""
 """)
 """A small stream: a logical message, and a transaction with two inserts of six columns."""
 
+_UNREGISTERED = DetachedRegistry()
+
 
 def warm() -> None:
     """Compile every kernel, or load it from the cache, by decoding the sample."""
     detached_decoder().feed(SAMPLE, len(SAMPLE))
 
 
-def detached_decoder() -> PostgresDecoder:
-    """Return a decoder that needs no server: it has no registry and knows only built-in types."""
+def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> PostgresDecoder:
+    """Return a decoder that needs no server: it knows only built-in types, and has no registry unless one is given."""
     return PostgresDecoder(
         source_id="sample",
         db="sample",
         start=LsnPosition(0),
-        registry=DetachedRegistry(),
+        registry=registry,
         catalog=_BuiltInTypes(),
         captures=lambda _schema, _table: True,
     )

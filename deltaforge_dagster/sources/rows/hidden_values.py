@@ -22,17 +22,15 @@ from __future__ import annotations
 import numpy as np
 
 from deltaforge_dagster.kernels.characters import (
-    BACKSLASH,
     CLOSE_BRACE,
     COMMA,
     EQUALS,
-    LOWER_U,
     OPEN_BRACE,
     QUOTE,
 )
-from deltaforge_dagster.kernels.json_bytes import write_code_point
 from deltaforge_dagster.kernels.json_fields import string_end, value_end
-from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, HEX_VALUES, NULL, equals
+from deltaforge_dagster.kernels.json_strings import BASE64_VALUES, character_end, write_plain
+from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, NULL, UNCHANGED, equals
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
 from deltaforge_dagster.kernels.sha256 import write_sha256
 from deltaforge_dagster.sources.rows.columns import EXCLUDE, HASH, KEEP, MASK
@@ -54,15 +52,6 @@ truncated."""
 CODE, COLUMN = range(2)
 """Fields of `report`: why the kernel stopped; the column's line in `columns`, -1 if none."""
 
-_UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
-_BASE64_VALUES = np.zeros(256, np.uint8)
-for _value, _digit in enumerate(bytes(BASE64)):
-    _BASE64_VALUES[_digit] = _value
-_ESCAPED = np.zeros(256, np.uint8)
-_ESCAPED[:] = np.arange(256)
-for _letter, _plain in zip(b"bfnrt", b"\b\f\n\r\t", strict=True):
-    _ESCAPED[_letter] = _plain
-
 
 @kernel
 def _begins(source: Bytes, at: int, end: int, texts: Bytes, start: int, stop: int) -> bool:
@@ -73,57 +62,6 @@ def _begins(source: Bytes, at: int, end: int, texts: Bytes, start: int, stop: in
         if source[at + i] != texts[start + i]:
             return False
     return True
-
-
-@kernel
-def _code_unit(source: Bytes, at: int, end: int) -> int:
-    r"""Return the UTF-16 code unit of the `\uXXXX` at `at`; -1 if there is no such escape."""
-    if end - at < 6 or source[at] != BACKSLASH or source[at + 1] != LOWER_U:
-        return -1
-    unit = np.int64(0)
-    for i in range(2, 6):
-        unit = unit << 4 | np.int64(HEX_VALUES[source[at + i]] & 15)
-    return int(unit)
-
-
-@kernel
-def _character_end(source: Bytes, at: int, end: int) -> int:
-    """Return the offset after the character at `at` in a JSON string that ends at `end`."""
-    if source[at] == BACKSLASH:
-        unit = _code_unit(source, at, end)
-        if unit < 0:
-            return min(at + 2, end)
-        after = at + 6
-        if 0xD800 <= unit < 0xDC00 and 0xDC00 <= _code_unit(source, after, end) < 0xE000:
-            return after + 6
-        return after
-    at += 1
-    while at < end and source[at] & 0xC0 == 0x80:
-        at += 1
-    return at
-
-
-@kernel
-def _write_plain(source: Bytes, at: int, end: int, out: Bytes, place: int) -> int:
-    """Write the characters of a JSON string in UTF-8, unescaped; never more bytes than the input."""
-    while at < end:
-        if source[at] != BACKSLASH:
-            out[place] = source[at]
-            place += 1
-            at += 1
-            continue
-        unit = _code_unit(source, at, end)
-        after = _character_end(source, at, end)
-        if unit < 0:
-            out[place] = _ESCAPED[source[min(at + 1, end - 1)]]
-            place += 1
-        else:
-            if after - at > 6:
-                low = _code_unit(source, at + 6, end)
-                unit = 0x10000 + ((unit - 0xD800) << 10 | (low - 0xDC00))
-            place = write_code_point(unit, out, place)
-        at = after
-    return place
 
 
 @kernel
@@ -139,7 +77,7 @@ def _write_hash(
 ) -> int:
     """Write the hash of a value as a JSON string; `message` begins with `salt` bytes of salt."""
     if source[at] == QUOTE:
-        size = _write_plain(source, at + 1, end - 1, message, salt)
+        size = write_plain(source, at + 1, end - 1, message, salt)
     else:
         size = copy(source, at, end, message, salt)
     out[place] = QUOTE
@@ -163,7 +101,7 @@ def _write_first_bytes(source: Bytes, at: int, end: int, count: int, out: Bytes,
         return place
     place = copy(source, stop, stop + rest, out, place)
     kept = 0x30 if rest == 1 else 0x3C
-    out[place] = BASE64[_BASE64_VALUES[source[stop + rest]] & kept]
+    out[place] = BASE64[BASE64_VALUES[source[stop + rest]] & kept]
     place += 1
     for _ in range(3 - rest):
         out[place] = EQUALS
@@ -182,7 +120,7 @@ def _write_truncated(source: Bytes, at: int, end: int, count: int, out: Bytes, p
         for _ in range(count):
             if stop >= end - 1:
                 break
-            stop = _character_end(source, stop, end - 1)
+            stop = character_end(source, stop, end - 1)
         place = copy(source, at, stop, out, place)
         out[place] = QUOTE
         return place + 1
@@ -245,7 +183,7 @@ def _write_image(
             if (
                 action == KEEP
                 or equals(source, value, after, NULL)
-                or equals(source, value, after, _UNCHANGED)
+                or equals(source, value, after, UNCHANGED)
             ):
                 place = copy(source, value, after, out, place)
             elif action == MASK:

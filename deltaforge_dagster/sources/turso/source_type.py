@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
 from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.position import TursoPosition
+from deltaforge_dagster.sources.turso.value_types import value_type
+from deltaforge_dagster.sources.value_types import ValueType
+from deltaforge_dagster.tables import Column
 
 if TYPE_CHECKING:  # they need the client library and Arrow
     import pyarrow as pa
@@ -49,6 +53,10 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         from deltaforge_dagster.sources.turso.read_view import TursoReadView  # noqa: PLC0415 - Arrow
 
         return TursoReadView.from_fields(fields)
+
+    def value_type(self, column: Column, options: ValueOptions) -> ValueType:  # noqa: ARG002
+        """Return the type by its name."""
+        return value_type(column.data_type)
 
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
         """Return how many of these rows have numbers up to that of `end`."""

@@ -1,0 +1,73 @@
+"""Types of MySQL's columns, by the names that table versions have: those of `information_schema`, without labels."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.sources import value_types as types
+from deltaforge_dagster.sources.value_types import ValueType
+
+_BYTES = replace(types.BINARY, form="text")
+_GEOMETRY = ValueType("geometry", form="srid")
+_NAMED = {
+    "tinyint": types.INT8,
+    "smallint": types.INT16,
+    "mediumint": types.INT32,
+    "int": types.INT32,
+    "bigint": types.INT64,
+    "tinyint unsigned": types.UINT8,
+    "smallint unsigned": types.UINT16,
+    "mediumint unsigned": types.UINT32,
+    "int unsigned": types.UINT32,
+    "bigint unsigned": types.UINT64,
+    "float": types.FLOAT32,
+    "double": types.FLOAT64,
+    "float unsigned": types.FLOAT32,
+    "double unsigned": types.FLOAT64,
+    "year": types.INT16,
+    "date": types.DATE,
+    "time": types.TIME,
+    "datetime": types.TIMESTAMP,
+    "timestamp": replace(types.TIMESTAMPTZ, form="micros"),
+    "json": types.JSON,
+    "uuid": types.UUID,
+    "vector": types.list_of(types.FLOAT32),
+    "binary": _BYTES,
+    "varbinary": _BYTES,
+    "tinyblob": types.BINARY,
+    "blob": types.BINARY,
+    "mediumblob": types.BINARY,
+    "longblob": types.BINARY,
+} | dict.fromkeys(
+    (
+        "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
+        "geometrycollection", "geomcollection",
+    ),
+    _GEOMETRY,
+)  # fmt: skip
+_NAME = re.compile(
+    r"(?P<name>[a-z]+)(?:\((?P<first>\d+)(?:,(?P<second>\d+))?\))?(?P<unsigned> unsigned)?"
+)
+
+
+def value_type(data_type: str, options: ValueOptions) -> ValueType:
+    """Return what values of a type are, in the forms that the file asks for; text for what has no type of its own."""
+    found = _NAME.fullmatch(data_type)
+    if found is None:
+        return types.TEXT
+    name, first = found["name"], int(found["first"] or 0)
+    if name == "decimal":
+        return types.decimal(first, int(found["second"] or 0))
+    if name == "bit":
+        return next(
+            one
+            for one in (types.UINT8, types.UINT16, types.UINT32, types.UINT64)
+            if first <= one.bits
+        )
+    if name == "enum" and options.mysql_enum == "index":
+        return types.UINT16
+    if name == "set" and options.mysql_set == "bits":
+        return types.UINT64
+    return _NAMED.get(name + (found["unsigned"] or ""), types.TEXT)

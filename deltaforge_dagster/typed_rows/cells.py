@@ -1,0 +1,72 @@
+"""The texts of one column's values in row images, and what has become of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaforge_dagster.kernels.runtime import Bytes
+
+Ints: TypeAlias = npt.NDArray[np.int32]
+
+ABSENT, NULL, VALUE, FITS, RARE, NOT_OF_TYPE, OUT_OF_RANGE, TOO_PRECISE, NOT_UNICODE = range(9)
+"""The status of a cell. The image lacks it; it is null; it has a value that is not read yet; the value was read; its form
+is left to Python; and why it does not fit.
+"""
+
+REASONS = {
+    NOT_OF_TYPE: "it is not a value of that type",
+    OUT_OF_RANGE: "it is outside of the type's range",
+    TOO_PRECISE: "it has more decimals than the type",
+    NOT_UNICODE: "it has half of a surrogate pair, which is not a character",
+}
+
+
+_Value = TypeVar("_Value")
+
+
+class NoFitError(Exception):
+    """A value does not fit its column; has the status that says why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(REASONS[status])
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCells:
+    """A column of values as JSON text.
+
+    Attributes:
+        source: The text of all rows.
+        starts, stops: Where each value is in it; without meaning where there is none.
+        status: One of the numbers above for each value; whoever reads values changes it.
+    """
+
+    source: Bytes
+    starts: Ints
+    stops: Ints
+    status: Bytes
+
+    def text(self, row: int) -> str:
+        """Return a value as it stands."""
+        return self.source[self.starts[row] : self.stops[row]].tobytes().decode()
+
+    def read_rare(self, read: Callable[[str], _Value]) -> Iterator[tuple[int, _Value]]:
+        """Read the values that kernels left, and yield their rows and what was read; note which do not fit."""
+        for row in np.flatnonzero(self.status == RARE).tolist():
+            try:
+                value = read(self.text(row))
+            except NoFitError as error:
+                self.status[row] = error.status
+            else:
+                self.status[row] = FITS
+                yield row, value
+
+    def size(self) -> int:
+        """Return how many bytes the values that are not read yet have together."""
+        return int(np.sum((self.stops - self.starts)[self.status == VALUE], dtype=np.int64))

@@ -1,0 +1,166 @@
+"""Row images as a table: each column an Arrow array of its type, what images lack, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.kernels.message_text import layout, slices
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
+from deltaforge_dagster.sources.rows.images import members
+from deltaforge_dagster.sources.value_types import parse_value_type
+from deltaforge_dagster.typed_rows.cells import ABSENT, FITS, REASONS, ColumnCells
+from deltaforge_dagster.typed_rows.columns import typed_column
+from deltaforge_dagster.typed_rows.members import NO_NAME, NO_OBJECT, STRANGER, locate_members
+from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
+
+_WITH_KERNELS = (
+    *(
+        "boolean",
+        "int64",
+        "decimal(9,2)",
+        "float64",
+        "text",
+        "binary",
+        "uuid",
+        "date",
+        "time",
+        "timestamp",
+    ),
+    "list<int64>",
+)
+"""Types that have all kernels between them."""
+
+_NO_ROW = {
+    NO_OBJECT: "it is not a JSON object",
+    NO_NAME: "a field's name has half of a surrogate pair, which is not a character",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A value that its column cannot hold.
+
+    Attributes:
+        row: Number of its row.
+        column: Name of its column; None if the image is no row at all.
+        reason: Why, without the value.
+    """
+
+    row: int
+    column: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TypedRows:
+    """Rows whose columns have types.
+
+    Attributes:
+        schema: The columns: those that were asked for, then the fields that no column was known for.
+        batch: The values. Null stands for null, for a value that the image lacks, and for one that does not fit.
+        present: For columns that some images lack: which have a value, or null. All others are in every image.
+        misfits: The values that do not fit, in the order of the rows. Such a row cannot be stored.
+    """
+
+    schema: TypedSchema
+    batch: pa.RecordBatch
+    present: Mapping[str, pa.BooleanArray]
+    misfits: Sequence[Misfit]
+
+
+def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
+    """Return row images with types.
+
+    A field that the schema does not have becomes a column of text, behind the others, in alphabetical order. Looking for such fields costs
+    time, so give the next batch the schema of the result.
+
+    Args:
+        images: Row images; null has no columns.
+        schema: The columns.
+
+    Raises:
+        CorruptLog: An image is not valid JSON.
+    """
+    ends, source = layout(images)
+    count = len(images)
+    valid = np.ones(count, np.uint8)
+    if images.null_count:
+        valid[:] = images.is_valid().to_numpy(zero_copy_only=False)
+    known, added = schema, set[str]()
+    scratch = np.empty(int(np.diff(ends).max(initial=0)), np.uint8)
+    while True:
+        shape = len(schema.columns), count
+        starts, stops = np.empty(shape, np.int32), np.empty(shape, np.int32)
+        status, kinds = np.full(shape, ABSENT, np.uint8), np.empty(count, np.uint8)
+        strangers = np.empty((2, count), np.int32)
+        locate_members(
+            source,
+            ends,
+            valid,
+            *_names(schema),
+            schema.marks_unchanged,
+            scratch,
+            starts,
+            stops,
+            status,
+            kinds,
+            strangers[0],
+            strangers[1],
+        )
+        rows = np.flatnonzero(kinds == STRANGER)
+        if not rows.size:
+            break
+        names = slices(source, strangers[0, rows], strangers[1, rows])
+        found = _strangers(images, names, rows, schema)
+        if not found:
+            raise CorruptLog("a row image is not valid JSON")
+        added |= found
+        schema = known.with_added(sorted(added))
+    columns: list[pa.Array[Any]] = []
+    misfits = [Misfit(row, None, _NO_ROW[kinds[row]]) for row in np.flatnonzero(kinds).tolist()]
+    present = {}
+    for number, column in enumerate(schema.columns):
+        cells = ColumnCells(source, starts[number], stops[number], status[number])
+        columns.append(typed_column(cells, column.type))
+        if (cells.status == ABSENT).any():
+            present[column.name] = pa.array(cells.status != ABSENT)
+        misfits += [
+            Misfit(row, column.name, REASONS[int(cells.status[row])])
+            for row in np.flatnonzero(cells.status > FITS).tolist()
+        ]
+    misfits.sort(key=lambda one: one.row)
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
+    return TypedRows(schema, batch, present, tuple(misfits))
+
+
+def _names(schema: TypedSchema) -> tuple[Bytes, Longs]:
+    """Return the names of columns, and where each ends, after a 0."""
+    names = [column.name.encode() for column in schema.columns]
+    return read_only(b"".join(names)), np.cumsum([0, *map(len, names)], dtype=np.int64)
+
+
+def _strangers(
+    images: pa.StringArray, names: pa.StringArray, rows: Longs, schema: TypedSchema
+) -> set[str]:
+    """Return the names of fields that the schema does not have.
+
+    Of each image that has any, the first is known. The others are looked for in one image of each of these.
+    """
+    known = {column.name for column in schema.columns}
+    samples = dict(zip(names.to_pylist(), rows.tolist(), strict=True))
+    found = {json.loads(name) for row in samples.values() for name in members(images[row].as_py())}
+    return found - known
+
+
+def warm() -> None:
+    """Compile every kernel, or load it from the cache, by reading a row with a column of each type."""
+    columns = tuple(TypedColumn(name, parse_value_type(name)) for name in _WITH_KERNELS)
+    values = ",".join(f'"{column.name}":1' for column in columns)
+    typed_rows(pa.array([f"{{{values}}}"]), TypedSchema(columns))

@@ -1,0 +1,82 @@
+"""A change frame as tables: its rows by table version, each version with its own columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
+from deltaforge_dagster.typed_rows.schema import TypedSchema
+
+_VERSION = ("db", "schema", "table", "schema_version")
+_IMAGES = ("after", "before", "key")
+"""The first that a change has is its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionName:
+    """Which table version rows are of; `schema_version` is None for rows that only a processor knows."""
+
+    db: str
+    schema: str | None
+    table: str
+    schema_version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TypedTable:
+    """The rows of one table version in a change frame.
+
+    Attributes:
+        version: The version.
+        places: Where the rows are in the frame, in its order.
+        rows: The rows; those of a delete are what was deleted, or its key only.
+    """
+
+    version: VersionName
+    places: npt.NDArray[np.int64]
+    rows: TypedRows
+
+
+SchemaOf: TypeAlias = Callable[[VersionName], TypedSchema]
+
+
+def typed_tables(frame: pa.RecordBatch, schema_of: SchemaOf) -> Iterator[TypedTable]:
+    """Return the rows of a change frame, or of processed changes, by table version, in the order of their first rows.
+
+    The row of a change is its image after the change; of a delete that before it; and where the source has no image,
+    the key, all other columns being absent. Events without rows (truncates and schema changes) are in no table.
+
+    Args:
+        frame: The changes.
+        schema_of: Returns the columns of a version.
+
+    Raises:
+        CorruptLog: An image is not valid JSON.
+    """
+    images = cast("pa.StringArray", pc.coalesce(*(frame.column(name) for name in _IMAGES)))
+    codes = np.zeros(frame.num_rows, np.int64)
+    for name in _VERSION:
+        column = frame.column(name)
+        if not isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_encode()
+        indices = column.indices.fill_null(len(column.dictionary)).to_numpy()
+        codes = np.unique(codes * (len(column.dictionary) + 1) + indices, return_inverse=True)[1]
+    codes[~images.is_valid().to_numpy(zero_copy_only=False)] = -1
+    found, first = np.unique(codes, return_index=True)
+    for code in found[np.argsort(first)]:
+        if code < 0:
+            continue
+        places = np.flatnonzero(codes == code)
+        row = int(places[0])
+        version = VersionName(*(cast("Any", frame.column(name)[row].as_py()) for name in _VERSION))
+        of_version = (
+            images if len(places) == frame.num_rows else images.take(pa.array(places, pa.int64()))
+        )
+        yield TypedTable(version, places, typed_rows(of_version, schema_of(version)))
