@@ -1,0 +1,126 @@
+"""What Spark's tasks have made of the segments of a commit: files of typed rows, by table, ready to be added to it.
+
+A table's rows are in Parquet files with one column for each column of the table, and the columns of `META`. The files
+of a step contain these rows, where `df_absent` names the columns whose values the change does not have (unchanged
+TOAST, the other columns of a delete's key):
+
+``changelog``  every change, `df_op` being its operation (`c`, `u`, `d`, `r`)
+``current``    one row per key, the last: `df_op` is `u` (insert or update) or `d` (delete; only the key is sure to be
+               there). An update that changes its key is a delete of the old and an update of the new key.
+``history``    the versions of each key, with the columns of `VALIDITY` too. `df_op` is `u` for a version that begins,
+               or `d` for the end of the version before it. For a key's first row in a step, columns in `df_absent`
+               are those of the version that the table has.
+
+A step of kind `rekey` has updates that change the key and lack values: its rows are those of the new key, with the old
+one in the columns of `old_key`; what is absent is in the table's row of the old key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from deltaforge_dagster.typed_rows.schema import TypedSchema
+
+TableMode = Literal["changelog", "current", "history"]
+"""What a table holds: every change, one row per key, or every version of each row."""
+
+META = pa.schema(
+    [
+        pa.field("df_op", pa.string(), nullable=False),
+        pa.field("df_segment", pa.int64(), nullable=False),
+        pa.field("df_ordinal", pa.int64(), nullable=False),
+        pa.field("df_event_time", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("df_source_position", pa.string()),
+        pa.field("df_tx_id", pa.string()),
+        pa.field("df_event_id", pa.string(), nullable=False),
+        pa.field("df_schema_version", pa.string()),
+        pa.field("df_absent", pa.list_(pa.string())),
+    ]
+)
+"""Columns of staged files beside those of the table.
+
+`df_segment` and `df_ordinal` are the change's place in the journal. `df_source_position` is its position in the
+source's log as text, `df_schema_version` the fingerprint of its table version. `df_absent` is null if nothing is absent.
+"""
+
+VALIDITY = pa.schema(
+    [
+        pa.field("df_valid_from", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("df_valid_to", pa.timestamp("us", "UTC")),
+    ]
+)
+"""Further columns of a history's files: when the row begins to be valid, and when the next row of its key does."""
+
+OLD_KEY = "df_old_"
+"""What the names of columns with an old key begin with, before the name of the key column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the journal, which is ordered as the changes are."""
+
+    segment: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """Consecutive changes of a table that are applied at once; the steps of a commit follow one another.
+
+    Attributes:
+        kind: `rows`, `rekey` (see the module) or `truncate`, which has no files.
+        files: Parquet files, as Spark names them.
+        rows: Number of rows in them.
+        inserts_only: Whether all changes are inserts, of keys that differ (changelog: always true).
+        last: Place of the last change.
+        event_time_us: Of a truncate: when it was committed, microseconds since 1970 UTC.
+    """
+
+    kind: Literal["rows", "rekey", "truncate"]
+    files: Sequence[str]
+    rows: int
+    inserts_only: bool
+    last: Place
+    event_time_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTable:
+    """The changes of one table in a commit.
+
+    Attributes:
+        destination: Name of the table in the lake, outermost part first: `("public", "orders")`.
+        source: Name of the source's table: database, schema (None without schemas), table.
+        columns: The columns of the newest table version, then those of older ones, then added fields.
+        key: Names of the key columns; empty in a changelog of a table without a key.
+        absent: Columns that are in a row's `df_absent`.
+        steps: The changes, in order.
+        changes: Number of changes of the source that the steps contain.
+    """
+
+    destination: tuple[str, ...]
+    source: tuple[str, str | None, str]
+    columns: TypedSchema
+    key: tuple[str, ...]
+    absent: frozenset[str]
+    steps: Sequence[StagedStep]
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCommit:
+    """What the segments of a commit contain, by table.
+
+    Attributes:
+        tables: The tables, in the order of their first changes.
+        failed: Tables whose changes could not be staged, by destination, and why.
+        discard: Deletes the files.
+    """
+
+    tables: Sequence[StagedTable]
+    failed: dict[tuple[str, ...], Exception]
+    discard: Callable[[], None]
