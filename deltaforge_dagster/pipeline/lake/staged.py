@@ -60,7 +60,7 @@ OLD_KEY = "df_old_"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChangePlace:
     """A place in the journal, which is ordered as the changes are."""
 
     segment: int
@@ -84,7 +84,7 @@ class StagedStep:
     files: Sequence[str]
     rows: int
     inserts_only: bool
-    last: Place
+    last: ChangePlace
     event_time_us: int = 0
 
 
