@@ -22,7 +22,8 @@
         ├── JournalDamaged        a journal file is missing or differs from its checksum
         ├── ProcessorFailed       a processor failed on a batch, or exceeded a limit
         ├── SinkRejected          a sink rejects what it is sent, or cannot continue from its own data
-        │   └── Undeliverable     one message can never be delivered; the others can
+        │   ├── Undeliverable     one message can never be delivered; the others can
+        │   └── TableRejected     one table of a sink cannot be written; the others can
         ├── LeaseLost             another run holds the lease now; this one must stop
         │   └── StoreLost         the state store's file is gone, and every lease with it
         └── NotAllowed            the request is invalid now (an open range, an unknown name)
@@ -57,6 +58,7 @@ __all__ = [
     "SpecError",
     "StoreLost",
     "StoreUnavailable",
+    "TableRejected",
     "Terminal",
     "Undeliverable",
     "UnsupportedEvent",
@@ -214,6 +216,10 @@ class Undeliverable(SinkRejected):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class TableRejected(SinkRejected):
+    """One table of a sink cannot be written until somebody changes something; the sink's other tables can."""
 
 
 class LeaseLost(Terminal):
