@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.file.config import FileSinkConfig
-from deltaforge_dagster.sinks.registry import SinkContext, SinkType
+from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow
     from deltaforge_dagster.sinks.file.sink import FileSink
 
 
-class FileSinkType(SinkType[FileSinkConfig]):
+class FileSinkType(MessageSinkType[FileSinkConfig]):
     """Local files of JSON lines."""
 
     name = "file"

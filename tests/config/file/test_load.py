@@ -12,6 +12,7 @@ from deltaforge_dagster.config.file.load import (
 )
 from deltaforge_dagster.config.file.processor_file import load_processors
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sinks.file.config import FileSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
@@ -51,6 +52,7 @@ def test_a_good_file_is_its_fields(write: Write) -> None:
     assert (redis.type, file.type) == ("redis", "file")
     assert isinstance(redis.config, RedisSinkConfig)
     assert (redis.config.required, redis.config.send_timeout_secs) == (True, 5.0)
+    assert isinstance(file.config, FileSinkConfig)
     assert file.config.envelope.type == "native"
     assert spec.batch is None
     assert spec.engine.segment.max_events == 200_000
