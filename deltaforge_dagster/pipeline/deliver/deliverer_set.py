@@ -164,7 +164,8 @@ class DelivererSet:
             LakeDelivery,
         )
         from deltaforge_dagster.pipeline.lake.stage import LakeStager  # noqa: PLC0415
-        from deltaforge_dagster.pipeline.lake.writer import LakeOwner, LakeWriter  # noqa: PLC0415
+        from deltaforge_dagster.pipeline.lake.target import LakeOwner  # noqa: PLC0415
+        from deltaforge_dagster.pipeline.lake.writer import LakeWriter  # noqa: PLC0415
 
         sink_id, lease = context.sink_id, self._run.lease
         config = self._block(sink_id).config
