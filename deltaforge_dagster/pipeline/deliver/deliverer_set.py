@@ -193,7 +193,6 @@ class DelivererSet:
             stager=LakeStager(
                 self._spec,
                 config,
-                kind,
                 self._run.journal,
                 self.sessions,
                 self._store,
