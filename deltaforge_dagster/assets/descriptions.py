@@ -110,8 +110,12 @@ def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.Asset
         deps=[asset_key(loaded.name, CHANGES)],
         description=(
             f"Ranges that sink {config.id} has acknowledged: everything up to their end has arrived at "
-            f"`{config.destination}`.\n\n**Materialize** partitions to deliver them again, marked as a replay, "
-            "or to have the sink catch up to them."
+            f"`{config.destination}`.\n\n**Materialize** partitions "
+            + (
+                "to deliver them again, marked as a replay, or to have the sink catch up to them."
+                if isinstance(config, MessageSinkConfig)
+                else "to have the sink catch up to them."
+            )
         ),
         kinds={kind.dagster_kind()},
         **_everywhere(loaded),

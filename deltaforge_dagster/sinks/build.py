@@ -33,7 +33,9 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
     block = sinks[sink_id]
     kind = sink_types()[block.type]
     if not isinstance(kind, MessageSinkType):
-        raise NotAllowed(f"sink {sink_id}: {kind.name} sinks write tables and get no messages")
+        raise NotAllowed(
+            f"sink {sink_id}: nothing can be sent to it, because {kind.name} sinks write tables"
+        )
     sink = kind.build(block.config, context)
     for wrapper in entry_points(group="deltaforge.sink_wrappers"):
         if value := os.environ.get(wrapper.name):

@@ -40,6 +40,8 @@ _BUILT_IN = {
     "kafka": "deltaforge_dagster.sinks.kafka.sink_type:KAFKA",
     "nats": "deltaforge_dagster.sinks.nats.sink_type:NATS",
     "file": "deltaforge_dagster.sinks.file.sink_type:FILE",
+    "delta": "deltaforge_dagster.sinks.lake.sink_type:DELTA",
+    "iceberg": "deltaforge_dagster.sinks.lake.sink_type:ICEBERG",
 }
 """In the order in which errors and the reference list them."""
 

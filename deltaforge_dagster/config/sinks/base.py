@@ -6,6 +6,7 @@ A kind of sink adds its own options in a subclass of `MessageSinkConfig`, or of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -114,14 +115,17 @@ class SinkConfig(Block):
     ] = ()
     """Operations that the sink does not get: `c` inserts, `u` updates, `d` deletes, `r` snapshot rows,
     `t` truncates. Words (`create`, `update`, `delete`, `read`, `truncate`) and a single text (`u,d`,
-    `none`) are accepted, too. The delete and the insert that `key_updates` makes of an update count as
-    such; other DDL is never skipped.
+    `none`) are accepted, too. Other DDL is never skipped.
     """
 
     @property
     def destination(self) -> str:
         """The template of where changes go."""
         return str(getattr(self, self.destination_field))
+
+    def variables(self, known: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the variables of that template for a table, given those of the source."""
+        return known
 
 
 class MessageSinkConfig(SinkConfig):
@@ -142,7 +146,7 @@ class MessageSinkConfig(SinkConfig):
     """How a message is encoded. `encoding: json` is accepted in place of the block."""
     key_updates: Literal["update", "delete_insert"] = "update"
     """How an update that changes the row's primary key is delivered: as one message with the new key,
-    or as a delete of the old key and an insert of the new one
+    or as a delete of the old key and an insert of the new one, which count as such in `skipped_operations`
     ([events](events.md#several-messages-for-one-change)).
     """
 
