@@ -17,7 +17,13 @@ from deltaforge_dagster.sources.rows.images import members
 from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.typed_rows.cells import ABSENT, FITS, REASONS, ColumnCells
 from deltaforge_dagster.typed_rows.columns import typed_column
-from deltaforge_dagster.typed_rows.members import KNOWN, NO_NAME, NO_OBJECT, STRANGER, locate_members
+from deltaforge_dagster.typed_rows.members import (
+    KNOWN,
+    NO_NAME,
+    NO_OBJECT,
+    STRANGER,
+    locate_members,
+)
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 
 _WITH_KERNELS = (

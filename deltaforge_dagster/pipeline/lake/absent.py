@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,19 +28,20 @@ def names_of(masks: Mapping[str, Mask], rows: int) -> pa.Array[Any]:
     counts = table.sum(axis=1)
     ends = np.zeros(rows + 1, np.int32)
     np.cumsum(counts, out=ends[1:])
-    names = pa.array(list(lacking)).take(pa.array(np.nonzero(table)[1]))
-    return pa.ListArray.from_arrays(pa.array(ends), names, mask=pa.array(counts == 0))
+    names = pa.array(list(lacking)).take(np.nonzero(table)[1])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), names, mask=pa.array(counts == 0))
 
 
-def masks_of(names: pa.ListArray[Any]) -> dict[str, Mask]:
+def masks_of(names: pa.Array[Any]) -> dict[str, Mask]:
     """Return for each column that some rows lack which ones those are."""
     if names.null_count == len(names):
         return {}
+    assert isinstance(names, pa.ListArray)
     found = names.flatten().dictionary_encode()
     codes = found.indices.to_numpy()
     rows = np.repeat(np.arange(len(names)), names.value_lengths().fill_null(0).to_numpy())
     masks = {}
-    for code, name in enumerate(found.dictionary.to_pylist()):
+    for code, name in enumerate(cast("list[str]", found.dictionary.to_pylist())):
         masks[name] = np.zeros(len(names), np.bool_)
         masks[name][rows[codes == code]] = True
     return masks

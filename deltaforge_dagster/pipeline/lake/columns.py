@@ -51,9 +51,7 @@ def wider(one: ValueType, other: ValueType) -> ValueType | None:
     if one == other:
         return one
     match one.kind, other.kind:
-        case ("integer", "integer") if one.signed == other.signed:
-            return max(one, other, key=lambda type_: type_.bits)
-        case ("float", "float") if one.form == other.form:
+        case ("integer", "integer") | ("float", "float") if replace(one, bits=other.bits) == other:
             return max(one, other, key=lambda type_: type_.bits)
         case ("decimal", "decimal"):
             return _wider_decimal(one, other)
@@ -74,13 +72,6 @@ def _wider_decimal(one: ValueType, other: ValueType) -> ValueType | None:
     scale = max(one.scale, other.scale)
     digits = max(one.precision - one.scale, other.precision - other.scale) + scale
     return None if digits > MAX_DIGITS else replace(one, precision=digits, scale=scale)
-
-
-def added(schema: TypedSchema, found: Sequence[TypedSchema]) -> TypedSchema:
-    """Return the columns, then the fields that tasks have found beside them, in alphabetical order."""
-    known = {column.name for column in schema.columns}
-    names = {column.name for one in found for column in one.columns} - known
-    return schema.with_added(sorted(names))
 
 
 def check_names(columns: Sequence[TypedColumn], table: str) -> None:

@@ -6,13 +6,12 @@ lack; updates that change the key and lack values have the old key. All function
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from deltaforge_dagster.kernels.message_text import Mask
 from deltaforge_dagster.kernels.runtime import Longs
@@ -79,7 +78,7 @@ def fold(
         last = places[-1]
         place = ChangePlace(int(segments[chosen][last]), int(ordinals[chosen][last]))
         if rekeys[row]:
-            made, inserts_only = _rekeys(some.take(pa.array(places)), columns, key, mode), False
+            made, inserts_only = _rekeys(some.take(places), columns, key, mode), False
         else:
             made, inserts_only = _folded(some, places, columns, key, mode)
         names = frozenset(absent.masks_of(made.column("df_absent").combine_chunks()))
@@ -101,25 +100,23 @@ def _folded(
     deletes = op == names.index("d") if "d" in names else np.zeros(len(op), np.bool_)
     updates = op == names.index("u") if "u" in names else np.zeros(len(op), np.bool_)
     inserts_only = names == ["c"] and bool(starts.all())
-    if mode == "current":
-        wanted = np.append(starts[1:], True)  # the last change of each key
-    else:
-        wanted = ~deletes | starts
+    lasts = np.append(starts[1:], True)
+    wanted = lasts if mode == "current" else ~deletes | starts
     groups = _Groups(order, starts, deletes, updates, np.flatnonzero(wanted))
     made, lacking = groups.columns(rows, columns)
     chosen = groups.wanted
-    index = pa.array(order[chosen])
+    index = order[chosen]
     gone = deletes[chosen]
     made["df_op"] = _ops(gone)
     for name in PLACE:
         made[name] = rows.column(name).combine_chunks().take(index)
     made["df_absent"] = absent.names_of(lacking, len(chosen))
     if mode == "history":
-        times = rows.column("df_event_time").combine_chunks().take(pa.array(order))
+        times = rows.column("df_event_time").combine_chunks().take(order)
         following = chosen + 1
         ends = np.append(starts, True)[following] | gone
-        made["df_valid_from"] = times.take(pa.array(chosen))
-        made["df_valid_to"] = times.take(pa.array(np.where(ends, 0, following), mask=ends))
+        made["df_valid_from"] = times.take(chosen)
+        made["df_valid_to"] = times.take(pa.array(following, pa.int64(), mask=ends))
     return pa.table(made), inserts_only
 
 
@@ -147,14 +144,14 @@ class _Groups:
         masks = absent.masks_of(rows.column("df_absent").combine_chunks())
         made: dict[str, pa.Array[Any]] = {}
         lacking: dict[str, Mask] = {}
-        plain = pa.array(self.order[self.wanted])
+        plain = self.order[self.wanted]
         for field in columns:
             column = rows.column(field.name).combine_chunks()
             if field.name not in masks:
                 made[field.name] = column.take(plain)
                 continue
             found, lost = self._sources(masks[field.name][self.order])
-            made[field.name] = column.take(pa.array(np.maximum(found, 0), mask=found < 0))
+            made[field.name] = column.take(pa.array(found, pa.int64(), mask=found < 0))
             if lost.any():
                 lacking[field.name] = lost
         return made, lacking
@@ -173,9 +170,7 @@ class _Groups:
         return np.where(null, -1, self.order[last]), lost
 
 
-def _rekeys(
-    rows: pa.Table, columns: pa.Schema, key: Sequence[str], mode: TableMode
-) -> pa.Table:
+def _rekeys(rows: pa.Table, columns: pa.Schema, key: Sequence[str], mode: TableMode) -> pa.Table:
     """Return updates that change the key and lack values."""
     names = [*columns.names, *(OLD_KEY + name for name in key), *PLACE, "df_absent"]
     made = {name: rows.column(name).combine_chunks() for name in names}
@@ -187,7 +182,7 @@ def _rekeys(
 
 
 def _ops(deletes: Mask) -> pa.Array[Any]:
-    codes = pa.array(deletes.astype(np.int32))
+    codes = pa.array(deletes.astype(np.int32), pa.int32())
     return pa.DictionaryArray.from_arrays(codes, pa.array(["u", "d"]))
 
 

@@ -36,9 +36,7 @@ def key_codes(columns: Sequence[pa.Array[Any]]) -> Longs:
         found = normal(column).dictionary_encode()
         of_column = found.indices.to_numpy().astype(np.int64)
         if codes.any():
-            _, of_column = np.unique(
-                codes * len(found.dictionary) + of_column, return_inverse=True
-            )
+            _, of_column = np.unique(codes * len(found.dictionary) + of_column, return_inverse=True)
         codes = of_column
     return codes
 

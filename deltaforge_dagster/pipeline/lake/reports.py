@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,13 @@ import pyarrow as pa
 from deltaforge_dagster import errors
 from deltaforge_dagster.errors import DeltaforgeError
 
-REPORT = pa.schema(
-    [
-        pa.field("report", pa.string()),
-        pa.field("data", pa.binary()),
-        pa.field("error", pa.string()),
-        pa.field("text", pa.string()),
-    ]
-)
+REPORT = "report string, data binary, error string, text string"
 """One row for each report: JSON, and bytes that belong to it; or class and text of the error that stopped the task."""
+
+_COLUMNS: Mapping[str, pa.DataType] = {
+    "report": pa.string(), "data": pa.binary(), "error": pa.string(), "text": pa.string(),
+}  # fmt: skip
+_REPORT = pa.schema(_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def run_tasks(
                 text = f"staging broke: {type(error).__name__} in {place.name}, line {place.lineno}"
                 rows = [{"error": DeltaforgeError.__name__, "text": text}]
             if rows:
-                yield pa.RecordBatch.from_pylist(rows, REPORT)
+                yield pa.RecordBatch.from_pylist(rows, _REPORT)
 
 
 def reported(report: pa.Table) -> list[TaskReport]:

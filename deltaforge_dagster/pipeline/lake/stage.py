@@ -7,10 +7,8 @@ For a changelog that is one Spark job (`typed_files`); otherwise a second one fo
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -19,12 +17,11 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.sinks.base import SinkFilter
-from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SparkUnavailable, TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.encode.encoder import TASK_BYTES, spark_schema, tasks_of
-from deltaforge_dagster.pipeline.encode.messages import Share, source_origin
+from deltaforge_dagster.pipeline.encode.encoder import share_out
+from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.lake.columns import LAKE_TYPES, check_names, union
 from deltaforge_dagster.pipeline.lake.fold_job import FoldedFile, FoldJob, FoldTask
@@ -51,7 +48,7 @@ from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import fingerprints
+from deltaforge_dagster.tables import TableSchema, fingerprints
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema, fitted, typed_schema
 
 BUCKET_ROWS = 250_000
@@ -71,7 +68,7 @@ class LakeStager:
         run_id: Part of the names of the files, so that those of a dead run can be deleted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what a run has
         self,
         spec: PipelineSpec,
         config: LakeSinkConfig,
@@ -123,23 +120,33 @@ class LakeStager:
         )
         if not chosen:
             return StagedCommit((), {}, job.discard)
-        plan = self._plan(chosen, only, skip)
+
+        def wants(table: TableName) -> bool:
+            there, _ = self._destination(table)
+            return there not in skip and (only is None or there in only)
+
         try:
-            return self._staged(chosen, plan, job)
+            return self._staged(chosen, self._plan(chosen, wants), wants, job)
         except BaseException:
             job.discard()
             raise
 
     def _staged(
-        self, segments: Sequence[SegmentRow], plan: StagePlan, job: _Job
+        self,
+        segments: Sequence[SegmentRow],
+        plan: StagePlan,
+        wants: Callable[[TableName], bool],
+        job: _Job,
     ) -> StagedCommit:
         rows, size = sum(one.rows for one in segments), sum(one.bytes for one in segments)
         buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
-        tasks = tasks_of(segments)
+        tasks = share_out(segments)
         typing = TypingJob(self._journal.url, plan, tasks, buckets, job.folder, job.name)
         what = f"segments {segments[0].segment} to {segments[-1].segment}"
         files = [TypedFile.of_report(one) for one in self._run(typing.run, len(tasks), what)]
-        tables, failed = _tables(files, plan)
+        tables, failed = _tables(
+            [one for one in files if wants(one.table)], plan, self._destination
+        )
         if plan.mode == "changelog":
             staged = [one.logged() for one in tables]
         else:
@@ -164,7 +171,7 @@ class LakeStager:
             return []
         try:
             session = self._session()
-            report = session.range(0, tasks, 1, tasks).mapInArrow(run, _REPORT).toArrow()
+            report = session.range(0, tasks, 1, tasks).mapInArrow(run, REPORT).toArrow()
         except PySparkException as error:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
@@ -181,56 +188,66 @@ class LakeStager:
             self._probed = session
         return session
 
+    def _destination(self, table: TableName) -> tuple[tuple[str, ...], TableRejected | None]:
+        """Return the destination of a table; or if it cannot have one, the table's own name, and why."""
+        try:
+            return self._config.name_of(*table), None
+        except TableRejected as error:
+            return tuple(part for part in table if part is not None), error
+
     def _plan(
-        self,
-        segments: Sequence[SegmentRow],
-        only: frozenset[tuple[str, ...]] | None,
-        skip: frozenset[tuple[str, ...]],
+        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
     ) -> StagePlan:
-        config, origin = self._config, source_origin(self._spec)
         versions: dict[str, set[str]] = {}
         for segment in segments:
-            for name, found in segment.schema_versions.items():
-                versions.setdefault(name, set()).update(fingerprints(found))
-        declared = {
-            name: {column: parse_value_type(type_) for column, type_ in types.items()}
-            for name, types in config.types.items()
-        }
+            for full, found in segment.schema_versions.items():
+                versions.setdefault(full, set()).update(fingerprints(found))
         schemas: dict[TableName, TypedSchema] = {}
         keys: dict[TableName, tuple[str, ...]] = {}
         refused: dict[TableName, str] = {}
+        skipped: set[TableName] = set()
         for history in self._store.schemas.histories(self._spec.metadata.name):
+            newest = history.newest.table
+            name = newest.db, newest.schema, newest.table
+            if not wants(name):
+                skipped.add(name)
+                continue
             wanted = versions.get(history.name, ())
             tables = [one.table for one in history.versions if one.stamp.fingerprint in wanted]
             if not tables:
                 continue
-            newest = tables[-1]
-            name = newest.db, newest.schema, newest.table
-            keys[name] = newest.primary_key
-            typed = [
-                typed_schema(one, self._source, self._spec.spec.engine, declared.get(history.name), LAKE_TYPES)
-                for one in tables
-            ]  # fmt: skip
+            keys[name] = tables[-1].primary_key
+            typed = [self._typed_schema(one) for one in tables]
             schemas[name] = typed[-1]
             try:
                 schemas[name] = union(typed, history.name)
             except TableRejected as error:
                 refused[name] = str(error)
-        marks = self._source.marks_unchanged
-        others = {
-            name: TypedSchema(
-                tuple(TypedColumn(column, fitted(type_, LAKE_TYPES)) for column, type_ in types.items()),
-                marks,
-            )
-            for name, types in declared.items()
-        }  # fmt: skip
+        declared = {full: self._declared(types) for full, types in self._config.types.items()}
         return StagePlan(
-            config.mode, self._selection, origin, compile_template(config.table), schemas, others,
-            TypedSchema((), marks), keys, {name: tuple(key) for name, key in config.keys.items()}, refused, only, skip,
-        )  # fmt: skip
+            mode=self._config.mode,
+            selection=self._selection,
+            origin=source_origin(self._spec),
+            schemas=schemas,
+            declared=declared,
+            unknown=self._declared({}),
+            keys=keys,
+            declared_keys=self._config.keys,
+            refused=refused,
+            skipped=frozenset(skipped),
+        )
 
+    def _typed_schema(self, table: TableSchema) -> TypedSchema:
+        declared = self._config.types_of(table.db, table.schema, table.table)
+        return typed_schema(table, self._source, self._spec.spec.engine, declared, LAKE_TYPES)
 
-_REPORT = spark_schema(REPORT)
+    def _declared(self, types: Mapping[str, str]) -> TypedSchema:
+        """Return the columns of a table that the source has not registered."""
+        columns = (
+            TypedColumn(name, fitted(parse_value_type(type_), LAKE_TYPES))
+            for name, type_ in types.items()
+        )
+        return TypedSchema(tuple(columns), self._source.marks_unchanged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +281,7 @@ class _Table:
     @property
     def first(self) -> ChangePlace:
         """Place of the first change."""
-        return min((one.first for one in self.files if one.first is not None), key=_order)
+        return min(one.first for one in self.files if one.first is not None)
 
     @property
     def changes(self) -> int:
@@ -278,9 +295,11 @@ class _Table:
     def logged(self) -> StagedTable:
         """Return the changes of a changelog."""
         files = [one for one in self.files if one.path is not None]
-        last = max((one.last for one in files if one.last is not None), key=_order)
+        last = max(one.last for one in files if one.last is not None)
         paths = [encoded_files.spark_path(one.path) for one in files if one.path is not None]
-        step = StagedStep("rows", paths, sum(one.rows for one in files), inserts_only=True, last=last)
+        step = StagedStep(
+            "rows", paths, sum(one.rows for one in files), inserts_only=True, last=last
+        )
         found = frozenset(name for one in files for name in one.absent)
         return self._staged(found, [step])
 
@@ -295,8 +314,10 @@ class _Table:
                     StagedStep("truncate", (), 0, inserts_only=False, last=ChangePlace(segment, ordinal), event_time_us=time)
                 )  # fmt: skip
             of_epoch = [one for one in files if one.epoch == epoch]
-            for level in sorted({one.level for one in of_epoch}):
-                steps.append(_step(level, [one for one in of_epoch if one.level == level]))
+            steps += [
+                _step(level, [one for one in of_epoch if one.level == level])
+                for level in sorted({one.level for one in of_epoch})
+            ]
         if mode == "current" and truncates:
             steps = steps[len(truncates) - 1 :]
         return self._staged(frozenset(name for one in files for name in one.absent), steps)
@@ -307,35 +328,45 @@ class _Table:
         )
 
 
+_NOWHERE = ChangePlace(0, 0)
+
+
 def _step(level: int, files: Sequence[FoldedFile]) -> StagedStep:
     return StagedStep(
         "rekey" if level % 2 else "rows",
         [encoded_files.spark_path(one.path) for one in files],
         sum(one.rows for one in files),
         all(one.inserts_only for one in files),
-        max((one.last for one in files), key=_order),
+        max(one.last for one in files),
     )
 
 
 def _tables(
-    files: Sequence[TypedFile], plan: StagePlan
+    files: Sequence[TypedFile],
+    plan: StagePlan,
+    destination_of: Callable[[TableName], tuple[tuple[str, ...], TableRejected | None]],
 ) -> tuple[list[_Table], dict[tuple[str, ...], Exception]]:
     """Return the tables that tasks have reported, and those that cannot be staged."""
     by_name: dict[TableName, list[TypedFile]] = {}
-    for one in sorted(files, key=lambda one: _order(one.first)):
+    for one in sorted(files, key=lambda one: one.first or _NOWHERE):
         by_name.setdefault(one.table, []).append(one)
-    names: dict[tuple[str, ...], list[TableName]] = {}
-    for name in by_name:
-        names.setdefault(plan.destination(name), []).append(name)
     tables: list[_Table] = []
     failed: dict[tuple[str, ...], Exception] = {}
+    names: dict[tuple[str, ...], list[TableName]] = {}
+    for name in by_name:
+        destination, problem = destination_of(name)
+        if problem is not None:
+            failed[destination] = problem
+        else:
+            names.setdefault(destination, []).append(name)
     for destination, (name, *others) in names.items():
+        if others:
+            failed[destination] = TableRejected(
+                f"tables {full_name(name)} and {full_name(others[0])} have the same destination, "
+                f"{'.'.join(destination)}: change the template `table` so that each has its own"
+            )
+            continue
         try:
-            if others:
-                raise TableRejected(
-                    f"tables {full_name(name)} and {full_name(others[0])} have the same destination, "
-                    f"{'.'.join(destination)}: change the template `table` so that each has its own"
-                )
             tables.append(_table(name, destination, by_name[name], plan))
         except TableRejected as error:
             failed[destination] = error
@@ -370,12 +401,21 @@ def _fold_tasks(tables: Sequence[_Table], most: int) -> list[list[FoldTask]]:
         for bucket in sorted(rows):
             if room <= 0:
                 if group:
-                    tasks[-1].append(table_task(number, table, group))
+                    tasks[-1].append(_fold_task(number, table, group))
                     group = set()
                 tasks.append([])
                 room = most
             group.add(bucket)
             room -= rows[bucket]
         if group:
-            tasks[-1].append(table_task(number, table, group))
+            tasks[-1].append(_fold_task(number, table, group))
     return tasks
+
+
+def _fold_task(number: int, table: _Table, buckets: Collection[int]) -> FoldTask:
+    batches: list[tuple[str, Sequence[int]]] = []
+    for file in table.files:
+        found = [place for place, (bucket, _) in enumerate(file.buckets) if bucket in buckets]
+        if file.path is not None and found:
+            batches.append((file.path, found))
+    return FoldTask(number, table.columns.arrow, table.key, table.plan, batches)

@@ -22,9 +22,7 @@ import numpy.typing as npt
 from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.pipeline.lake.keys import Words
 
-_LEVEL = np.dtype(
-    [("hash", "u8"), ("segment", "i8"), ("ordinal", "i8"), ("level", "i8")]
-)
+_LEVEL = np.dtype([("hash", "u8"), ("segment", "i8"), ("ordinal", "i8"), ("level", "i8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class StepPlan:
         for segment, ordinal in self.truncates:
             epochs += (segments > segment) | (segments == segment) & (ordinals > ordinal)
         levels = np.zeros(len(hashes), np.int64)
-        touched = np.flatnonzero(np.isin(hashes, self.levels["hash"])) if len(self.levels) else []
+        touched = np.flatnonzero(np.isin(hashes, self.levels["hash"]))
         if len(touched):
             levels[touched] = self._levels(hashes[touched], segments[touched], ordinals[touched])
         # Such an update is behind all changes before it: it comes right before the level that it begins.

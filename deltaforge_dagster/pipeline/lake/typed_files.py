@@ -9,11 +9,10 @@ Workers import this module: it needs no Spark.
 from __future__ import annotations
 
 import contextlib
-import io
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.kernels.message_text import Mask, Optional, concat
@@ -49,7 +47,6 @@ MAX_MEMORY = 256 << 20
 
 HASH = "df_hash"
 """In files of buckets: the hash of a row's key."""
-_COMPRESSION = "zstd"
 _MESSAGES = "__wal_message"
 """The schema of logical messages (`frame`), which are rows of no table."""
 _REKEY = np.dtype([("old", "u8"), ("new", "u8"), ("segment", "i8"), ("ordinal", "i8")])
@@ -63,52 +60,31 @@ class StagePlan:
         mode: What the tables hold.
         selection: The changes that the sink gets.
         origin: Where the changes come from.
-        template: The destination.
         schemas: The columns of each table that the source has registered.
         declared: By full name of a table, the columns of its rows if it is not registered.
         unknown: The columns of other tables: none, all fields are text.
         keys: The key columns of each registered table.
         declared_keys: By full name of a table, its key columns.
         refused: Why tables cannot be staged.
-        only: The destinations to stage; None for all.
-        skip: Destinations that are not staged.
+        skipped: Tables that are not staged.
     """
 
     mode: TableMode
     selection: RowSelection
     origin: EventOrigin
-    template: Template
     schemas: Mapping[TableName, TypedSchema]
     declared: Mapping[str, TypedSchema]
     unknown: TypedSchema
     keys: Mapping[TableName, tuple[str, ...]]
     declared_keys: Mapping[str, tuple[str, ...]]
     refused: Mapping[TableName, str]
-    only: frozenset[tuple[str, ...]] | None
-    skip: frozenset[tuple[str, ...]]
-
-    def destination(self, name: TableName) -> tuple[str, ...]:
-        """Return the parts of the name of a table's destination: the template is divided at its own dots."""
-        db, schema, table = name
-        values = {
-            "db": db, "schema": schema or db, "table": table,
-            "name": self.origin.name, "connector": self.origin.connector,
-        }  # fmt: skip
-        parts = [""]
-        for piece in self.template.parts:
-            if isinstance(piece, str):
-                first, *others = piece.split(".")
-                parts = [*parts[:-1], parts[-1] + first, *others]
-            else:
-                parts[-1] += values[piece.path[-1]]
-        return tuple(parts)
+    skipped: frozenset[TableName]
 
     def wants(self, name: TableName) -> bool:
         """Return whether changes of a table are staged."""
         if name[1] == _MESSAGES and self.mode != "changelog" and not self.key(name):
             return False
-        there = self.destination(name)
-        return there not in self.skip and (self.only is None or there in self.only)
+        return name not in self.skipped
 
     def schema(self, name: TableName) -> TypedSchema:
         """Return the columns of a table."""
@@ -244,7 +220,7 @@ class TypingJob:
         if not frame.num_rows:
             return 0
         for name, places in _truncates(frame):
-            rows_of(name).truncate(frame.take(pa.array(places)))
+            rows_of(name).truncate(frame.take(places))
 
         def schema_of(version: VersionName) -> TypedSchema:
             return rows_of((version.db, version.schema, version.table)).schema
@@ -299,9 +275,7 @@ class _TableRows:
     def accept(self, typed: TypedTable, frame: pa.RecordBatch) -> int:
         """Add rows; return the memory that they take."""
         self.schema = typed.rows.schema
-        rows = (
-            frame if len(typed.places) == frame.num_rows else frame.take(pa.array(typed.places))
-        )
+        rows = frame if len(typed.places) == frame.num_rows else frame.take(typed.places)
         self._count(rows)
         if self._file.error is not None:
             return 0
@@ -335,9 +309,9 @@ class _TableRows:
         file = self._file
         file.changes += rows.num_rows
         first, last = _place(rows, 0), _place(rows, rows.num_rows - 1)
-        if file.first is None or (first.segment, first.ordinal) < (file.first.segment, file.first.ordinal):  # fmt: skip
+        if file.first is None or first < file.first:
             file.first = first
-        if file.last is None or (last.segment, last.ordinal) > (file.last.segment, file.last.ordinal):  # fmt: skip
+        if file.last is None or last > file.last:
             file.last = last
 
     def _check(self, typed: TypedRows, rows: pa.RecordBatch) -> None:
@@ -375,7 +349,7 @@ class _TableRows:
             "df_event_id": rows.column("event_id"),
             "df_schema_version": rows.column("schema_version"),
         }
-        every = columns | {name: meta[name] for name in META.names}
+        every = {**columns, **{name: meta[name] for name in META.names}}
         return pa.RecordBatch.from_pydict(every)
 
     def _keyed(self, typed: TypedRows, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -407,7 +381,7 @@ class _TableRows:
         if partial.any():
             takes = np.full(count, -1)
             takes[old.rows[of_partial]] = np.flatnonzero(of_partial)
-            index = pa.array(takes, mask=takes < 0)
+            index = pa.array(takes, pa.int64(), mask=takes < 0)
             every |= {
                 OLD_KEY + name: column.take(index)
                 for name, column in zip(self._key, old.columns, strict=True)
@@ -423,9 +397,8 @@ class _TableRows:
         size = len(gone.rows)
         columns = {one.name: pa.nulls(size, one.type) for one in here.schema}
         columns |= dict(zip(self._key, gone.columns, strict=True))
-        index = pa.array(gone.rows)
         for name in ("df_segment", "df_ordinal", "df_event_time"):
-            columns[name] = here.column(name).take(index)
+            columns[name] = here.column(name).take(gone.rows)
         columns["df_op"] = pa.array(["d"] * size).dictionary_encode()
         columns[HASH] = pa.array(gone.hashes)
         return pa.RecordBatch.from_pydict(columns)
@@ -448,9 +421,7 @@ class _TableRows:
         """The key columns. A column that no row has had yet is text, as it will be when one has it."""
         by_name = {column.name: column for column in self.schema.columns}
         missing = [name for name in self._key if name not in by_name]
-        by_name |= {
-            column.name: column for column in self.schema.with_added(missing).columns
-        }
+        by_name |= {column.name: column for column in self.schema.with_added(missing).columns}
         return TypedSchema(tuple(by_name[name] for name in self._key), self.schema.marks_unchanged)
 
     def _full_key(self, typed: TypedRows, rows: pa.RecordBatch) -> dict[str, pa.Array[Any]]:
@@ -462,9 +433,9 @@ class _TableRows:
         for number, name in enumerate(self._key):
             if name in names:
                 columns[name] = typed.batch.column(name)
-                present = typed.present.get(name)
+                known = typed.present.get(name)
                 missing[name] = (
-                    np.zeros(rows.num_rows, np.bool_) if present is None else ~_numpy(present)
+                    np.zeros(rows.num_rows, np.bool_) if known is None else ~_numpy(known)
                 )
             else:
                 columns[name] = pa.nulls(rows.num_rows, schema.arrow.field(number).type)
@@ -475,12 +446,12 @@ class _TableRows:
                 continue
             found = self._typed_key(rows, image, np.flatnonzero(wanted))
             for name, present in found.present.items():
-                at = np.zeros(rows.num_rows, np.bool_)
-                at[wanted] = present
-                at &= missing[name]
-                values = found.columns[name].filter(pa.array(at[wanted]))
-                columns[name] = pc.replace_with_mask(columns[name], pa.array(at), values)
-                missing[name] &= ~at
+                filled = np.zeros(rows.num_rows, np.bool_)
+                filled[wanted] = present
+                filled &= missing[name]
+                values = found.columns[name].filter(pa.array(filled[wanted]))
+                columns[name] = pc.replace_with_mask(columns[name], pa.array(filled), values)
+                missing[name] &= ~filled
         for name, column in columns.items():
             if column.null_count:
                 row = int(np.flatnonzero(_numpy(column.is_null()))[0])
@@ -491,12 +462,10 @@ class _TableRows:
                 )
         return columns
 
-    def _typed_key(
-        self, rows: pa.RecordBatch, image: str, at: npt.NDArray[np.int64]
-    ) -> _KeyImages:
-        images = cast("pa.StringArray", rows.column(image).take(pa.array(at)))
+    def _typed_key(self, rows: pa.RecordBatch, image: str, at: npt.NDArray[np.int64]) -> _KeyImages:
+        images = cast("pa.StringArray", rows.column(image).take(at))
         typed = typed_rows(images, self._key_schema, other_fields=False)
-        self._check(typed, rows.take(pa.array(at)) if typed.misfits else rows)
+        self._check(typed, rows.take(at) if typed.misfits else rows)
         return _KeyImages(
             {name: typed.batch.column(name) for name in self._key},
             {
@@ -521,7 +490,7 @@ class _TableRows:
         changed = np.zeros(len(updates), np.bool_)
         old = []
         for name in self._key:
-            new = columns[name].take(pa.array(updates))
+            new = columns[name].take(updates)
             known = found.present[name] & _numpy(found.columns[name].is_valid())
             before = pc.if_else(pa.array(known), found.columns[name], new)
             changed |= _numpy(pc.not_equal(normal(before), normal(new)))
@@ -569,9 +538,7 @@ def table_codes(frame: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[Tabl
 def write_parquet(path: str, table: pa.Table) -> None:
     """Write a file that Spark reads."""
     with encoded_files.new_file(path) as file:
-        pq.write_table(
-            table, cast("io.BufferedIOBase", file), version="2.6", compression=_COMPRESSION
-        )
+        pq.write_table(table, cast("IO[bytes]", file), version="2.6", compression="zstd")
 
 
 def _write_buckets(path: str, table: pa.Table, buckets: int) -> list[tuple[int, int]]:
@@ -579,7 +546,7 @@ def _write_buckets(path: str, table: pa.Table, buckets: int) -> list[tuple[int, 
     of_row = (table.column(HASH).to_numpy() % np.uint64(buckets)).astype(np.int64)
     rows_of = np.bincount(of_row, minlength=buckets)
     if buckets > 1:
-        table = table.take(pa.array(np.argsort(of_row, kind="stable")))
+        table = table.take(np.argsort(of_row, kind="stable"))
     found = [(bucket, rows) for bucket, rows in enumerate(rows_of.tolist()) if rows]
     options = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)
     plain = table.set_column(
@@ -642,7 +609,7 @@ def _position(origin: EventOrigin, rows: pa.RecordBatch) -> pa.Array[Any]:
         pieces.append(Optional("", position_values(one, rows)))
     known = ~is_snapshot(rows) & _numpy(rows.column("pos").is_valid())
     texts = concat(rows.num_rows, pieces)
-    return pc.if_else(pa.array(known), texts, pa.scalar(None, pa.string()))
+    return cast("pa.Array[Any]", pc.if_else(pa.array(known), texts, pa.scalar(None, pa.string())))
 
 
 def _joined(*batches: pa.RecordBatch) -> pa.RecordBatch:
