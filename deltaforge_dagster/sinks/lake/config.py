@@ -188,8 +188,8 @@ class LakeSinkConfig(SinkConfig):
 
     table: Annotated[TemplateText, AfterValidator(_table)] = "${source.schema}.${source.table}"
     """Template of the tables' names, with dots between their parts. Only `${source.db}`, `${source.schema}` and
-    `${source.table}` are allowed; in sources without schemas `${source.schema}` is the database. A name
-    without variables brings every captured table into one.
+    `${source.table}` are allowed; in sources without schemas `${source.schema}` is the database. Each captured
+    table needs a name of its own.
     """
     mode: Literal["changelog", "current", "history"] = "current"
     """What a table has: a row for every change (`changelog`), the source's rows as they are now (`current`), or
@@ -211,7 +211,7 @@ class LakeSinkConfig(SinkConfig):
     commit_seconds: Seconds = 60.0
     """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
     commit_changes: Count = 1_000_000
-    """A commit is made when so many changes wait; one may have more, because segments are not divided."""
+    """A commit is made when so many changes wait. It has no more, unless a single segment has."""
     soft_deletes: bool = False
     """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""
     write_mode: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
