@@ -125,6 +125,13 @@ def own_path() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test settings of its own: no state or journal outside its temporary directory."""
-    for name in ("PIPELINES", "STATE_URL", "JOURNAL_URL", "SPARK_REMOTE", "SINK_FAULTS"):
+    for name in (
+        "PIPELINES",
+        "STATE_URL",
+        "JOURNAL_URL",
+        "SPARK_REMOTE",
+        "LAKE_JARS",
+        "SINK_FAULTS",
+    ):
         monkeypatch.delenv(f"DELTAFORGE_{name}", raising=False)
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))

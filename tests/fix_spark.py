@@ -1,8 +1,8 @@
 """Spark for tests: one Connect server for the whole run, whatever the number of its processes.
 
 `DELTAFORGE_TEST_SPARK_REMOTE` names a running server to use instead (`sc://...`, on a filesystem
-that it shares with the tests). Otherwise our own server is started, with an installed Java or the
-one of the extra `lab`.
+that it shares with the tests, with the jars and extensions of `deltaforge lake install`). Otherwise our own server is
+started, with an installed Java or the one of the extra `lab`; the jars come from Maven Central.
 """
 
 from __future__ import annotations
@@ -67,12 +67,15 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
     if given:
         yield SparkAddress(given, None)
         return
+    from deltaforge_dagster.resources.lake_jars import LAKE_JARS  # noqa: PLC0415 - only here
     from deltaforge_dagster.resources.spark_server import SparkServer  # noqa: PLC0415 - only here
+    from deltaforge_lab.servers.maven import fetch  # noqa: PLC0415 - only here
 
     own = tmp_path_factory.getbasetemp()
     home = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "installation"
     try:
-        server = SparkServer.ensure(home, idle_seconds=_IDLE_SECONDS)
+        # The jars cost 0.1 s of processor time and 10 MB, so all tests share one server with them.
+        server = SparkServer.ensure(home, jars=fetch(LAKE_JARS), idle_seconds=_IDLE_SECONDS)
     except DeltaforgeError as error:
         pytest.fail(str(error), pytrace=False)
     yield SparkAddress(server.remote, home / "spark")

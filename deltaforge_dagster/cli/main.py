@@ -84,6 +84,10 @@ _COMMANDS = {
     "hold": ("operate.hold:app", "Show a pipeline's held changes; release or approve them."),
     "dlq": ("operate.dlq:app", "Show dead letters; deliver them again or discard them."),
     "sink": ("operate.sink:app", "Pause and resume one sink; attach a detached one."),
+    "lake": (
+        "installation.lake:app",
+        "Prepare this machine to write Delta and Iceberg tables.",
+    ),
     "warm": (
         "installation.warm:warm",
         "Compile and cache the kernels, for example when building an image.",

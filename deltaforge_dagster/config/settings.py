@@ -12,6 +12,8 @@ DELTAFORGE_STRICT          `true`: unknown fields of pipeline files   false
                            are errors, not warnings
 DELTAFORGE_SPARK_REMOTE    `sc://host:port` of a Spark Connect        its own local server
                            server
+DELTAFORGE_LAKE_JARS       folder for the jars that sinks of tables   `jars` in the home
+                           need (`deltaforge lake install`)
 DELTAFORGE_API_TOKEN       bearer token of the REST API               none: this machine only
 DELTAFORGE_DAGSTER_URL     webserver that is asked to reload when     that of `dev`
                            pipelines change                           and `demo`
@@ -46,6 +48,7 @@ class Settings:
         state_url: SQLAlchemy URL of the state store, or `memory`.
         journal_url: fsspec URL of the journal's folder.
         spark_remote: Spark Connect URL; None to start a local server.
+        lake_jars: Folder of the jars with which the local server writes Delta and Iceberg tables; absolute.
         strict: Whether unknown fields of pipeline files are errors.
         dagster_url: Dagster's webserver, which is asked to reload when pipeline files change.
     """
@@ -55,6 +58,7 @@ class Settings:
     state_url: str = field(repr=False)
     journal_url: str = field(repr=False)
     spark_remote: str | None = field(repr=False)
+    lake_jars: Path
     strict: bool = False
     dagster_url: str | None = None
 
@@ -79,6 +83,7 @@ class Settings:
             state_url=_state_url(get("STATE_URL") or f"sqlite:///{home}/state.db"),
             journal_url=_journal_url(get("JOURNAL_URL") or str(home / "journal")),
             spark_remote=remote,
+            lake_jars=_absolute(get("LAKE_JARS") or str(home / "jars")),
             strict=_flag("STRICT", get("STRICT")),
             dagster_url=get("DAGSTER_URL"),
         )

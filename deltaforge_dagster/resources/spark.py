@@ -25,6 +25,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.pipeline.spark_client import SparkConnectGrpcException, SparkSession
 from deltaforge_dagster.pipeline.spark_session import spark_condition
+from deltaforge_dagster.resources.lake_jars import installed_jars
 from deltaforge_dagster.resources.spark_server import SparkServer
 
 SESSION_SETTINGS: Mapping[str, str] = {
@@ -185,7 +186,9 @@ class SparkSessions:
             return remote if "/;" in remote else f"{remote.rstrip('/')}/;user_agent=deltaforge"
         if self._server is not None:
             self._server.release()
-        self._server = SparkServer.ensure(self._settings.home)
+        self._server = SparkServer.ensure(
+            self._settings.home, jars=installed_jars(self._settings.lake_jars)
+        )
         return self._server.remote
 
 

@@ -5,13 +5,16 @@ server is a child of a *watcher*, a small detached Python process, which stops t
 when it has had no client for a while. The directory `home/spark` contains:
 
 =============  ================================================================================
-server.json    pid of the watcher, port and token of the server; mode 0600
+server.json    pid of the watcher, port, token and added jars of the server; mode 0600
 start.lock     locked while a process starts or stops the server
 watcher.lock   locked by the watcher for as long as it lives, which proves that it is alive; contains its pid
 clients.lock   locked shared by every client process; unlocked if no process needs the server
 server.log     Spark's log of warnings and errors
 conf, work     Spark's configuration and its working directory; both are written at each start
 =============  ================================================================================
+
+A server keeps the jars with which it was started. If a client needs others, because `deltaforge lake install` has
+put them there meanwhile, it replaces a server that no other process uses, and otherwise gets it as it is.
 
 The kernel releases the locks of a process that dies, so no stale state has to be detected or cleaned up. The
 server listens on 127.0.0.1 and requires a random token. Clients connect to `sc://localhost`, because that is the
@@ -31,7 +34,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -71,6 +75,22 @@ _POOLS = """\
 """
 """Jobs of one pool share resources fairly only if the pool is configured so (Spark manual, "Job Scheduling")."""
 
+_LAKE_SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
+    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What `resources.lake_jars` need; a session itself names the Iceberg catalogs that it uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What a newly started server is like: the arguments of `SparkServer.ensure`."""
+
+    heap: str
+    idle_seconds: float
+    jars: list[str]
+
 
 class SparkServer:
     """A running server, in use by this process until `release`, `stop` or the end of the process.
@@ -85,11 +105,20 @@ class SparkServer:
         self._client: int | None = client
 
     @classmethod
-    def ensure(cls, home: Path, *, heap: str = HEAP, idle_seconds: float = IDLE_SECONDS) -> Self:
+    def ensure(
+        cls,
+        home: Path,
+        *,
+        jars: Sequence[Path] = (),
+        heap: str = HEAP,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> Self:
         """Return the server of `home`; if none runs, start one, which takes seconds.
 
         Args:
             home: Directory of the installation, created if missing.
+            jars: Jars of `resources.lake_jars` for a newly started server, none to start it without. A running
+                server that lacks one of them is replaced if no other process uses it.
             heap: Java heap size of a newly started server.
             idle_seconds: How long a newly started server lives without a client.
 
@@ -104,9 +133,9 @@ class SparkServer:
         try:
             with _locked(folder / "start.lock"):
                 remote = _running(folder)
-                if remote is None:
+                if remote is None or (_lacks(folder, jars) and _is_unused(client)):
                     _end(folder)
-                    _start(folder, heap, idle_seconds)
+                    _start(folder, _Options(heap, idle_seconds, [str(jar) for jar in jars]))
                     remote = _running(folder)
         except BaseException:
             os.close(client)
@@ -186,13 +215,33 @@ def _running(folder: Path) -> str | None:
         return None
 
 
+def _lacks(folder: Path, jars: Sequence[Path]) -> bool:
+    """Return whether the running server was started without one of `jars`."""
+    present = json.loads((folder / "server.json").read_bytes())["jars"]
+    return not {str(jar) for jar in jars} <= set(present)
+
+
+def _is_unused(client: int) -> bool:
+    """Return whether no process but the one with the descriptor `client` uses the server.
+
+    The start lock is held, so no process attaches to the server, and the watcher does not end it, meanwhile.
+    """
+    try:
+        fcntl.flock(client, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        fcntl.flock(client, fcntl.LOCK_SH)  # Linux drops the lock if it cannot be converted
+    return True
+
+
 def _listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 2):
         return True
     return False
 
 
-def _start(folder: Path, heap: str, idle_seconds: float) -> None:
+def _start(folder: Path, options: _Options) -> None:
     """Start a detached watcher, and wait until it reports on its pipe.
 
     The watcher is started through a shell that exits at once, so it is not a child of this process: it leaves no
@@ -202,7 +251,7 @@ def _start(folder: Path, heap: str, idle_seconds: float) -> None:
     (folder / "watcher.lock").write_bytes(b"")  # the pid of a killed watcher may be reused
     reading, writing = os.pipe()
     watcher = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
-    watcher += [str(folder), str(java), heap, str(idle_seconds), str(writing)]
+    watcher += [str(folder), str(java), str(writing), json.dumps(asdict(options))]
     try:
         with (folder / "server.log").open("wb") as log:  # the server appends to it
             subprocess.run(  # noqa: S603 - this interpreter and module
@@ -263,7 +312,7 @@ def _end(folder: Path) -> None:
 # From here on: the watcher.
 
 
-def _watch(folder: Path, java: Path, heap: str, idle_seconds: float, report: int) -> int:
+def _watch(folder: Path, java: Path, report: int, options: _Options) -> int:
     """Run one server until it ends, the watcher gets SIGTERM, or there are no clients."""
     signal.signal(signal.SIGTERM, _told_to_end)
     alive = _lock(folder / "watcher.lock", fcntl.LOCK_EX)
@@ -275,13 +324,13 @@ def _watch(folder: Path, java: Path, heap: str, idle_seconds: float, report: int
     try:
         with os.fdopen(report, "w", encoding="utf-8") as pipe:
             try:
-                server = _launch(folder, java, heap, state)
+                server = _launch(folder, java, options, state)
             except (DeltaforgeError, OSError) as error:
                 pipe.write(str(error))
                 return 1
             pipe.write("ready")
         try:
-            return _wait(server, folder, idle_seconds)
+            return _wait(server, folder, options.idle_seconds)
         finally:
             server.stop(signal.SIGTERM, 10)
     finally:
@@ -313,12 +362,12 @@ def _wait(server: ServerProcess, folder: Path, idle_seconds: float) -> int:
     return 1
 
 
-def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
+def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerProcess:
     port, token = free_port(), secrets.token_urlsafe(32)
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)
-    configuration = _configure(folder / "conf", work, heap, port)
+    configuration = _configure(folder / "conf", work, options, port)
     os.environ.update(
         {
             "JAVA_HOME": str(java),
@@ -339,7 +388,8 @@ def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
     server.wait_until(lambda: _listens(port), _START_SECONDS)
     descriptor = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump({"pid": os.getpid(), "port": port, "token": token}, file)
+        found = {"pid": os.getpid(), "port": port, "token": token, "jars": options.jars}
+        json.dump(found, file)
     return server
 
 
@@ -373,7 +423,7 @@ def _command(java: Path, work: Path) -> list[str]:
     ]
 
 
-def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:
+def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
     """Write Spark's configuration directory and return it."""
     conf.mkdir(mode=0o700, exist_ok=True)
     (conf / "log4j2.properties").write_text(_LOGGING)
@@ -381,7 +431,7 @@ def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:
     settings = {
         "spark.master": f"local[{min(8, max(2, os.cpu_count() or 2))}]",
         "spark.app.name": "deltaforge",
-        "spark.driver.memory": heap,
+        "spark.driver.memory": options.heap,
         "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -405,6 +455,10 @@ def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:
         "spark.connect.ui.retainedSessions": 5,
         "spark.connect.ui.retainedStatements": 5,
     }
+    if options.jars:
+        # Not `spark.jars`, which copies them at each start.
+        settings |= _LAKE_SETTINGS
+        settings["spark.driver.extraClassPath"] = os.pathsep.join(options.jars)
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (conf / "spark-defaults.conf").write_text("".join(lines))
     return conf
@@ -418,6 +472,9 @@ def _hadoop_path(path: Path) -> str:
 if __name__ == "__main__":
     sys.exit(
         _watch(
-            Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4]), int(sys.argv[5])
+            Path(sys.argv[1]),
+            Path(sys.argv[2]),
+            int(sys.argv[3]),
+            _Options(**json.loads(sys.argv[4])),
         )
     )

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Literal
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.processes.maven import Artifact
 from deltaforge_dagster.processes.process import run_as
 from deltaforge_lab.servers import debian
 from deltaforge_lab.servers.base import Origin
-from deltaforge_lab.servers.maven import Artifact, fetch
+from deltaforge_lab.servers.maven import fetch
 
 Version = Literal["5.7", "8.0", "9.7", "mariadb", "mariadb 10.11", "mariadb 10.5"]
 

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.processes.maven import Artifact
 from deltaforge_dagster.processes.process import Account, package_directory, run_as
 from deltaforge_lab.servers.base import Origin
-from deltaforge_lab.servers.maven import Artifact, fetch
+from deltaforge_lab.servers.maven import fetch
 
 HOW_TO_GET = (
     "PostgreSQL is missing: pip install 'deltaforge-dagster[lab]', "

@@ -20,6 +20,7 @@ def test_defaults_are_below_the_working_directory(
         state_url=f"sqlite:///{tmp_path}/.deltaforge/state.db",
         journal_url=f"{tmp_path.as_uri()}/.deltaforge/journal",
         spark_remote=None,
+        lake_jars=tmp_path / ".deltaforge" / "jars",
     )
 
 

@@ -19,7 +19,9 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.errors import SettingsError, SparkUnavailable
 from deltaforge_dagster.processes import java
+from deltaforge_dagster.resources.lake_jars import LAKE_JARS
 from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_lab.servers.maven import fetch
 from tests.fix_spark import connected
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -124,6 +126,36 @@ def test_idle_server_ends(home: Path) -> None:
     assert not (home / "spark" / "server.json").exists()
 
 
+def test_a_server_with_jars(home: Path, tmp_path: Path) -> None:
+    """A server is replaced by one with the jars once only the process that needs them uses it; both formats work."""
+    jars = fetch(LAKE_JARS)
+    other, ours = SparkServer.ensure(home), SparkServer.ensure(home, jars=jars)
+    assert ours.remote == other.remote
+    ours.release()
+    other.release()
+    server = SparkServer.ensure(home, jars=jars)
+    assert server.remote != other.remote
+    assert SparkServer.ensure(home).remote == server.remote
+    watcher = state(home)["pid"]
+
+    session = connected(server.remote)
+    session.conf.set("spark.sql.catalog.lake", "org.apache.iceberg.spark.SparkCatalog")
+    session.conf.set("spark.sql.catalog.lake.type", "hadoop")
+    session.conf.set("spark.sql.catalog.lake.warehouse", str(tmp_path / "warehouse"))
+    for table in ("lake.shop.t", f"delta.`{tmp_path}/table`"):
+        form = "iceberg" if table.startswith("lake") else "delta"
+        session.sql(f"CREATE TABLE {table} (id INT, name STRING) USING {form}")
+        session.sql(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
+        session.sql(
+            f"MERGE INTO {table} t USING (SELECT 2 AS id) s ON s.id = t.id WHEN MATCHED THEN DELETE"
+        )
+        assert [row.asDict() for row in session.table(table).collect()] == [{"id": 1, "name": "a"}]
+    session.sql("CALL lake.system.rollback_to_timestamp('shop.t', now())")  # Iceberg's own syntax
+    session.stop()
+    server.stop()
+    wait_for(lambda: not alive(watcher))
+
+
 def test_killed_server_is_replaced(home: Path) -> None:
     """A killed Java ends its watcher, a killed watcher ends Java, and a hanging one is killed."""
     first = SparkServer.ensure(home)
@@ -179,7 +211,8 @@ def test_a_server_that_is_still_starting_is_stopped(tmp_path: Path) -> None:
     never_ready.chmod(0o700)
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
-    command += [str(folder), str(java_home), "1g", "900", str(writing)]
+    options = {"heap": "1g", "idle_seconds": 900, "jars": []}
+    command += [str(folder), str(java_home), str(writing), json.dumps(options)]
     with subprocess.Popen(command, pass_fds=[writing]) as watcher:
         try:
             lock = folder / "watcher.lock"

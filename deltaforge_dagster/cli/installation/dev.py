@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.control.work import begin
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.instance import dagster_home
+from deltaforge_dagster.resources.lake_jars import installed_jars
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.spark_server import SparkServer
 
@@ -59,7 +60,7 @@ def dev(
         server = None
         if settings.spark_remote is None:
             console.print("Starting Spark (about 20 s) ...")
-            server = SparkServer.ensure(settings.home)
+            server = SparkServer.ensure(settings.home, jars=installed_jars(settings.lake_jars))
         try:
             _run(console, settings, port, since)
         finally:

@@ -1,0 +1,42 @@
+"""The jars with which Spark writes Delta and Iceberg tables.
+
+They are not in a Python package: `deltaforge lake install` puts them into the folder that the settings name. Once
+they are there, the installation's own Spark server starts with them (`spark_server.py`); without them it is as small
+as it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deltaforge_dagster.processes.maven import Artifact
+
+LAKE_JARS = (
+    Artifact(
+        "io.delta:delta-spark_4.1_2.13:4.3.1",
+        "ebf35a4383f0a653c3ee3c7882c0edcac2f846be31ac61af4b96ccfaaf36c171",
+    ),
+    Artifact(
+        "io.delta:delta-storage:4.3.1",
+        "577c12c7e371be4c041714fb48e88ad86e3c3512beea2bdaffbe7a4debf79718",
+    ),
+    Artifact(
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+        "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82",
+    ),
+)
+"""Delta and Iceberg for the Spark of `pyproject.toml`; each jar is complete, nothing else is needed."""
+
+
+def installed_jars(folder: Path) -> list[Path]:
+    """Return the jars in `folder`, or nothing unless all of them are there.
+
+    Their content is not checked: `lake install` writes no wrong file.
+    """
+    jars = [folder / jar.file_name for jar in LAKE_JARS]
+    return jars if all(jar.is_file() for jar in jars) else []
+
+
+def missing_jars(folder: Path) -> list[Artifact]:
+    """Return the jars that `folder` lacks, or has with another content."""
+    return [jar for jar in LAKE_JARS if not jar.is_at(folder / jar.file_name)]
