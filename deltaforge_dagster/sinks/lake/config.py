@@ -44,11 +44,15 @@ _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]|^\.*$")
 _TRANSFORM = re.compile(r"(years?|months?|days?|hours?)\s*\(([^()]+)\)", re.IGNORECASE)
 _SIZED = re.compile(r"(bucket|truncate)\s*\(\s*(\d{1,9})\s*,([^()]+)\)", re.IGNORECASE)
 
-_FENCES = (
+_OWN_SETTINGS = (
     "spark.databricks.delta.write.txn",
     "spark.sql.iceberg.snapshot-property.deltaforge.",
+    "spark.sql.ansi.enabled",
+    "spark.sql.caseSensitive",
+    "spark.sql.parquet.inferTimestampNTZ.enabled",
+    "spark.sql.session.timeZone",
 )
-"""What the names of settings begin with that make commits exactly once."""
+"""What the names of settings begin with that make commits exactly once, or decide what values become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +283,10 @@ class LakeSinkConfig(SinkConfig):
     @classmethod
     def _check_spark(cls, settings: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
         for name in settings:
-            if name.startswith(_FENCES):
-                raise ValueError(f"sets {name}, by which the sink makes commits exactly once")
+            if name.startswith(_OWN_SETTINGS) or name.endswith(".cache-enabled"):
+                raise ValueError(
+                    f"sets {name}, which the sink sets itself, because tables would become wrong"
+                )
         return settings
 
     @field_validator("properties")
