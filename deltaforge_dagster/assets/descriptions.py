@@ -19,7 +19,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import Metadata
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.code_versions import CodeParts
 from deltaforge_dagster.pipeline.control.publication import CHANGES
@@ -110,15 +110,19 @@ def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.Asset
         deps=[asset_key(loaded.name, CHANGES)],
         description=(
             f"Ranges that sink {config.id} has acknowledged: everything up to their end has arrived at "
-            f"`{config.destination}`.\n\n**Materialize** partitions to deliver them again, marked as a replay, "
-            "or to have the sink catch up to them."
+            f"`{config.destination}`.\n\n**Materialize** partitions "
+            + (
+                "to deliver them again, marked as a replay, or to have the sink catch up to them."
+                if isinstance(config, MessageSinkConfig)
+                else "to have the sink catch up to them."
+            )
         ),
         kinds={kind.dagster_kind()},
         **_everywhere(loaded),
         code_version=parts.version(config.id),
         metadata={
             "destination": config.destination,
-            "envelope": config.envelope.type,
+            **({"envelope": config.envelope.type} if isinstance(config, MessageSinkConfig) else {}),
             "delivery": "exactly once" if kind.exactly_once(config) else "at least once",
             "required": config.required,
             **kind.metadata(config),

@@ -47,7 +47,7 @@ MESSAGES = pa.schema(_FIELDS)
 """Columns of `SinkBatch.messages`: the messages for one sink, one per row, in sending order.
 
 `value` is the finished envelope, or null for a tombstone, which only sinks of some kinds receive
-(`registry.SinkType.takes_tombstones`).
+(`registry.MessageSinkType.takes_tombstones`).
 `headers` is a JSON object as text or null, `key` the resolved message key or null. `event_id` and
 `idempotency_key` belong to the message; `change_id` is the event id of its change in the journal, or
 null if it equals `event_id`.

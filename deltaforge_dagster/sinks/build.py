@@ -1,4 +1,4 @@
-"""Builds the sinks that a pipeline file declares."""
+"""Builds the sinks for messages that a pipeline file declares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.base import Sink
-from deltaforge_dagster.sinks.registry import SinkContext, sink_types
+from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, sink_types
 
 
 def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext) -> Sink:
@@ -24,14 +24,19 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
         context: The pipeline.
 
     Raises:
-        NotAllowed: The pipeline has no such sink.
+        NotAllowed: The pipeline has no such sink, or it gets no messages.
         SpecError: The sink's configuration cannot work.
     """
     sinks = {one.config.id: one for one in declared}
     if sink_id not in sinks:
         raise NotAllowed(f"{context.pipeline}: there is no sink {sink_id!r}")
     block = sinks[sink_id]
-    sink = sink_types()[block.type].build(block.config, context)
+    kind = sink_types()[block.type]
+    if not isinstance(kind, MessageSinkType):
+        raise NotAllowed(
+            f"sink {sink_id}: nothing can be sent to it, because {kind.name} sinks write tables"
+        )
+    sink = kind.build(block.config, context)
     for wrapper in entry_points(group="deltaforge.sink_wrappers"):
         if value := os.environ.get(wrapper.name):
             sink = wrapper.load()(sink, sink_id, value)

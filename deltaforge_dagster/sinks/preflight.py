@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
+from pathlib import Path
 
 from deltaforge_dagster.sources.findings import Finding, listed
 
@@ -27,3 +29,22 @@ def not_known(subject: str, what: str, names: Collection[str], question: str) ->
     shown = listed([repr(name) for name in sorted(names)])
     text = f"{what} {shown} depend on the changes: whether they {question} is not known"
     return Finding(subject, "note", text)
+
+
+def folder_finding(subject: str, folder: Path, contents: str, correction: str) -> Finding:
+    """Return the finding on whether a run can write in a folder, which need not exist yet.
+
+    Args:
+        subject: The sink.
+        folder: The folder.
+        contents: What the sink has there: `files`.
+        correction: What to do if the folder cannot exist.
+    """
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        return Finding(subject, "error", f"{there} is no directory", correction)
+    if not os.access(there, os.W_OK | os.X_OK):
+        text = f"user {os.geteuid()} may not write in {there}"
+        return Finding(subject, "error", text, f"chown {os.geteuid()} {there}")
+    made = "" if there == folder else " will be made"
+    return Finding(subject, "ok", f"{contents} in {folder}{made}")

@@ -1,7 +1,8 @@
 """The kinds of sinks: what the product asks about a kind, and where it finds the kinds.
 
-A kind is one object, a `SinkType`. Files, plans, checks, messages, assets and Spark jobs ask it, so none of them names a
-kind. Ours are listed below. An installed package adds one with an entry point (Python Packaging User Guide, "Entry points
+A kind is one object: a `MessageSinkType` if its sinks get messages from the run, a `LakeSinkType` if they are tables to
+which Spark adds the changes. Files, plans, checks, messages, assets and Spark jobs ask it, so none of them names a kind. Ours
+are listed below. An installed package adds one with an entry point (Python Packaging User Guide, "Entry points
 specification")::
 
     [project.entry-points."deltaforge.sinks"]
@@ -23,12 +24,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel
 
 from deltaforge_dagster.config.engine.engine import RunLimits
-from deltaforge_dagster.config.sinks.base import SinkBlock, SinkConfig
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock, SinkConfig
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.sources.findings import Finding
 
-if TYPE_CHECKING:  # it needs Arrow, which code servers do without
+if TYPE_CHECKING:  # they need Arrow, which code servers do without
     from deltaforge_dagster.sinks.base import Sink
+    from deltaforge_dagster.sinks.lake.dialect import LakeDialect
 
 GROUP = "deltaforge.sinks"
 """The group of the entry points."""
@@ -38,10 +40,13 @@ _BUILT_IN = {
     "kafka": "deltaforge_dagster.sinks.kafka.sink_type:KAFKA",
     "nats": "deltaforge_dagster.sinks.nats.sink_type:NATS",
     "file": "deltaforge_dagster.sinks.file.sink_type:FILE",
+    "delta": "deltaforge_dagster.sinks.lake.sink_type:DELTA",
+    "iceberg": "deltaforge_dagster.sinks.lake.sink_type:ICEBERG",
 }
 """In the order in which errors and the reference list them."""
 
 _Config = TypeVar("_Config", bound=SinkConfig)
+_MessageConfig = TypeVar("_MessageConfig", bound=MessageSinkConfig)
 
 DefaultKey = Literal["event id", "row", "none"]
 """The key of a message whose sink has no `key` in the file, unless a processor has set one: the id of the event, the
@@ -80,7 +85,7 @@ class SparkOptions:
 
 
 class SinkType(ABC, Generic[_Config]):
-    """A kind of sink.
+    """A kind of sink: what all kinds have.
 
     Attributes:
         name: The `type` in pipeline files.
@@ -88,45 +93,29 @@ class SinkType(ABC, Generic[_Config]):
         config: Model of the `config` block. The name of the class ends in `SinkConfig`; the first line of its docstring
             is the description of the block.
         destinations: What its destinations are called, in the plural: `topics`.
-        default_key: The message key if the file sets none.
-        takes_tombstones: Whether a message may have no value.
-        where: Fields that decide where messages go. If one changes, `deltaforge plan` says that later messages go elsewhere.
-        form: Fields that decide what messages look like. If one changes, `deltaforge plan` says that later messages differ.
+        where: Fields that decide where changes go. If one changes, `deltaforge plan` says that later ones go elsewhere.
+        form: Fields that decide what changes look like at the destination. If one changes, `deltaforge plan` says that
+            later ones differ.
+        consequences: What `deltaforge plan` says if another field changes, by field.
         timing: Fields that decide only when something happens. If one changes, Dagster does not show delivered ranges as
             stale.
-        spark: The kind as a Spark data source, `deltaforge_<name>`; None if Spark jobs cannot use it.
     """
 
     name: str
     summary: str
     config: type[_Config]
     destinations: str = "destinations"
-    default_key: DefaultKey = "event id"
-    takes_tombstones: bool = False
     where: frozenset[str] = frozenset()
     form: frozenset[str] = frozenset()
+    consequences: Mapping[str, str] = {}
     timing: frozenset[str] = frozenset()
-    spark: SparkOptions | None = SparkOptions()
 
     @abstractmethod
-    def build(self, config: _Config, context: SinkContext) -> Sink:
-        """Return a sink, not yet open.
-
-        Raises:
-            SpecError: The configuration cannot work.
-        """
-
     def problems(self, config: _Config, context: SinkContext) -> list[str]:
-        """Return the errors in a configuration that the client library finds without connecting."""
-        self.build(config, context)
-        return []
+        """Return the errors in a configuration that can be found without connecting."""
 
     def exactly_once(self, config: _Config) -> bool:  # noqa: ARG002
-        """Return whether the sink stores its own position with the messages."""
-        return False
-
-    def tombstones(self, config: _Config) -> bool:  # noqa: ARG002
-        """Return whether a delete is followed by a message without a value; needs `takes_tombstones`."""
+        """Return whether the sink stores its own position with the changes."""
         return False
 
     def preflight(
@@ -164,9 +153,53 @@ class SinkType(ABC, Generic[_Config]):
         """Compile the sink's kernels, if it has any, or load them from the cache."""
 
 
+class MessageSinkType(SinkType[_MessageConfig]):
+    """A kind of sink that gets messages: the run makes one of each change, and sends them in order.
+
+    Attributes:
+        default_key: The message key if the file sets none.
+        takes_tombstones: Whether a message may have no value.
+        spark: The kind as a Spark data source, `deltaforge_<name>`; None if Spark jobs cannot use it.
+    """
+
+    default_key: DefaultKey = "event id"
+    takes_tombstones: bool = False
+    spark: SparkOptions | None = SparkOptions()
+
+    @abstractmethod
+    def build(self, config: _MessageConfig, context: SinkContext) -> Sink:
+        """Return a sink, not yet open.
+
+        Raises:
+            SpecError: The configuration cannot work.
+        """
+
+    def problems(self, config: _MessageConfig, context: SinkContext) -> list[str]:
+        """Return the errors in a configuration that the client library finds without connecting."""
+        self.build(config, context)
+        return []
+
+    def tombstones(self, config: _MessageConfig) -> bool:  # noqa: ARG002
+        """Return whether a delete is followed by a message without a value; needs `takes_tombstones`."""
+        return False
+
+
+class LakeSinkType(SinkType[_Config]):
+    """A kind of sink whose destinations are tables: Spark reads the journal and adds the changes to them."""
+
+    @abstractmethod
+    def dialect(self, config: _Config) -> LakeDialect:
+        """Return what writes the SQL of a sink."""
+
+
 def sink_types() -> Mapping[str, SinkType[Any]]:
     """Return the kinds of sinks that can be used here, by name: ours, then those of installed packages."""
     return _found().types
+
+
+def message_sink_types() -> Mapping[str, MessageSinkType[Any]]:
+    """Return those of the kinds that get messages, by name."""
+    return {name: kind for name, kind in sink_types().items() if isinstance(kind, MessageSinkType)}
 
 
 def sink_blocks() -> tuple[type[BaseModel], ...]:
@@ -185,5 +218,10 @@ def _found() -> Kinds[SinkType[Any]]:
 
 
 def _check(kind: SinkType[Any]) -> None:
+    needed = MessageSinkConfig if isinstance(kind, MessageSinkType) else SinkConfig
+    if not isinstance(kind, MessageSinkType | LakeSinkType):
+        raise TypeError(f"{type(kind).__name__} is neither a MessageSinkType nor a LakeSinkType")
+    if not issubclass(kind.config, needed):
+        raise TypeError(f"{kind.config.__name__} is no {needed.__name__}")
     if kind.config.destination_field not in kind.config.model_fields:
         raise ValueError(f"{kind.config.__name__} has no field for the destination")

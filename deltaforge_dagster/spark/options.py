@@ -23,11 +23,16 @@ from deltaforge_dagster.config.blocks import NAME
 from deltaforge_dagster.config.env import expand
 from deltaforge_dagster.config.file.sentences import sentence
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
-from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Sink
-from deltaforge_dagster.sinks.registry import SinkContext, SinkType, SparkOptions, sink_types
+from deltaforge_dagster.sinks.registry import (
+    MessageSinkType,
+    SinkContext,
+    SparkOptions,
+    message_sink_types,
+)
 
 JOB = "job"
 
@@ -45,7 +50,7 @@ class Kind:
         spark: How it differs as a data source.
     """
 
-    type: SinkType[Any]
+    type: MessageSinkType[Any]
     spark: SparkOptions
 
     @property
@@ -61,11 +66,13 @@ class Kind:
     @property
     def fields(self) -> set[str]:
         """The names of its options, except `job`."""
-        fields = set(self.type.config.model_fields) - set(SinkConfig.model_fields)
+        fields = set(self.type.config.model_fields) - set(MessageSinkConfig.model_fields)
         return fields - self.spark.without
 
 
-KINDS = tuple(Kind(one, one.spark) for one in sink_types().values() if one.spark is not None)
+KINDS = tuple(
+    Kind(one, one.spark) for one in message_sink_types().values() if one.spark is not None
+)
 
 
 def check(kind: Kind, options: Mapping[str, str]) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from deltaforge_dagster.config.blocks import TemplateText
-from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
-from deltaforge_dagster.sinks.registry import SinkContext, SinkType
+from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # Dagster's code servers load this module, and do without Arrow
@@ -23,7 +23,7 @@ ROWS = 5_000
 """Rows written between two calls of the guard."""
 
 
-class CsvSinkConfig(SinkConfig):
+class CsvSinkConfig(MessageSinkConfig):
     """How to write CSV files."""
 
     destination_field = "path"
@@ -91,7 +91,7 @@ class CsvSink:
             raise SinkUnavailable(f"sink {self._sink_id}: {path}: {error.strerror}") from error
 
 
-class CsvSinkType(SinkType[CsvSinkConfig]):
+class CsvSinkType(MessageSinkType[CsvSinkConfig]):
     """CSV files."""
 
     name = "csv"

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.assets.descriptions import owners, tags
+from deltaforge_dagster.assets.descriptions import asset_specs, owners, tags
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import Metadata
+from deltaforge_dagster.pipeline.control.code_versions import code_parts
+from tests.config.conftest import Write, write
+
+__all__ = ["write"]
 
 
 def metadata(
@@ -61,3 +66,23 @@ def test_dagster_takes_whatever_comes_of_it(
     spec = dg.AssetSpec("a", owners=owners(given_), tags=tags(given_))
 
     dg.Definitions.validate_loadable(dg.Definitions(assets=[spec]))
+
+
+def test_tables_of_a_lake(write: Write) -> None:
+    """A lake's asset says what its tables have and where they are, and offers no replay."""
+    config = {"id": "lake", "path": "/lake", "mode": "history"}
+    loaded = load_pipeline(write({"spec.sinks.1": {"type": "delta", "config": config}}))
+
+    _, cache, lake = asset_specs(loaded, code_parts(loaded.spec))
+
+    assert lake.kinds == {"delta"}
+    assert lake.metadata == {
+        "destination": "${source.schema}.${source.table}",
+        "delivery": "exactly once",
+        "required": True,
+        "mode": "history",
+        "path": "/lake",
+    }
+    assert "to deliver them again" in (cache.description or "")
+    assert "to deliver them again" not in (lake.description or "")
+    assert cache.metadata["envelope"] == "native"

@@ -71,3 +71,14 @@ def test_build_of_an_unknown_sink(tmp_path: Path) -> None:
     """A sink that the pipeline does not have is named."""
     with pytest.raises(NotAllowed, match="'lost'"):
         build_sink(spec(tmp_path, "shop", "out").spec.sinks, "lost", SinkContext("shop"))
+
+
+def test_tables_get_no_messages(tmp_path: Path) -> None:
+    """A replay to a sink that writes tables is refused before anything is read."""
+    path = tmp_path / "pipeline.yaml"
+    lake = "\n    - {type: delta, config: {id: lake, path: /lake}}\n"
+    path.write_text(FILE.format(pipeline="shop", sink="out").rstrip() + lake)
+    declared = load_pipeline(path).spec.spec.sinks
+
+    with pytest.raises(NotAllowed, match="lake: nothing can be sent to it, because delta sinks"):
+        build_sink(declared, "lake", SinkContext("shop"))

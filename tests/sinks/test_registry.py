@@ -14,13 +14,39 @@ import pytest
 
 import deltaforge_dagster
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_document
+from deltaforge_dagster.config.sinks.base import SinkConfig
 from deltaforge_dagster.sinks import registry
 from deltaforge_dagster.sinks.kafka.sink_type import KAFKA
+from deltaforge_dagster.sinks.lake.config import DeltaSinkConfig
 from tests.config.conftest import GOOD
 from tests.entry_points import pretend
 
 ROOT = Path(deltaforge_dagster.__file__).parent
 KINDS = tuple(registry.sink_types())
+
+
+class Neither(registry.SinkType[SinkConfig]):
+    """A kind that is neither of the two sorts."""
+
+    name = "csv"
+    config = SinkConfig
+
+    def problems(self, config: SinkConfig, context: registry.SinkContext) -> list[str]:
+        """Return nothing."""
+        return []
+
+
+class Mixed(registry.MessageSinkType[Any]):
+    """A kind of messages whose options are those of tables."""
+
+    name = "csv"
+    config = DeltaSinkConfig
+
+    def build(self, config: Any, context: registry.SinkContext) -> Any:
+        """Return nothing."""
+
+
+NEITHER, MIXED = Neither(), Mixed()
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +64,8 @@ def install(patch: pytest.MonkeyPatch, *entries: tuple[str, str, str]) -> None:
 
 def test_only_its_own_folder_names_a_kind() -> None:
     """No module imports from a kind's folder but those in it, and none compares with a kind's name."""
-    folders = {ROOT / "sinks" / kind for kind in KINDS}
+    modules = (type(kind).__module__ for kind in registry.sink_types().values())
+    folders = {ROOT.joinpath(*module.split(".")[1:-1]) for module in modules}
     named = []
     for path in ROOT.rglob("*.py"):
         if path.parent in folders or path == Path(registry.__file__):
@@ -46,7 +73,10 @@ def test_only_its_own_folder_names_a_kind() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             imported = node.module if isinstance(node, ast.ImportFrom) else ""
             parts = (imported or "").split(".")
-            if parts[:2] == ["deltaforge_dagster", "sinks"] and set(parts[2:]) & set(KINDS):
+            if parts[:2] == ["deltaforge_dagster", "sinks"] and set(parts[2:]) & {
+                *KINDS,
+                "sink_type",
+            }:
                 named.append(f"{path.relative_to(ROOT)}: {imported}")
             if isinstance(node, ast.Constant) and node.value in set(KINDS) - {"file"}:
                 named.append(f"{path.relative_to(ROOT)}: {node.value}")
@@ -69,6 +99,8 @@ def test_the_kinds_are_light() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
+        ("tests.sinks.test_registry:NEITHER", "package acme 1.0 cannot be loaded: TypeError: Neither is neither a MessageSinkType nor a LakeSinkType"),
+        ("tests.sinks.test_registry:MIXED", "package acme 1.0 cannot be loaded: TypeError: DeltaSinkConfig is no MessageSinkConfig"),
         ("no_such_module:CSV", "package acme 1.0 cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("deltaforge_dagster.sinks.registry:SinkType", "package acme 1.0 cannot be loaded: TypeError: deltaforge_dagster.sinks.registry:SinkType is no SinkType"),
         ("deltaforge_dagster.sinks.kafka.sink_type:KAFKA", "package acme 1.0 cannot be loaded: ValueError: deltaforge_dagster.sinks.kafka.sink_type:KAFKA is named 'kafka', and its entry point 'csv'"),

@@ -35,10 +35,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     finally:
         source.close()
     declared = loaded.spec.spec
-    names = {
-        sink.config.id: destinations(sink.config.destination, declared.source)
-        for sink in declared.sinks
-    }
+    names = {sink.config.id: destinations(sink.config, declared.source) for sink in declared.sinks}
     found += sink_preflight.preflight(declared.sinks, loaded.name, names)
     failed = any(finding.level == "error" for finding in found)
     if json_output:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from deltaforge_dagster.config.sinks.base import SinkConfig
 from deltaforge_dagster.config.sources.base import SourceBlock
 from deltaforge_dagster.config.templates import Variable, compile_template
 from deltaforge_dagster.sources.registry import source_types
 
 
-def destinations(template: str, source: SourceBlock) -> list[str]:
-    """Return the destinations that a template yields, with unknown variables left as they are.
+def destinations(sink: SinkConfig, source: SourceBlock) -> list[str]:
+    """Return the destinations of a sink, with unknown variables left as they are.
 
     `${source.table}` and its schema or database are known if no pattern in `tables` has a wildcard.
     """
@@ -18,7 +19,7 @@ def destinations(template: str, source: SourceBlock) -> list[str]:
     names = [kind.table_variables(pattern) for pattern in source.config.tables]
     if not names or any("*" in part or "%" in part for name in names for part in name.values()):
         names = [{}]
-    return list(dict.fromkeys(_filled(template, name) for name in names))
+    return list(dict.fromkeys(_filled(sink.destination, sink.variables(name)) for name in names))
 
 
 def _filled(template: str, known: Mapping[str, str]) -> str:

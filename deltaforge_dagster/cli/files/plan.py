@@ -226,6 +226,6 @@ def _of_source(source: SourceBlock, pipeline: str) -> dict[str, Any]:
 def _of_sink(sink: SinkBlock, pipeline: str, source: SourceBlock) -> dict[str, Any]:
     config, kind = sink.config, sink_types()[sink.type]
     return {
-        kind.destinations: destinations(config.destination, source),
+        kind.destinations: destinations(config, source),
         **kind.names(config, pipeline),
     }

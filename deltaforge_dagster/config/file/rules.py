@@ -17,7 +17,7 @@ from deltaforge_dagster.config.file.document import (
     format_path,
 )
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
 from deltaforge_dagster.config.sources.snapshot import Snapshot
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import CorruptLog
@@ -138,7 +138,7 @@ def _filter(sink: SinkBlock, path: DocumentPath) -> Iterator[DocumentProblem]:
 
 
 def _key(sink: SinkBlock, path: DocumentPath) -> Iterator[DocumentProblem]:
-    if sink.config.key is None:
+    if not isinstance(sink.config, MessageSinkConfig) or sink.config.key is None:
         return
     for variable in compile_template(sink.config.key).variables:
         image, *fields = variable.path

@@ -1,10 +1,12 @@
-"""The options of every sink of a pipeline file: id, form of the messages, which events it gets.
+"""The options of every sink of a pipeline file: id, where it starts, which events it gets, form of the messages.
 
-A kind of sink adds its own options in a subclass of `SinkConfig` (`sinks.registry`).
+A kind of sink adds its own options in a subclass of `MessageSinkConfig`, or of `SinkConfig` if it sends no messages
+(`sinks.registry`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -89,7 +91,7 @@ class SinkConfig(Block):
     """The options of every sink."""
 
     destination_field: ClassVar[str]
-    """Name of the field, of the subclass, that holds the template of where messages go."""
+    """Name of the field, of the subclass, that holds the template of where changes go."""
 
     id: Name
     """Same characters as in the pipeline's name; unique in the pipeline. A renamed sink is a new sink.
@@ -104,6 +106,31 @@ class SinkConfig(Block):
     where the sink that is furthest behind stands. The log and `deltaforge status` show where it
     started. Ignored afterwards: use `deltaforge checkpoint reset` to move a sink.
     """
+    filter: SinkFilter | None = None
+    """Which events the sink gets, by their origin; every condition must hold. Its checkpoint moves past
+    the others.
+    """
+    skipped_operations: Annotated[
+        tuple[str, ...], BeforeValidator(_operations), AlsoAccepts({"type": "string"})
+    ] = ()
+    """Operations that the sink does not get: `c` inserts, `u` updates, `d` deletes, `r` snapshot rows,
+    `t` truncates. Words (`create`, `update`, `delete`, `read`, `truncate`) and a single text (`u,d`,
+    `none`) are accepted, too. Other DDL is never skipped.
+    """
+
+    @property
+    def destination(self) -> str:
+        """The template of where changes go."""
+        return str(getattr(self, self.destination_field))
+
+    def variables(self, known: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the variables of that template for a table, given those of the source."""
+        return known
+
+
+class MessageSinkConfig(SinkConfig):
+    """The options of every sink that sends messages."""
+
     key: TemplateText | None = None
     """Template of the message key. By default the event id; in Kafka the row's primary key, in NATS none.
     An unresolved variable becomes empty text. `${key.id}` is the same for every change of a row.
@@ -117,28 +144,11 @@ class SinkConfig(Block):
         Encoding()
     )
     """How a message is encoded. `encoding: json` is accepted in place of the block."""
-    filter: SinkFilter | None = None
-    """Which events the sink gets, by their origin; every condition must hold. Its checkpoint moves past
-    the others.
-    """
-    skipped_operations: Annotated[
-        tuple[str, ...], BeforeValidator(_operations), AlsoAccepts({"type": "string"})
-    ] = ()
-    """Operations that the sink does not get: `c` inserts, `u` updates, `d` deletes, `r` snapshot rows,
-    `t` truncates. Words (`create`, `update`, `delete`, `read`, `truncate`) and a single text (`u,d`,
-    `none`) are accepted, too. The delete and the insert that `key_updates` makes of an update count as
-    such; other DDL is never skipped.
-    """
     key_updates: Literal["update", "delete_insert"] = "update"
     """How an update that changes the row's primary key is delivered: as one message with the new key,
-    or as a delete of the old key and an insert of the new one
+    or as a delete of the old key and an insert of the new one, which count as such in `skipped_operations`
     ([events](events.md#several-messages-for-one-change)).
     """
-
-    @property
-    def destination(self) -> str:
-        """The template of where messages go."""
-        return str(getattr(self, self.destination_field))
 
 
 class SinkBlock(Block):

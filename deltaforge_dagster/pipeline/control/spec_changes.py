@@ -251,6 +251,7 @@ def _of_sink(before: _Block, after: _Block) -> Iterator[SpecChange]:
     own: dict[str, str] = {}
     if kind is not None:
         own = dict.fromkeys(kind.where, _ELSEWHERE) | dict.fromkeys(kind.form, _NEW_FORM)
+        own |= kind.consequences
     for place, one, other in _differences(before["config"], after["config"]):
         field = place.partition(".")[0]
         text = own.get(field) or _OF_SINKS.get(field, _NEXT_RUN)

@@ -1,6 +1,6 @@
 """Make messages from the change frame: in Spark's tasks, and in the run itself if there are few rows.
 
-A `MessagePlan` says which columns the messages of all sinks of a pipeline need, each distinct one
+A `MessagePlan` says which columns the messages of a pipeline's sinks need, each distinct one
 once, and makes them from batches of the change frame. It is pickled for Spark: a task reads its share
 of the segment files (`Share`), makes the messages with the kernels of `processors`, and writes them as
 an encoded file. So the rows go from the journal to the encoded file inside one Python process, and the
@@ -24,7 +24,7 @@ from deltaforge_dagster.config.sinks.base import (
     CloudEventsEnvelope,
     DebeziumEnvelope,
     Envelope,
-    SinkBlock,
+    MessageSinkConfig,
     SinkFilter,
 )
 from deltaforge_dagster.config.templates import Template, compile_template
@@ -36,7 +36,7 @@ from deltaforge_dagster.processors.messages import envelope as envelopes
 from deltaforge_dagster.processors.messages import expansion, routing
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.processors.messages.expansion import RowSelection
-from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sinks.registry import MessageSinkType, sink_types
 from deltaforge_dagster.sources.registry import PositionField, source_types
 
 MAX_BATCH_ROWS = 10_000
@@ -75,7 +75,7 @@ class Route:
 
 @dataclass(slots=True)
 class MessagePlan:
-    """The messages of all sinks of one pipeline.
+    """The messages of all sinks of one pipeline that get messages.
 
     Attributes:
         splits: Whether any sink gets a key update as delete and insert.
@@ -94,14 +94,20 @@ class MessagePlan:
     def of(cls, spec: PipelineSpec) -> MessagePlan:
         """Return the plan of a pipeline."""
         origin = source_origin(spec)
-        selections = [_selection(sink) for sink in spec.spec.sinks]
+        sinks: list[tuple[MessageSinkType[Any], MessageSinkConfig]] = [
+            (kind, sink.config)
+            for sink in spec.spec.sinks
+            if isinstance(kind := sink_types()[sink.type], MessageSinkType)
+            and isinstance(sink.config, MessageSinkConfig)
+        ]
+        selections = [_selection(kind, config) for kind, config in sinks]
         plan = cls(
             splits=any(one.splits for one in selections),
             tombstones=any(one.tombstones for one in selections),
         )
         plan.columns[_IDEMPOTENCY_KEY] = functools.partial(routing.idempotency_key, origin)
-        for sink, selection in zip(spec.spec.sinks, selections, strict=True):
-            plan.routes[sink.config.id] = plan._route(sink, selection, origin)
+        for (kind, config), selection in zip(sinks, selections, strict=True):
+            plan.routes[config.id] = plan._route(kind, config, selection, origin)
         return plan
 
     def batches(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -161,9 +167,15 @@ class MessagePlan:
         }
         return {name: own.column(name) for name in _TAKEN} | extra, makers
 
-    def _route(self, sink: SinkBlock, selection: RowSelection, origin: EventOrigin) -> Route:
-        template = compile_template(sink.config.destination)
-        key = None if sink.config.key is None else compile_template(sink.config.key)
+    def _route(
+        self,
+        kind: MessageSinkType[Any],
+        config: MessageSinkConfig,
+        selection: RowSelection,
+        origin: EventOrigin,
+    ) -> Route:
+        template = compile_template(config.destination)
+        key = None if config.key is None else compile_template(config.key)
         columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
         if self._expands:
             columns["change_id"] = "change_id"
@@ -172,10 +184,9 @@ class MessagePlan:
             template.text,
             functools.partial(routing.destination, template, origin),
         )
-        default_key = sink_types()[sink.type].default_key
-        if default_key == "row" and key is None:
+        if kind.default_key == "row" and key is None:
             columns["key"] = self._column("row_key", "", routing.row_key)
-        elif default_key == "none" and key is None:
+        elif kind.default_key == "none" and key is None:
             columns["key"] = self._column("set_key", "", routing.set_key)
         else:
             columns["key"] = self._column(
@@ -183,7 +194,7 @@ class MessagePlan:
                 "" if key is None else key.text,
                 functools.partial(routing.message_key, key, origin),
             )
-        envelope = sink.config.envelope
+        envelope = config.envelope
         value: _Make = functools.partial(_maker(envelope), origin)
         if self._expands:
             value = functools.partial(expansion.without_tombstones, value)
@@ -225,12 +236,11 @@ def source_origin(spec: PipelineSpec) -> EventOrigin:
     return EventOrigin(kind.connector, config.id, spec.metadata.tenant, fields)
 
 
-def _selection(sink: SinkBlock) -> RowSelection:
-    config = sink.config
+def _selection(kind: MessageSinkType[Any], config: MessageSinkConfig) -> RowSelection:
     chosen = config.filter or SinkFilter()
     return RowSelection(
         splits=config.key_updates == "delete_insert",
-        tombstones=sink_types()[sink.type].tombstones(config),
+        tombstones=kind.tombstones(config),
         skipped=config.skipped_operations,
         captured=not chosen.synthetic_only,
         synthetic=not chosen.exclude_synthetic,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from deltaforge_dagster.config.blocks import TemplateText
-from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig
 
 
-class FileSinkConfig(SinkConfig):
+class FileSinkConfig(MessageSinkConfig):
     """Where to write."""
 
     destination_field = "path"

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.file.config import FileSinkConfig
-from deltaforge_dagster.sinks.registry import SinkContext, SinkType
+from deltaforge_dagster.sinks.preflight import folder_finding
+from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow
     from deltaforge_dagster.sinks.file.sink import FileSink
 
 
-class FileSinkType(SinkType[FileSinkConfig]):
+class FileSinkType(MessageSinkType[FileSinkConfig]):
     """Local files of JSON lines."""
 
     name = "file"
@@ -39,20 +40,11 @@ class FileSinkType(SinkType[FileSinkConfig]):
         names: Sequence[str],  # noqa: ARG002
     ) -> list[Finding]:
         """Check that a run can create files in the directory that the template's literal prefix names."""
-        subject = f"sink {config.id}"
         literal = compile_template(config.path).parts[0]
-        wanted = Path(
+        folder = Path(
             os.path.abspath(os.path.dirname(literal if isinstance(literal, str) else ""))  # noqa: PTH100, PTH120 - resolves no links
         )
-        there = next(path for path in (wanted, *wanted.parents) if path.exists())
-        if not there.is_dir():
-            text = f"{there} is no directory"
-            return [Finding(subject, "error", text, "correct the sink's path")]
-        if not os.access(there, os.W_OK | os.X_OK):
-            text = f"user {os.geteuid()} may not write in {there}"
-            return [Finding(subject, "error", text, f"chown {os.geteuid()} {there}")]
-        made = "" if there == wanted else " will be made"
-        return [Finding(subject, "ok", f"files in {wanted}{made}")]
+        return [folder_finding(f"sink {config.id}", folder, "files", "correct the sink's path")]
 
 
 FILE = FileSinkType()

@@ -16,7 +16,7 @@ from deltaforge_dagster.config.blocks import (
     environment_filled,
 )
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
-from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig
 from deltaforge_dagster.config.templates import compile_template
 
 _BROKER = re.compile(
@@ -54,7 +54,7 @@ def _client_value(value: object) -> object:
     return environment_filled(value) if isinstance(value, str) else value
 
 
-class KafkaSinkConfig(SinkConfig):
+class KafkaSinkConfig(MessageSinkConfig):
     """How to write to Kafka."""
 
     destination_field = "topic"

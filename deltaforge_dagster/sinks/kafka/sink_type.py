@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
-from deltaforge_dagster.sinks.registry import SinkContext, SinkType, SparkOptions
+from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, SparkOptions
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs the client library
     from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 
 
-class KafkaSinkType(SinkType[KafkaSinkConfig]):
+class KafkaSinkType(MessageSinkType[KafkaSinkConfig]):
     """Topics of a Kafka cluster."""
 
     name = "kafka"

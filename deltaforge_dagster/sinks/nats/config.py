@@ -10,7 +10,7 @@ from pydantic import AfterValidator, SecretStr, field_serializer, field_validato
 
 from deltaforge_dagster.config.blocks import Seconds, TemplateText, Text, resolved
 from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.config.sinks.base import SinkConfig, check_address
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig, check_address
 from deltaforge_dagster.config.templates import compile_template
 
 
@@ -31,7 +31,7 @@ def _stream(text: str) -> str:
     return text
 
 
-class NatsSinkConfig(SinkConfig):
+class NatsSinkConfig(MessageSinkConfig):
     """How to publish to NATS."""
 
     destination_field = "subject"

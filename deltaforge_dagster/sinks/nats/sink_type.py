@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.preflight import connect_seconds
-from deltaforge_dagster.sinks.registry import SinkContext, SinkType, SparkOptions
+from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, SparkOptions
 from deltaforge_dagster.sources.findings import Finding, listed
 
 if TYPE_CHECKING:  # it has kernels
     from deltaforge_dagster.sinks.nats.sink import NatsSink
 
 
-class NatsSinkType(SinkType[NatsSinkConfig]):
+class NatsSinkType(MessageSinkType[NatsSinkConfig]):
     """Subjects of a NATS system, with or without a JetStream stream."""
 
     name = "nats"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
-from deltaforge_dagster.sinks.registry import SinkContext, SinkType
+from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
 from deltaforge_dagster.sources.findings import Finding, listed
 
 if TYPE_CHECKING:  # it has kernels
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # it has kernels
 _WEEK = 7 * 24 * 3600
 
 
-class RedisSinkType(SinkType[RedisSinkConfig]):
+class RedisSinkType(MessageSinkType[RedisSinkConfig]):
     """Streams of a Redis server or cluster."""
 
     name = "redis"

@@ -93,6 +93,38 @@ def test_a_new_pipeline(write: Write, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "or-ders is new" in shown(path)
 
 
+def test_tables_of_a_lake(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan names the tables, their mode and where they are; without schemas the database is the schema."""
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "none"))
+    mysql = {"id": "db", "dsn": "mysql://u@h/shop", "tables": ["shop.orders", "shop.items"]}
+    folder = {"type": "hadoop", "warehouse": "/lake", "token": "geheim"}
+    path = write(
+        {
+            "spec.source": {"type": "mysql", "config": mysql},
+            "spec.sinks.0": {"type": "delta", "config": {"id": "d", "path": "/delta"}},
+            "spec.sinks.1": {
+                "type": "iceberg",
+                "config": {
+                    "id": "i",
+                    "mode": "history",
+                    "table": "raw.${source.db}_${source.table}",
+                    "catalog_properties": folder,
+                },
+            },
+        }
+    )
+
+    assert planned(path)["creates"]["sinks"] == {
+        "d": {"tables": ["shop.orders", "shop.items"], "mode": "current", "path": "/delta"},
+        "i": {
+            "tables": ["raw.shop_orders", "raw.shop_items"],
+            "mode": "history",
+            "catalog": "lake",
+            "warehouse": "/lake",
+        },
+    }
+
+
 def test_a_changed_pipeline(store: StateStore, write: Write) -> None:
     """The plan shows what differs from the file that the pipeline ran with, and the consequences."""
     register(store, load_pipeline(write()))

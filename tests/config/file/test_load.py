@@ -12,6 +12,7 @@ from deltaforge_dagster.config.file.load import (
 )
 from deltaforge_dagster.config.file.processor_file import load_processors
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sinks.file.config import FileSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
@@ -51,6 +52,7 @@ def test_a_good_file_is_its_fields(write: Write) -> None:
     assert (redis.type, file.type) == ("redis", "file")
     assert isinstance(redis.config, RedisSinkConfig)
     assert (redis.config.required, redis.config.send_timeout_secs) == (True, 5.0)
+    assert isinstance(file.config, FileSinkConfig)
     assert file.config.envelope.type == "native"
     assert spec.batch is None
     assert spec.engine.segment.max_events == 200_000
@@ -239,7 +241,7 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({f"{SOURCE}.start_position": {"lsn": "zz"}}, '14: spec.source.config.start_position: must be earliest, latest or {lsn: "X/Y"} with hexadecimal X and Y'),
         ({"spec.sinks": []}, "14: spec.sinks: must have at least one entry"),
         ({"spec.sinks": None}, "4: spec.sinks: is required"),
-        ({"spec.sinks.0.type": "pulsar"}, "15: spec.sinks[0]: has an unknown type; it must be 'redis' or 'kafka' or 'nats' or 'file'"),
+        ({"spec.sinks.0.type": "pulsar"}, "15: spec.sinks[0]: has an unknown type; it must be 'redis' or 'kafka' or 'nats' or 'file' or 'delta' or 'iceberg'"),
         ({"spec.sinks.0.type": None}, "15: spec.sinks[0]: needs a `type`"),
         ({"spec.sinks.0": "redis"}, "15: spec.sinks[0]: must be a block of fields"),
         ({f"{SINK}.uri": None}, "16: spec.sinks[0].config.uri: is required"),

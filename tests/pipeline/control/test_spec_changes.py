@@ -102,6 +102,32 @@ def test_each_change_has_its_consequence(
     assert consequence in change.consequence
 
 
+@pytest.mark.parametrize(
+    ("options", "consequence"),
+    [
+        ({"mode": "history"}, "needs a resync"),
+        ({"soft_deletes": True}, "needs a resync"),
+        ({"keys": {"public.orders": ["id"]}}, "needs a resync"),
+        ({"table": "raw.${source.table}"}, "tables that are new there need a resync"),
+        ({"path": "/other"}, "tables that are new there need a resync"),
+        ({"types": {"public.orders": {"a": "text"}}}, "lets a held table go on"),
+        ({"partition_by": {"public.orders": ["day"]}}, "created from now on"),
+        ({"skipped_operations": "d"}, "what the tables have stays as it is"),
+        ({"commit_seconds": 5.0}, "applies from the next run"),
+    ],
+)
+def test_changes_of_a_lake(
+    write: Write, standing: Standing, options: dict[str, Any], consequence: str
+) -> None:
+    """What existing tables cannot follow needs a resync; the rest says from when it applies."""
+    lake = {"type": "delta", "config": {"id": "lake", "path": "/lake"}}
+    before, after = ({"spec.sinks.1": one} for one in (lake, without(lake, **options)))
+
+    (change,) = found(write, standing, after, before)
+
+    assert consequence in change.consequence
+
+
 def test_chains_are_compared_by_id(write: Write, standing: Standing) -> None:
     """A processor that changed, one that is gone, and another order are named."""
     before = {"spec.processors": [FLATTEN, FILTER]}

@@ -143,6 +143,20 @@ def test_default_keys(tmp_path: Path) -> None:
     }
 
 
+def test_tables_have_no_messages(tmp_path: Path) -> None:
+    """A sink that writes tables has no route, and no column is made for it."""
+    redis = '{type: redis, config: {id: a, uri: "redis://localhost", stream: a}}'
+    lake = "{type: delta, config: {id: lake, path: /lake}}"
+    plans = []
+    for sinks in (redis, f"{redis}, {lake}"):
+        (tmp_path / "shop.yaml").write_text(PIPELINE.format(sinks=sinks))
+        plans.append(MessagePlan.of(load_pipeline(tmp_path / "shop.yaml").spec))
+
+    alone, beside = plans
+    assert list(beside.routes) == ["a"]
+    assert list(beside.columns) == list(alone.columns)
+
+
 def test_a_tombstone_has_the_delete_s_key(encode: Make) -> None:
     """Whatever the key is made of, the event's own id included."""
     keyless = row(op="d", before='{"id":2}', after=None, key=None)

@@ -1,0 +1,396 @@
+"""`config` of a Delta or Iceberg sink in a pipeline file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from deltaforge_dagster.config.blocks import (
+    AlsoAccepts,
+    Count,
+    Seconds,
+    TemplateText,
+    Text,
+    environment_filled,
+)
+from deltaforge_dagster.config.secrets import SECRET_NAME, mask
+from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.templates import Variable, compile_template
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.sources.value_types import ValueType, parse_value_type
+
+_DB, _SCHEMA, _TABLE = "source.db", "source.schema", "source.table"
+_VARIABLES = (_DB, _SCHEMA, _TABLE)
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LITERAL = re.compile(r"[A-Za-z0-9_-]*")
+_FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]|^\.*$")
+"""Matches what a part of a table's name cannot have, because it may become the name of a folder."""
+
+_TRANSFORM = re.compile(r"(years?|months?|days?|hours?)\s*\(([^()]+)\)", re.IGNORECASE)
+_SIZED = re.compile(r"(bucket|truncate)\s*\(\s*(\d{1,9})\s*,([^()]+)\)", re.IGNORECASE)
+
+_FENCES = (
+    "spark.databricks.delta.write.txn",
+    "spark.sql.iceberg.snapshot-property.deltaforge.",
+)
+"""What the names of settings begin with that make commits exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionField:
+    """What a table is partitioned by.
+
+    Attributes:
+        column: Name of the column.
+        transform: `identity`, or Iceberg's `years`, `months`, `days`, `hours`, `bucket` or `truncate`.
+        argument: Number of buckets, or the width to which values are truncated.
+    """
+
+    column: str
+    transform: str = "identity"
+    argument: int | None = None
+
+
+def partition_field(text: str) -> PartitionField:
+    """Return the meaning of an entry of `partition_by`: a column, or a transform such as `bucket(16, id)`."""
+    text = text.strip()
+    if found := _TRANSFORM.fullmatch(text):
+        return PartitionField(found[2].strip(), found[1].lower().removesuffix("s") + "s")
+    if found := _SIZED.fullmatch(text):
+        return PartitionField(found[3].strip(), found[1].lower(), int(found[2]))
+    return PartitionField(text)
+
+
+def _table(text: str) -> str:
+    template = compile_template(text)
+    for variable in template.variables:
+        name = ".".join(variable.path)
+        if name not in _VARIABLES:
+            raise ValueError(
+                f"names ${{{name}}}, which differs between the changes of one table (only "
+                "${source.db}, ${source.schema} and ${source.table} are allowed)"
+            )
+    if template.variables and Variable(("source", "table")) not in template.variables:
+        raise ValueError(
+            "has a variable, but not ${source.table}, so tables would be mixed (add it, or write "
+            "the name of one table)"
+        )
+    if not all(
+        all(_LITERAL.fullmatch(one) for one in part if isinstance(one, str)) and any(part)
+        for part in _parts(text)
+    ):
+        raise ValueError(
+            "is not the name of a table: parts of letters, digits, `_`, `-` and variables, with a "
+            "dot between them, such as ${source.schema}.${source.table}"
+        )
+    return text
+
+
+def _parts(template: str) -> list[list[str | Variable]]:
+    """Return the parts of a table's name, each as literals and variables."""
+    parts: list[list[str | Variable]] = [[]]
+    for one in compile_template(template).parts:
+        if isinstance(one, Variable):
+            parts[-1].append(one)
+            continue
+        first, *others = one.split(".")
+        parts[-1].append(first)
+        parts += [[other] for other in others]
+    return parts
+
+
+def _source_table(name: str) -> str:
+    schema, dot, table = name.partition(".")
+    if not (schema and dot and table):
+        raise ValueError(
+            f"names the table {name!r} (write schema.table, or database.table if the source has no schemas)"
+        )
+    return name
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("names a column twice")
+    return names
+
+
+def _type_name(name: str) -> str:
+    parse_value_type(name)
+    return name
+
+
+def _identifier(name: str) -> str:
+    if not _IDENTIFIER.fullmatch(name):
+        raise ValueError("is not the name of a catalog (letters, digits and `_`)")
+    return name
+
+
+def _setting(value: object) -> object:
+    """Accept numbers and flags in place of the text that Spark expects."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    return environment_filled(value) if isinstance(value, str) else value
+
+
+def _location(text: str) -> str:
+    try:
+        url = urlsplit(text)
+        password = url.password
+    except ValueError:
+        raise ValueError("is not a URL") from None
+    if password is not None:
+        raise ValueError("holds a password, which others would see (put it under `spark`)")
+    if not url.scheme and not text.startswith("/"):
+        raise ValueError(
+            "is not absolute (write the whole path, or a URL: Spark may run in another directory)"
+        )
+    return text
+
+
+def local_folder(location: str) -> Path | None:
+    """Return the folder that a path or URL names on this machine, None if it is elsewhere."""
+    url = urlsplit(location)
+    if url.scheme == "file" and url.netloc in {"", "localhost"}:
+        return Path(unquote(url.path))
+    return None if url.scheme else Path(location)
+
+
+_SourceTable = Annotated[str, AfterValidator(_source_table)]
+_Columns = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(_distinct)]
+_TypeName = Annotated[Text, AfterValidator(_type_name)]
+_Catalog = Annotated[Text, AfterValidator(_identifier)]
+_NUMBERS = AlsoAccepts({"type": ["number", "boolean"]})
+_Setting = Annotated[str, BeforeValidator(_setting), _NUMBERS]
+_SecretSetting = Annotated[SecretStr, BeforeValidator(_setting), _NUMBERS]
+
+
+class LakeSinkConfig(SinkConfig):
+    """The options of every sink that writes tables of a lakehouse."""
+
+    destination_field = "table"
+
+    table: Annotated[TemplateText, AfterValidator(_table)] = "${source.schema}.${source.table}"
+    """Template of the tables' names, with dots between their parts. Only `${source.db}`, `${source.schema}` and
+    `${source.table}` are allowed; in sources without schemas `${source.schema}` is the database. A name
+    without variables brings every captured table into one.
+    """
+    mode: Literal["changelog", "current", "history"] = "current"
+    """What a table has: a row for every change (`changelog`), the source's rows as they are now (`current`), or
+    every version of each row with the time from which and until which it was valid (`history`)
+    ([lakehouse.md](lakehouse.md#which-mode)).
+    """
+    keys: Mapping[_SourceTable, _Columns] = {}
+    """The key columns of tables that have no primary key, or are to have another one here: `schema.table` to a
+    list of columns. They must identify a row.
+    """
+    types: Mapping[_SourceTable, Mapping[Text, _TypeName]] = {}
+    """Types of columns, in place of those that the source's types give: `schema.table` to a mapping of
+    columns to [types](typed-rows.md).
+    """
+    partition_by: Mapping[_SourceTable, _Columns] = {}
+    """What new tables are partitioned by: `schema.table` to a list of columns. Iceberg also takes transforms:
+    `days(created_at)`, `bucket(16, id)`, `truncate(4, code)`.
+    """
+    commit_seconds: Seconds = 60.0
+    """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
+    commit_changes: Count = 1_000_000
+    """A commit is made when so many changes wait; one may have more, because segments are not divided."""
+    soft_deletes: bool = False
+    """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""
+    write_mode: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
+    """How rows are replaced: by marking the old ones (`merge_on_read`), which makes small commits cheap, or
+    by writing the affected files anew (`copy_on_write`), which every reader understands.
+    """
+    properties: Mapping[str, _Setting] = {}
+    """Table properties that new tables get."""
+    spark: Mapping[str, _SecretSetting] = {}
+    """Settings of the sink's Spark session, such as credentials of a storage."""
+
+    @property
+    def name_parts(self) -> int:
+        """Number of parts of the tables' names."""
+        return len(_parts(self.table))
+
+    def variables(self, known: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the variables of a table, with its database as schema if its source has no schemas."""
+        return {_SCHEMA: known[_DB], **known} if _DB in known else known
+
+    def name_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...]:
+        """Return the name of the lake's table for a table of the source, outermost part first.
+
+        Raises:
+            TableRejected: The source's name cannot be part of the name of a table here.
+        """
+        known = {_DB: database, _SCHEMA: schema or database, _TABLE: table}
+        name = tuple(
+            "".join(one if isinstance(one, str) else known[".".join(one.path)] for one in part)
+            for part in _parts(self.table)
+        )
+        for part in name:
+            if _FORBIDDEN.search(part):
+                raise TableRejected(
+                    f"sink {self.id}: {part!r} cannot be part of a table's name in a lake; give the "
+                    "sink a `table` without it, or do not capture the table"
+                )
+        return name
+
+    def keys_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...] | None:
+        """Return the declared key of a table of the source, None if its primary key applies."""
+        return self.keys.get(_full(database, schema, table))
+
+    def types_of(self, database: str, schema: str | None, table: str) -> dict[str, ValueType]:
+        """Return the declared types of columns of a table of the source."""
+        declared = self.types.get(_full(database, schema, table), {})
+        return {column: parse_value_type(name) for column, name in declared.items()}
+
+    def partition_of(
+        self, database: str, schema: str | None, table: str
+    ) -> tuple[PartitionField, ...]:
+        """Return what the lake's table for a table of the source is partitioned by."""
+        declared = self.partition_by.get(_full(database, schema, table), ())
+        return tuple(map(partition_field, declared))
+
+    @model_validator(mode="after")
+    def _check_deletes(self) -> LakeSinkConfig:
+        if self.soft_deletes and self.mode != "current":
+            raise ValueError(
+                f"soft_deletes needs mode: current (mode {self.mode} keeps deleted rows anyway)"
+            )
+        return self
+
+    @field_validator("spark")
+    @classmethod
+    def _check_spark(cls, settings: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
+        for name in settings:
+            if name.startswith(_FENCES):
+                raise ValueError(f"sets {name}, by which the sink makes commits exactly once")
+        return settings
+
+    @field_validator("properties")
+    @classmethod
+    def _check_properties(cls, properties: Mapping[str, str]) -> Mapping[str, str]:
+        for name in properties:
+            if name.startswith("deltaforge."):
+                raise ValueError(
+                    f"sets {name}, but names that begin with deltaforge. are the sink's"
+                )
+        return properties
+
+    @field_serializer("spark")
+    def _mask_spark(self, settings: Mapping[str, SecretStr]) -> dict[str, str]:
+        return _masked(settings)
+
+
+class DeltaSinkConfig(LakeSinkConfig):
+    """How to write Delta tables."""
+
+    path: Annotated[Text, AfterValidator(_location)] | None = None
+    """The folder or URL (`s3a://bucket/lake`) that has the tables; each part of a table's name is a folder
+    below it. Either this or `catalog` is required.
+    """
+    catalog: _Catalog | None = None
+    """The catalog that has the tables, such as `spark_catalog`; a table's name is `schema.table` in it. The Spark
+    server must know the catalog.
+    """
+    type_widening: bool = False
+    """Let columns get a larger type when those of the source do. Not every reader understands such tables."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> DeltaSinkConfig:
+        if (self.path is None) == (self.catalog is None):
+            raise ValueError("needs either `path` or `catalog`: where the tables are")
+        if self.catalog is not None and self.name_parts != 2:
+            raise ValueError(
+                f"table {self.table} is not schema.table, as names of Delta tables in a catalog are"
+            )
+        for fields in self.partition_by.values():
+            for one in fields:
+                if partition_field(one).transform != "identity":
+                    raise ValueError(
+                        f"partition_by {one}: Delta tables are partitioned by columns only (a "
+                        "transform needs an Iceberg table)"
+                    )
+        return self
+
+
+class IcebergSinkConfig(LakeSinkConfig):
+    """How to write Iceberg tables."""
+
+    catalog: _Catalog = "lake"
+    """Name of the catalog that has the tables."""
+    catalog_properties: Mapping[str, _SecretSetting] = {}
+    """[Properties of the catalog](https://iceberg.apache.org/docs/latest/spark-configuration/#catalog-configuration):
+    `type: hadoop` and `warehouse` (a folder or URL) need no server. Without them, `catalog` must be one that the
+    Spark server knows.
+    """
+
+    @model_validator(mode="after")
+    def _check_catalog(self) -> IcebergSinkConfig:
+        given = {name: one.get_secret_value() for name, one in self.catalog_properties.items()}
+        if not given and "catalog" not in self.model_fields_set:
+            raise ValueError(
+                "needs `catalog_properties` (without a server: type: hadoop, and a folder as "
+                "warehouse), or `catalog`, the name of a catalog that the Spark server knows"
+            )
+        if given and not given.keys() & {"type", "catalog-impl"}:
+            raise ValueError("catalog_properties has no `type`: hadoop, hive, rest, jdbc or glue")
+        if given.get("type") == "hadoop":
+            if "warehouse" not in given:
+                raise ValueError("catalog_properties has no `warehouse`: the folder of the tables")
+            try:
+                _location(given["warehouse"])
+            except ValueError as error:
+                raise ValueError(f"catalog_properties: warehouse {error}") from None
+        if "cache-enabled" in given:
+            raise ValueError(
+                "catalog_properties sets cache-enabled, which is always false: a cache would hide "
+                "the commits of other runs"
+            )
+        if self.name_parts < 2:
+            raise ValueError(
+                f"table {self.table} has no namespace (write schema.table: an Iceberg catalog has "
+                "tables in namespaces only)"
+            )
+        return self
+
+    @property
+    def warehouse(self) -> str | None:
+        """The folder or URL of the tables, if the catalog is nothing but a folder."""
+        properties = self.catalog_properties
+        kind = properties.get("type")
+        if kind is None or kind.get_secret_value() != "hadoop":
+            return None
+        return properties["warehouse"].get_secret_value()
+
+    @field_serializer("catalog_properties")
+    def _mask_catalog_properties(self, properties: Mapping[str, SecretStr]) -> dict[str, str]:
+        return _masked(properties)
+
+
+def _full(database: str, schema: str | None, table: str) -> str:
+    """Return the name of a table of the source, as `keys`, `types` and `partition_by` have it."""
+    return f"{schema or database}.{table}"
+
+
+def _masked(settings: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {
+        name: "***" if SECRET_NAME.search(name) else mask(value.get_secret_value())
+        for name, value in settings.items()
+    }

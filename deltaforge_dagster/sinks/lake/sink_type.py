@@ -1,0 +1,139 @@
+"""Delta and Iceberg tables as kinds of sinks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from deltaforge_dagster.sinks.lake.config import (
+    DeltaSinkConfig,
+    IcebergSinkConfig,
+    LakeSinkConfig,
+    local_folder,
+)
+from deltaforge_dagster.sinks.preflight import folder_finding
+from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext
+from deltaforge_dagster.sources.findings import Finding
+
+if TYPE_CHECKING:  # it needs Arrow
+    from deltaforge_dagster.sinks.lake.dialect import LakeDialect
+
+_Config = TypeVar("_Config", bound=LakeSinkConfig)
+
+_RESYNC = (
+    "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
+    "already in the new one. Drop them, and give the sink another id and `start: snapshot`"
+)
+_MOVED = (
+    "later changes go there; tables that are new there need a resync, because they lack the rows that "
+    "are delivered already: give the sink another id and `start: snapshot`"
+)
+_LATER = "applies to changes after the checkpoint; what the tables have stays as it is"
+_NEW_TABLES = "applies to tables that are created from now on"
+
+
+class LakeTablesSinkType(LakeSinkType[_Config]):
+    """Tables of a lakehouse, in one format."""
+
+    destinations = "tables"
+    timing = frozenset({"commit_seconds", "commit_changes"})
+    consequences: Mapping[str, str] = {
+        **dict.fromkeys(["table", "path", "catalog"], _MOVED),
+        **dict.fromkeys(["mode", "keys", "soft_deletes"], _RESYNC),
+        "types": (
+            "applies to columns that are created from now on, and lets a held table go on if the column is "
+            "new; a table that has the column with another type needs a resync"
+        ),
+        **dict.fromkeys(["partition_by", "write_mode", "properties"], _NEW_TABLES),
+        **dict.fromkeys(["filter", "skipped_operations"], _LATER),
+    }
+
+    def problems(self, config: _Config, context: SinkContext) -> list[str]:  # noqa: ARG002
+        """Return nothing: the model finds what can be found without Spark."""
+        return []
+
+    def exactly_once(self, config: _Config) -> bool:  # noqa: ARG002
+        """Return True: the tables themselves tell which commits they have."""
+        return True
+
+    @abstractmethod
+    def place(self, config: _Config) -> Mapping[str, str]:
+        """Return where the tables are, by what that is: a path or a catalog."""
+
+    @abstractmethod
+    def folder(self, config: _Config) -> str | None:
+        """Return the path or URL of the folder that has the tables, None if only a catalog knows."""
+
+    def names(self, config: _Config, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
+        """Return the mode of the tables, and where they are."""
+        return {"mode": config.mode, **self.place(config)}
+
+    def metadata(self, config: _Config) -> Mapping[str, str]:
+        """Return the mode of the tables, and where they are."""
+        return {"mode": config.mode, **self.place(config)}
+
+    def preflight(
+        self,
+        config: _Config,
+        context: SinkContext,  # noqa: ARG002
+        names: Sequence[str],  # noqa: ARG002
+    ) -> list[Finding]:
+        """Check that a local folder can be written; only a run shows the rest."""
+        subject, folder = f"sink {config.id}", self.folder(config)
+        local = None if folder is None else local_folder(folder)
+        if local is not None:
+            return [folder_finding(subject, local, "tables", "correct the sink's path")]
+        where = ", ".join(f"{what} {name}" for what, name in self.place(config).items())
+        return [Finding(subject, "note", f"only a run shows whether Spark can write to {where}")]
+
+
+class DeltaSinkType(LakeTablesSinkType[DeltaSinkConfig]):
+    """Tables of Delta Lake."""
+
+    name = "delta"
+    summary = "A Delta Lake sink: it keeps tables for analytics."
+    config = DeltaSinkConfig
+
+    def dialect(self, config: DeltaSinkConfig) -> LakeDialect:
+        """Return what writes the SQL of a sink."""
+        from deltaforge_dagster.sinks.lake.delta import DeltaDialect  # noqa: PLC0415 - needs Arrow
+
+        return DeltaDialect(config)
+
+    def place(self, config: DeltaSinkConfig) -> Mapping[str, str]:
+        """Return path or catalog."""
+        return {"path": config.path} if config.path else {"catalog": str(config.catalog)}
+
+    def folder(self, config: DeltaSinkConfig) -> str | None:
+        """Return the path, if there is one."""
+        return config.path
+
+
+class IcebergSinkType(LakeTablesSinkType[IcebergSinkConfig]):
+    """Tables of Apache Iceberg."""
+
+    name = "iceberg"
+    summary = "An Apache Iceberg sink: it keeps tables for analytics."
+    config = IcebergSinkConfig
+
+    def dialect(self, config: IcebergSinkConfig) -> LakeDialect:
+        """Return what writes the SQL of a sink."""
+        from deltaforge_dagster.sinks.lake.iceberg import (  # noqa: PLC0415 - needs Arrow
+            IcebergDialect,
+        )
+
+        return IcebergDialect(config)
+
+    def place(self, config: IcebergSinkConfig) -> Mapping[str, str]:
+        """Return the catalog, and the folder that it is."""
+        folder = config.warehouse
+        return {"catalog": config.catalog, **({} if folder is None else {"warehouse": folder})}
+
+    def folder(self, config: IcebergSinkConfig) -> str | None:
+        """Return the warehouse of a catalog that is a folder."""
+        return config.warehouse
+
+
+DELTA = DeltaSinkType()
+ICEBERG = IcebergSinkType()

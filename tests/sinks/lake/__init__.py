@@ -1,0 +1,1 @@
+"""Tests of tables of a lakehouse: options, names and SQL."""
