@@ -382,8 +382,9 @@ def _table(
     known = plan.schema(name)
     key = plan.key(name)
     added = {field for one in files for field in one.added}
-    missing = [one for one in key if one not in {column.name for column in known.columns}]
-    columns = known.with_added(sorted(added | set(missing)))
+    if plan.mode != "changelog":
+        added |= set(key) - {column.name for column in known.columns}
+    columns = known.with_added(sorted(added))
     check_names(columns.columns, full_name(name))
     return _Table(name, destination, columns, key, files)
 
