@@ -71,12 +71,10 @@ class SparkSessions:
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
         self._server: SparkServer | None = None
-        self._channels = (
-            threading.Lock()
-        )  # not `_lock`, which is held while a server starts or hangs
-        self._connected: list[
-            SparkSession
-        ] = []  # with lost ones, which other threads may still use
+        # Closing must not wait for `_lock`, which is held while a server starts or hangs.
+        self._channels = threading.Lock()
+        # Includes lost sessions, which other threads may still use.
+        self._connected: list[SparkSession] = []
         self._closed = False
 
     @property
