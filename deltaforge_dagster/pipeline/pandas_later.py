@@ -10,7 +10,6 @@ with it as if they had imported it first.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
@@ -94,17 +93,20 @@ class _ArrowsPandas(MetaPathFinder):
         self.hidden = True
 
     def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != _PANDAS:
             return None
         if self.hidden:
             raise ModuleNotFoundError(name=fullname)
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenArrow(spec.loader)
-        return spec
+        # It stays in `sys.meta_path`: others may only ask whether pandas is installed.
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _ThenArrow(spec.loader)
+                return spec
+        return None
 
 
 class _ThenArrow(Loader):
@@ -117,5 +119,9 @@ class _ThenArrow(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__loader__ = module.__spec__.loader = (
+            self._loader
+        )  # which finds the package's data as well
         self._loader.exec_module(module)
         pa.Table.from_pandas(module.DataFrame())

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.spark_session import RunSessions, SessionProvider
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.store import StateStore
@@ -47,7 +47,7 @@ class RunContext:
 
     store: StateStore
     journal: Journal
-    sessions: Callable[[str | None, Callable[[str], None]], SessionProvider]
+    sessions: Callable[[str | None, Callable[[str], None]], RunSessions]
     replay_sessions: Callable[[], AbstractContextManager[SessionProvider]]
     build_source: Callable[[], Source]
     build_sink: Callable[[str], Sink]

@@ -31,6 +31,18 @@ class SessionProvider(Protocol):
         ...
 
 
+class RunSessions(SessionProvider, Protocol):
+    """Provides the Spark session of a run, which is continued by the next run."""
+
+    def close(self) -> None:
+        """Cancel all calls to the server, also those of other threads, and refuse further ones.
+
+        gRPC's threads do not survive the end of the interpreter, which would wait forever for a call that is
+        still open then.
+        """
+        ...
+
+
 def spark_condition(error: PySparkException) -> str:
     """Return a short name of an error: Spark's error condition, or the gRPC status code.
 

@@ -55,7 +55,7 @@ _DEAD_SERVER = {
 
 
 class SparkSessions:
-    """The Spark session of one run; implements `pipeline.spark_session.SessionProvider`.
+    """The Spark session of one run; implements `pipeline.spark_session.RunSessions`.
 
     Args:
         settings: May name a Connect server; otherwise the server of the home directory is used.
@@ -72,6 +72,11 @@ class SparkSessions:
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
         self._server: SparkServer | None = None
+        # Closing must not wait for `_lock`, which is held while a server starts or hangs.
+        self._channels = threading.Lock()
+        # Includes lost sessions, which other threads may still use.
+        self._connected: list[SparkSession] = []
+        self._closed = False
 
     @property
     def elsewhere(self) -> bool:
@@ -82,10 +87,13 @@ class SparkSessions:
         """Return the session; if this process has none, continue the stored one or create a new one.
 
         Raises:
-            SparkUnavailable: There is no server, or it refuses; a later call tries again.
+            SparkUnavailable: There is no server, or it refuses; a later call tries again, unless this
+                provider is closed.
             SettingsError: There is no Java to start the installation's own server with.
         """
         with self._lock:
+            if self._closed:
+                raise SparkUnavailable("the run is ending")
             if self._session is None:
                 self._session = self._find() or self._make()
             return self._session
@@ -120,24 +128,32 @@ class SparkSessions:
             session = self._connect(self._session_id)
             if not unless():
                 session.interruptAll()
-            session.client.close()
         except PySparkException as error:
             if not _is_dead_session(error):
                 raise _unavailable(error) from None
         finally:
-            if self._server is not None:
-                self._server.release()
+            self.close()
 
     def stop(self) -> None:
-        """End the session on the server; for sessions that no later run continues."""
+        """End the session on the server, and close; for sessions that no later run continues."""
         with self._lock:
-            session, self._session, self._session_id = self._session, None, None
-            server, self._server = self._server, None
+            session = self._session
         if session is not None:
             with contextlib.suppress(PySparkException):  # it may already be gone
                 session.client.release_session()
+        self.close()
+
+    def close(self) -> None:
+        """Cancel all calls to the server, also those of other threads, and refuse further ones; safe to call twice.
+
+        The session continues to exist on the server.
+        """
+        with self._channels:
+            self._closed = True
+            connected, self._connected = self._connected, []
+        for session in connected:
             session.client.close()
-        if server is not None:
+        if (server := self._server) is not None:
             server.release()
 
     def _find(self) -> SparkSession | None:
@@ -171,12 +187,23 @@ class SparkSessions:
         session = SparkSession(
             f"{remote}{separator}user_id=deltaforge;session_id={quote(session_id)}"
         )
+        with self._channels:
+            if self._closed:
+                session.client.close()
+                raise SparkUnavailable("the run is ending")
+            self._connected.append(session)
         # By default PySpark waits ten minutes for a server that is gone, and may run a job twice. Here the
         # deliverer retries after a failure, and there is nothing to reattach to.
         session.client.set_retry_policies([])
         session.client.disable_reattachable_execute()
-        for name, value in SESSION_SETTINGS.items():
-            session.conf.set(name, value)
+        try:
+            for name, value in SESSION_SETTINGS.items():
+                session.conf.set(name, value)
+        except BaseException:
+            with self._channels:
+                self._connected = [one for one in self._connected if one is not session]
+            session.client.close()
+            raise
         return session
 
     def _remote(self) -> str:

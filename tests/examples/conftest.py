@@ -13,7 +13,6 @@ import pytest
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.resources.spark import SparkSessions
 from tests.e2e.deployment import eventually
 from tests.examples.stage import EXAMPLES, Example, Play, Stage, text_of
 from tests.fix_spark import SparkAddress
@@ -21,13 +20,11 @@ from tests.fix_spark import SparkAddress
 
 @pytest.fixture(scope="session")
 def stage(spark_server: SparkAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One installation, and one Spark session, for every example."""
+    """One installation for every example."""
     home = tmp_path_factory.mktemp("examples")
     settings = Settings.from_env({"DELTAFORGE_HOME": str(home), **spark_server.settings(home)})
-    sessions = SparkSessions(settings, None, lambda _session_id: None)
     with Platform(settings, single_process=True).open() as opened:
-        yield Stage(opened, sessions)
-    sessions.stop()
+        yield Stage(opened)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -21,12 +21,10 @@ from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.resources.platform import Opened
-from deltaforge_dagster.resources.run_context import build_run_context
-from deltaforge_dagster.resources.spark import SparkSessions
 from tests.e2e.conftest import Shop
 from tests.fix_kafka import Record, read_topic
 from tests.pipeline.ends import MysqlShop
-from tests.pipeline.live import Watcher
+from tests.pipeline.live import Watcher, warm_tools
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -38,10 +36,9 @@ _RUNS = 5
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all examples share: one state store and journal, and one Spark session."""
+    """What all examples share: one state store and journal."""
 
     opened: Opened
-    sessions: SparkSessions
 
 
 class TursoShop(Shop):
@@ -74,8 +71,7 @@ class Example:
         database = _DATABASES.get(self.loaded.spec.spec.source.type, Shop)
         self._database: Shop = database(dsn, redis_uri="")
         self._store = stage.opened.store
-        context = build_run_context(stage.opened, self.loaded)
-        self._context = replace(context, sessions=lambda _id, _remember: stage.sessions)
+        self._context = warm_tools(stage.opened, self.loaded)
 
     def start(self) -> None:
         """Fix where the pipeline begins: now."""

@@ -165,6 +165,9 @@ class InProcess:
     def stop(self) -> None:
         """Nothing runs."""
 
+    def close(self) -> None:
+        """Nothing runs."""
+
     def range(self, *_: int) -> InProcess:
         """Return a frame of one number."""
         return self

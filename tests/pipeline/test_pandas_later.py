@@ -35,6 +35,19 @@ def test_arrow_knows_pandas_once_it_is_imported() -> None:
     )
 
 
+def test_arrow_knows_pandas_that_others_have_searched_for() -> None:
+    """To ask whether pandas is installed does not import it, and later its loader is the usual one."""
+    run(
+        WITHOUT + "import importlib.util\n"
+        "assert all(importlib.util.find_spec('pandas') for _ in range(2))\n"
+        "assert 'pandas' not in sys.modules\n"
+        "import pandas as pd\n"
+        "assert pa.array(pd.Series([1.5, float('nan')])).null_count == 1\n"
+        "import pkgutil\n"
+        "assert pkgutil.get_data('pandas', '__init__.py')\n"
+    )
+
+
 def test_spark_finds_pandas_when_it_needs_it() -> None:
     """What PySpark's client has imported of pandas turns out to be pandas itself, without anybody importing it first."""
     run(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.pipeline.spark_session import spark_condition
 from deltaforge_dagster.resources.left_tasks import end_left_tasks, interrupt
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.spark import SESSION_SETTINGS, SparkSessions
@@ -230,6 +233,58 @@ def test_other_errors_lose_nothing(make: Make) -> None:
     assert not sessions.lost(caught.value)
     assert not sessions.lost(ValueError("SESSION is a word"))
     assert sessions.session() is session
+
+
+_LEAVES_A_CALL_OPEN = """
+import sys, time
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.resources.spark import SparkSessions
+
+def first_then_hang(batches, begun=sys.argv[1]):
+    import pathlib, time
+    for batch in batches:
+        if batch.column(0)[0].as_py():
+            pathlib.Path(begun).touch()
+            while pathlib.Path(begun).exists():
+                time.sleep(0.05)
+        yield batch
+
+sessions = SparkSessions(Settings.from_env(), None, lambda _session_id: None)
+session = sessions.session()
+frame = session.range(0, 2, 1, 2).mapInArrow(first_then_hang, "id long")
+rows = session.client.to_table_as_iterator(frame._plan.to_proto(session.client), {})
+next(rows), next(rows)  # the schema and the first task's row
+sessions.close()
+"""
+
+
+def test_a_process_ends_although_a_call_is_open(spark_server: SparkAddress, tmp_path: Path) -> None:
+    """A closed provider has cancelled its calls; otherwise the interpreter waits for gRPC's thread, which has ended."""
+    begun = tmp_path / "begun"
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", _LEAVES_A_CALL_OPEN, str(begun)],
+            env={**os.environ, "DELTAFORGE_SPARK_REMOTE": spark_server.remote},
+            timeout=120,
+            check=False,
+        )
+    finally:
+        begun.unlink(missing_ok=True)
+    assert ended.returncode == 0
+
+
+def test_a_closed_provider_cancels_what_others_wait_for(make: Make, tmp_path: Path) -> None:
+    """The calls of other threads end at once, and nobody gets a session any more."""
+    sessions = make(None)
+    sessions.session()
+    with hanging(lambda _: sessions, tmp_path / "begun") as ended:
+        sessions.close()
+        eventually(lambda: bool(ended))
+        (tmp_path / "begun").unlink()
+
+    assert [spark_condition(error) for error in ended] == ["CANCELLED"]
+    with pytest.raises(SparkUnavailable, match="the run is ending"):
+        sessions.session()
 
 
 def test_no_server() -> None:

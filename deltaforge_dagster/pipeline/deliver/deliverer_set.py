@@ -242,7 +242,7 @@ class DelivererSet:
             self._sensing.segment_added()
 
     def end(self) -> None:
-        """Let the sinks finish their current batches, and stop their threads."""
+        """Let the sinks finish their current batches, and stop all threads; Spark's jobs are not waited for."""
         if self._processing is not None:
             self._processing.end()
         if self._sensing is not None:
@@ -254,6 +254,10 @@ class DelivererSet:
         if self._sensing is not None:
             self._sensing.join(END_SECONDS)
         self._encode_cache.close()
+        self.sessions.close()
+        for thread in (self._processing, self._sensing):
+            if thread is not None:
+                thread.join(_GRACE_SECONDS)
 
     @property
     def someone_waits(self) -> bool:

@@ -90,6 +90,10 @@ class Processing:
         self._stop.set()
         self._news.set()
 
+    def join(self, seconds: float) -> None:
+        """Wait up to `seconds` for the thread to end."""
+        self._thread.join(seconds)
+
     def _run(self) -> None:
         backoff = Backoff(self._limits.backoff_initial_seconds, self._limits.backoff_max_seconds)
         settled = False

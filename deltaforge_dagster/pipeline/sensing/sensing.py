@@ -127,7 +127,7 @@ class Sensing:
     def _run(self) -> None:
         backoff = Backoff(1.0, 60.0)
         begun = False
-        while self._ends_at is None or time.monotonic() < self._ends_at:
+        while not self._over:
             ending = self._ending.is_set()  # read before the last examination
             self._news.clear()
             try:
@@ -151,6 +151,11 @@ class Sensing:
                 self._ending.wait(self._failed(defect, backoff))
             if ending:
                 return
+
+    @property
+    def _over(self) -> bool:
+        """Whether the time to examine segments after the run's end has passed."""
+        return self._ends_at is not None and time.monotonic() >= self._ends_at
 
     def _begin(self) -> None:
         """Load the findings and the progress; the first time, start with what this run captures."""
@@ -249,6 +254,8 @@ class Sensing:
 
     def _failed(self, error: DeltaforgeError, backoff: Backoff) -> float:
         """Store an error, and return the seconds to wait before the next attempt."""
+        if self._over:
+            return 0.0  # the run has cancelled the job
         problem = str(error)
         if problem != self._warned:
             self._warn(f"sensing: {problem}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import uuid
 import zipfile
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from deltaforge_dagster.processors.code import code_of
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.state.records import Processed
 from tests.e2e.conftest import shop
+from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress, connected
 from tests.pipeline.process.test_processing import MakeFeed, events, make_feed
 from tests.processors.acme import install
@@ -351,3 +353,33 @@ def test_a_pipeline(make_feed: MakeFeed, source: Path) -> None:
     feed.shop.execute("INSERT INTO customers VALUES (6, 'f')")
     outcome = feed.catch_up()
     assert "processor sql: set.after.name: Spark refuses `uppper(" in outcome.sink_errors["redis"]
+
+
+HANGS = """
+import pathlib, time
+
+def clean(table):
+    begun = pathlib.Path(__file__).with_name("begun")
+    begun.touch()
+    while begun.exists():
+        time.sleep(0.05)
+    return table
+"""
+
+
+@pytest.mark.postgres
+@pytest.mark.redis
+def test_a_run_ends_although_a_job_hangs(make_feed: MakeFeed, source: Path) -> None:
+    """No thread of an ended run waits for Spark any more; the interpreter could not end with one."""
+    source.write_text(HANGS)
+    begun = source.with_name("begun")
+    feed = make_feed(PIPELINE)
+    feed.shop.execute("INSERT INTO customers VALUES (1, 'a')")
+    run = feed.begin()
+    try:
+        eventually(begun.exists)
+        run.end()
+
+        assert not [one.name for one in threading.enumerate() if one.name == "process feed"]
+    finally:
+        begun.unlink(missing_ok=True)
