@@ -400,7 +400,7 @@ def _fold_tasks(tables: Sequence[_Table], most: int) -> list[list[FoldTask]]:
                 rows[bucket] = rows.get(bucket, 0) + count
         group: set[int] = set()
         for bucket in sorted(rows):
-            if room <= 0:
+            if room <= rows[bucket] // 2:
                 if group:
                     tasks[-1].append(_fold_task(number, table, group))
                     group = set()
