@@ -163,7 +163,9 @@ def test_a_kill_at_each_step_of_a_commit(make_lake: MakeLake) -> None:
             f"UPDATE customers SET name = 'y' WHERE id = {number}",
             f"INSERT INTO orders VALUES ({number}, 1, 1)",
         )
-        run = start(feed.path, {**environment, VARIABLE: step}, f"run-{number}", until_caught_up=True)
+        run = start(
+            feed.path, {**environment, VARIABLE: step}, f"run-{number}", until_caught_up=True
+        )
         run.join(120)
         assert run.exitcode == -9, step
     run = start(feed.path, {**environment, VARIABLE: ""}, "last", until_caught_up=True)
