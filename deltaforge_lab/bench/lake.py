@@ -208,7 +208,7 @@ def lake(
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
+class _LakeBench:
     """Everything that runs: the source, the pipeline and the table, both of which have the first `rows`."""
 
     source: BenchSource
@@ -267,7 +267,7 @@ class _Bench:
 
 
 @contextmanager
-def _opened(pair: str, mode: LakeMode, shape: Shape, rows: int, say: Say) -> Iterator[_Bench]:
+def _opened(pair: str, mode: LakeMode, shape: Shape, rows: int, say: Say) -> Iterator[_LakeBench]:
     """Start everything, and deliver the first `rows`."""
     source_kind, form = LAKE_PAIRS[pair]
     with ExitStack() as owned:
@@ -279,7 +279,7 @@ def _opened(pair: str, mode: LakeMode, shape: Shape, rows: int, say: Say) -> Ite
         installation = owned.enter_context(
             installed(source, tables, jars=fetch(LAKE_JARS), say=say)
         )
-        bench = _Bench(source, installation, tables, mode, shape, rows, say)
+        bench = _LakeBench(source, installation, tables, mode, shape, rows, say)
         say("warming up")
         fill(source, 1, rows)
         bench.deliver()
@@ -287,7 +287,7 @@ def _opened(pair: str, mode: LakeMode, shape: Shape, rows: int, say: Say) -> Ite
 
 
 def _changes(
-    bench: _Bench, pair: str, table_rows: int, changes: int, small: tuple[int, int]
+    bench: _LakeBench, pair: str, table_rows: int, changes: int, small: tuple[int, int]
 ) -> LakeChanges:
     commits, size = small
     total = changes + commits * size
