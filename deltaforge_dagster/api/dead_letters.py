@@ -11,6 +11,8 @@ from deltaforge_dagster.api.context import Context, Pipeline
 from deltaforge_dagster.api.errors import FeatureOff, NotFound
 from deltaforge_dagster.api.shapes import Acked, Count, Purged, Redrive, Redriven, UpTo
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.replay.closed_ranges import keeps_what_it_has
 from deltaforge_dagster.state.dead_letters import entry_json
 
 router = APIRouter(prefix="/pipelines/{name}/journal/dlq", tags=["Dead letters"])
@@ -66,6 +68,10 @@ def ack(loaded: Enabled, context: Context, body: UpTo) -> Acked:
 @router.post("/redrive")
 def redrive(loaded: Enabled, context: Context, body: Redrive) -> Redriven:
     """Have the pipeline's run deliver entries again, in order for each key, with the entries that wait behind them."""
+    if body.sink_id is not None and keeps_what_it_has(loaded.spec, body.sink_id):
+        raise NotAllowed(
+            f"sink {body.sink_id!r} of pipeline {loaded.name!r} writes tables and has no dead letters"
+        )
     done = context.store.dead_letters.redrive(loaded.name, sink=body.sink_id, seqs=body.seqs)
     return Redriven(redriven=done)
 

@@ -20,7 +20,10 @@ from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.process.chains import chain_of
-from deltaforge_dagster.pipeline.replay.closed_ranges import split_by_delivery
+from deltaforge_dagster.pipeline.replay.closed_ranges import (
+    keeps_what_it_has,
+    split_by_delivery,
+)
 from deltaforge_dagster.pipeline.replay.preview import preview
 from deltaforge_dagster.pipeline.replay.replay import (
     ReplayedRange,
@@ -134,7 +137,20 @@ def _deliver(
             f"{loaded.name}: sink {sink_id} does not have range {lacking[0].range} yet; only ranges "
             "that it has can be reprocessed"
         )
-    if delivered:
+    if reprocess and keeps_what_it_has(loaded.spec, sink_id):
+        raise NotAllowed(
+            f"{loaded.name}: the tables of sink {sink_id} keep what they have, so a range cannot be reprocessed "
+            "for it; give the sink another id and other tables, and have them filled with `start: journal`"
+        )
+    if delivered and keeps_what_it_has(loaded.spec, sink_id):
+        for row in delivered:
+            context.log.info(
+                "the tables of sink %s have range %d, and keep what they have: nothing was written",
+                sink_id,
+                row.range,
+            )
+            log(ReplayedRange(row.range, row.last_segment - row.first_segment + 1, 0))
+    elif delivered:
         run_id, warn = context.run.run_id, context.log.warning
         with run_context.replay_sessions() as sessions:
             reprocessing = Reprocessing(

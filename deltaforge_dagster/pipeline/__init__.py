@@ -10,11 +10,12 @@ Folders, from the top; imports point down:
 - `health`: whether a pipeline works, and whether its source and sinks are as it needs them;
 - `snapshots`: tables are read in chunks, whose rows are merged into the captured stream;
 - `control`: decisions about pipelines: which exist, whether there is work, what is published, what may be deleted;
+- `lake`: segments become commits of tables, by Spark;
 - `process`: the chain of processors over each segment;
 - `encode`: segments become messages, in Spark's tasks;
 - `schemas`: table versions of a pipeline, and their approval.
 
-The modules beside them are what all of these share: the `lease`, the `run_context`, `committed` positions, held keys,
+The modules beside them are what all of these share: the `lease`, the `run_context`, what a `delivery` is, `committed` positions, held keys,
 meters, back-off, what is used of Spark (`spark_client`, without pandas: `pandas_later`), and the `failpoints` at
 which tests let a process die. Modules called `..._job` run in Spark's tasks.
 """

@@ -38,6 +38,10 @@ FAILPOINTS = (
     "dead-letter-written",  # it has its entry, the checkpoint has not passed it
     "redrive-sent",  # a dead letter was delivered, its entry is still there
     "redrive-written",  # its entry is gone
+    "lake-planned",  # what a commit to a sink's tables covers is stored, nothing of it is written
+    "lake-staged",  # its files are there, no table has them
+    "lake-table-committed",  # one of its tables has it
+    "lake-committed",  # all tables have it, the front and the checkpoint have not moved
     "checkpoint-written",  # the checkpoint moved, the source was not told
     "source-confirmed",  # the source was told how far it may discard its log
     "range-closed",  # the range is closed, nothing of it is published

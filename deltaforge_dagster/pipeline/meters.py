@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -149,6 +149,16 @@ class SinkMeter:
         tally.observe(families.SINK_LATENCY, seconds, sink=sink)
         self._latencies.append(seconds)
 
+    def wrote(self, changes: int) -> None:
+        """Count what was added to a table."""
+        seconds = time.monotonic() - self._began
+        self._spent += seconds
+        sink, tally = self._sink, self._tally
+        tally.add(families.SINK_EVENTS, changes, sink=sink)
+        tally.add(families.SINK_BATCHES, sink=sink)
+        tally.observe(families.SINK_LATENCY, seconds, sink=sink)
+        self._latencies.append(seconds)
+
     @property
     def latencies(self) -> dict[str, float]:
         """Median and 95th percentile of recent delivery times, in milliseconds; empty before the first."""
@@ -207,6 +217,16 @@ class SinkMeter:
             if segment.received_at is not None:
                 tally.observe(families.E2E_LATENCY, max(0.0, now - segment.received_at))
         return tally
+
+    def passed(self, segments: Sequence[SegmentRow]) -> Tally:
+        """Return the tally to write with a checkpoint after whole segments, of which there may be none."""
+        if not segments:
+            return self.drain()
+        now = time.time()
+        for one in segments[:-1]:
+            if one.received_at is not None:
+                self._tally.observe(families.E2E_LATENCY, max(0.0, now - one.received_at))
+        return self.acknowledged(segments[-1], complete=True)
 
     def committed(self, segment: SegmentRow, seconds: float, failures: int) -> None:
         """Count how long the checkpoint's write took, and how often it failed before."""

@@ -1,7 +1,7 @@
 """The state store: the progress of all pipelines, in SQLite or PostgreSQL.
 
 `store` opens it. It has one repository per noun, each in a module of that name: `pipelines`, `leases`,
-`ranges`, `segments`, `journals`, `checkpoints`, `dead_letters`, `undelivered`, `holds`, `snapshots`,
+`ranges`, `segments`, `journals`, `checkpoints`, `lake_commits`, `dead_letters`, `undelivered`, `holds`, `snapshots`,
 `relocated_rows`, `schemas`, `definitions`, `failovers`, `sensing` and `metrics`. A module has two
 classes: the repository is for everybody (`store.checkpoints.reset(...)`); the writes are for the holder
 of the lease, whose epoch is checked in the same transaction (`writer.checkpoints.advance(...)`). Its

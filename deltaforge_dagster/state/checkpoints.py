@@ -304,6 +304,28 @@ class CheckpointWrites:
         )
         metrics.count(self._connection, self._pipeline, tally)
 
+    def held(
+        self, sink: str, why: str, *, failures: int, since: float, next_attempt_at: float
+    ) -> None:
+        """Record that some tables of a sink cannot be written, while it goes on with the others.
+
+        Args:
+            sink: The sink's id.
+            why: Which tables, and why; stored as its last error.
+            failures: How often the table that fails most has failed in a row.
+            since: When the first of them was held.
+            next_attempt_at: When the next of them is tried again.
+        """
+        self._update(
+            sink,
+            {
+                "failures": failures,
+                "last_error": why[:_ERROR_LENGTH],
+                "next_attempt_at": next_attempt_at,
+                "failing_since": since,
+            },
+        )
+
     def detach(self, sink: str, why: str) -> None:
         """Detach a sink at its checkpoint: from now on, nothing is kept for it or sent to it.
 

@@ -6,7 +6,8 @@ thus consistent, while runs continue. It does not contain the journal.
 
 A restored store knows nothing of what happened after the copy was made, so no run of that time may
 continue with it: its leases are free, and their epochs are so far ahead that a run that is still active
-somewhere cannot write, and that no file name is reused. Capture resumes at the copy's position, or stops
+somewhere cannot write, and that no file name is reused. Tables of a lake may have changes of that time,
+so none of their commits count as written. Capture resumes at the copy's position, or stops
 if the source has discarded that part of its log; `pipeline.deliver.resume` describes how sinks resume.
 """
 
@@ -42,7 +43,13 @@ from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.folders import sync_folder
 from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.migrate import VERSION_TABLE, migrate
-from deltaforge_dagster.state.database.tables import checkpoints, leases, metadata, pipelines
+from deltaforge_dagster.state.database.tables import (
+    checkpoints,
+    lake_commits,
+    leases,
+    metadata,
+    pipelines,
+)
 from deltaforge_dagster.state.store import StateStore
 
 EPOCHS_AHEAD = 1_000_000
@@ -245,3 +252,4 @@ def _make_safe(target: Connection, epochs: Mapping[str, int]) -> None:
     )
     target.execute(update(pipelines).values(probe_after=0.0, probe_wait=0.0))
     target.execute(update(checkpoints).values(next_attempt_at=0.0))
+    target.execute(delete(lake_commits))

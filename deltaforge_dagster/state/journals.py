@@ -23,6 +23,7 @@ from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.rows import known_pipeline, read_checkpoints
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
+    lake_commits,
     pipelines,
     published,
     ranges,
@@ -112,7 +113,7 @@ class JournalRepository:
             snapshots.lose_journal(connection, name, delivered)
             dropped = [
                 connection.execute(delete(table).where(table.c.pipeline == name)).rowcount
-                for table in (segments, ranges, published, undelivered)
+                for table in (segments, ranges, published, undelivered, lake_commits)
             ]
             connection.execute(
                 update(pipelines)
@@ -146,7 +147,7 @@ class JournalRepository:
             pipeline = known_pipeline(connection, name)
             holds.drop_all(connection, name)
             snapshots.forget(connection, name)
-            for table in (segments, ranges, published, undelivered):
+            for table in (segments, ranges, published, undelivered, lake_commits):
                 connection.execute(delete(table).where(table.c.pipeline == name))
             failovers.forget_server(connection, name)
             definitions.forget(connection, name)

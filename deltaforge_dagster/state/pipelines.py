@@ -32,6 +32,7 @@ from deltaforge_dagster.state.database.rows import (
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
     kv,
+    lake_commits,
     leases,
     log,
     metadata,
@@ -357,11 +358,10 @@ def _register(
             )
         )
     if not held.live:
-        connection.execute(
-            delete(checkpoints).where(
-                checkpoints.c.pipeline == name, checkpoints.c.sink.not_in(sorted(sinks))
+        for table in (checkpoints, lake_commits):
+            connection.execute(
+                delete(table).where(table.c.pipeline == name, table.c.sink.not_in(sorted(sinks)))
             )
-        )
         snapshots.cancel_without_sinks(connection, name, sinks)
     return pipeline
 

@@ -26,6 +26,7 @@ from deltaforge_dagster.state.definitions import DefinitionRepository, Definitio
 from deltaforge_dagster.state.failovers import FailoverWrites
 from deltaforge_dagster.state.holds import HoldRepository, HoldWrites
 from deltaforge_dagster.state.journals import JournalRepository
+from deltaforge_dagster.state.lake_commits import LakeCommitRepository, LakeCommitWrites
 from deltaforge_dagster.state.leases import LeaseRepository, LeaseWrites, check_lease
 from deltaforge_dagster.state.metrics import MetricRepository, MetricWrites
 from deltaforge_dagster.state.pipelines import PipelineRepository, PipelineWrites
@@ -50,6 +51,7 @@ class StateStore:
         segments: The segments of the journal.
         journals: Rebuilding and resetting a whole journal.
         checkpoints: How far each sink has acknowledged.
+        lake_commits: How far the tables of sinks that write tables have come.
         dead_letters: Changes that a sink cannot receive as they are.
         undelivered: Changes that left the dead letter queue without being delivered.
         holds: Events that are kept back until they are released or approved.
@@ -69,6 +71,7 @@ class StateStore:
         self.segments = SegmentRepository(database)
         self.journals = JournalRepository(database)
         self.checkpoints = CheckpointRepository(database)
+        self.lake_commits = LakeCommitRepository(database)
         self.dead_letters = DeadLetterRepository(database)
         self.undelivered = UndeliveredRepository(database)
         self.holds = HoldRepository(database)
@@ -152,6 +155,7 @@ class FencedWriter:
         self.segments = SegmentWrites(connection, lease, self.holds)
         self.undelivered = UndeliveredWrites(connection, name)
         self.checkpoints = CheckpointWrites(connection, name, self.undelivered)
+        self.lake_commits = LakeCommitWrites(connection, name)
         self.dead_letters = DeadLetterWrites(connection, name)
         self.snapshots = SnapshotWrites(connection, name)
         self.relocated_rows = RelocatedRowWrites(connection, name)

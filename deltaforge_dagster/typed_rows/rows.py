@@ -17,7 +17,13 @@ from deltaforge_dagster.sources.rows.images import members
 from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.typed_rows.cells import ABSENT, FITS, REASONS, ColumnCells
 from deltaforge_dagster.typed_rows.columns import typed_column
-from deltaforge_dagster.typed_rows.members import NO_NAME, NO_OBJECT, STRANGER, locate_members
+from deltaforge_dagster.typed_rows.members import (
+    KNOWN,
+    NO_NAME,
+    NO_OBJECT,
+    STRANGER,
+    locate_members,
+)
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 
 _WITH_KERNELS = (
@@ -75,7 +81,9 @@ class TypedRows:
     misfits: Sequence[Misfit]
 
 
-def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
+def typed_rows(
+    images: pa.StringArray, schema: TypedSchema, *, other_fields: bool = True
+) -> TypedRows:
     """Return row images with types.
 
     A field that the schema does not have becomes a column of text, behind the others, in alphabetical order. Looking for such fields costs
@@ -84,6 +92,7 @@ def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
     Args:
         images: Row images; null has no columns.
         schema: The columns.
+        other_fields: Whether other fields become columns; else they are left out.
 
     Raises:
         CorruptLog: An image is not valid JSON.
@@ -114,6 +123,8 @@ def typed_rows(images: pa.StringArray, schema: TypedSchema) -> TypedRows:
             strangers[0],
             strangers[1],
         )
+        if not other_fields:
+            kinds[kinds == STRANGER] = KNOWN
         rows = np.flatnonzero(kinds == STRANGER)
         if not rows.size:
             break

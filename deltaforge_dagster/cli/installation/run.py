@@ -39,7 +39,10 @@ from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.committed import committed_without
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.replay.closed_ranges import split_by_delivery
+from deltaforge_dagster.pipeline.replay.closed_ranges import (
+    keeps_what_it_has,
+    split_by_delivery,
+)
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 
@@ -133,7 +136,8 @@ def replay(
     """Deliver closed ranges to one sink again, with every message marked as a replay; no checkpoint moves.
 
     Ranges that the sink does not have yet are delivered in order, without the mark, and move its checkpoint;
-    this requires that no run is working on the pipeline. With --reprocess the sink must already have the ranges;
+    this requires that no run is working on the pipeline. Tables of a lakehouse keep what they have: nothing is
+    written to them again. With --reprocess the sink must already have the ranges;
     the journal keeps its recorded content.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
@@ -141,7 +145,7 @@ def replay(
     first, last = numbers[0], numbers[-1]
     # Check before Dagster's job does, so that a refusal is one message of this command.
     with Platform(settings, single_process=True).open() as opened:
-        split_by_delivery(opened.store, loaded.name, sink, numbers)
+        has, _ = split_by_delivery(opened.store, loaded.name, sink, numbers)
     tags = {RUN_TAG: "reprocess"} if reprocess else {}
     tags |= {
         "dagster/asset_partition_range_start": partition_key(first),
@@ -155,6 +159,13 @@ def replay(
     if json_output:
         known = {"pipeline": loaded.name, "sink": sink, "range": ranges}
         typer.echo(json.dumps({**known, "sent": again, "caught_up": caught_up}))
+        return
+    if has and keeps_what_it_has(loaded.spec, sink):
+        text = (
+            f"The tables of {sink} have {pluralize(len(has), 'range')} of {ranges}, and keep what they have: "
+            f"nothing was written again, {pluralize(caught_up, 'change')} for the first time."
+        )
+        typer.echo(text)
         return
     how = "again, with the current processors" if reprocess else "again"
     text = f"Range {ranges}: {pluralize(again, 'message')} sent to {sink} {how}"

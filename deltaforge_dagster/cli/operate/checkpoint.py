@@ -92,7 +92,7 @@ def reset(
     """Move one sink to another place in the journal, or reset the whole pipeline.
 
     No run may hold the pipeline. Moving back delivers changes again, without marking them as a replay.
-    Moving forward skips changes: the sink never gets them.
+    Moving forward skips changes: the sink never gets them. Tables of a lakehouse skip what they have.
 
     With --all, a replication slot that can no longer be read is dropped and created again. On a
     terminal, the command lists what it will delete and asks for confirmation.
@@ -183,7 +183,14 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
         names = ", ".join(store.checkpoints.read(pipeline)) or "none"
         raise NotAllowed(f"pipeline {pipeline!r} has no sink {sink!r} (there is: {names})")
     after = store.checkpoints.reset(pipeline, sink, _first_segment(store, pipeline, to) - 1)
-    return f"{sink} continues with segment {after.segment + 1:,}: {_change(before, after)}."
+    said = f"{sink} continues with segment {after.segment + 1:,}: {_change(before, after)}."
+    back = after.whole_segment < before.whole_segment
+    if back and store.lake_commits.read(pipeline, sink) is not None:
+        said += (
+            " Its tables skip what they have, so only what they lack is written; to have a table written anew, "
+            "drop it before the next run."
+        )
+    return said
 
 
 def _on_terminal() -> bool:

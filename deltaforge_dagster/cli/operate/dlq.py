@@ -53,6 +53,7 @@ def list_(
     """Show the entries: the change, its sink and the cause, without the events themselves."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
+        _check_sink(store, pipeline, sink)
         rows = store.dead_letters.read(pipeline, sink=sink, error_kind=kind, limit=limit)
         depth = store.dead_letters.depth(pipeline)
         now = store.now()
@@ -128,6 +129,7 @@ def redrive(
         raise NotAllowed("say which entries: their numbers, --sink or --all")
     with opened_store() as store:
         known_pipeline(store, pipeline)
+        _check_sink(store, pipeline, sink)
         if numbers:
             _known(store, pipeline, numbers)
         count = store.dead_letters.redrive(pipeline, sink=sink, seqs=numbers or None)
@@ -167,11 +169,21 @@ def purge(pipeline: NameArgument, *, sink: _Sink = None, json_output: JsonOption
     """Discard every entry, including those that only wait behind others."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
+        _check_sink(store, pipeline, sink)
         count = store.dead_letters.remove(pipeline, sink=sink)
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "purged": count}))
     else:
         typer.echo(f"{_entries(count)} discarded.")
+
+
+def _check_sink(store: StateStore, pipeline: str, sink: str | None) -> None:
+    """Refuse a sink that writes tables, which never has an entry."""
+    if sink is not None and store.lake_commits.read(pipeline, sink) is not None:
+        raise NotAllowed(
+            f"pipeline {pipeline!r}: sink {sink!r} writes tables and has no dead letters; a table that cannot be "
+            f"written is held, and deltaforge status {pipeline} says why"
+        )
 
 
 def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[DeadLetterRow]:

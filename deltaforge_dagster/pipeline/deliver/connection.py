@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.sinks.base import Sink, Traffic, traffic_of
 from deltaforge_dagster.state.records import CheckpointRow
 

@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import JournalDamaged, Retryable, Undeliverable
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.dead_letter_views import views
+from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.deliverer import Deliverer
+from deltaforge_dagster.pipeline.deliver.messages import MessageDelivery
+from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.delivery import (
+    Delivery,
+    DeliveryContext,
+    DeliveryThread,
+)
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.meters import SinkMeter
@@ -17,6 +27,8 @@ from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.processing import Processing
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext
 from deltaforge_dagster.pipeline.sensing.sensing import END_SECONDS, Sensing
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
 _GRACE_SECONDS = 10.0
@@ -33,6 +45,7 @@ class DelivererSet:
         only: Deliver to this sink alone.
         until: Deliver nothing after this segment, and skip the wait after earlier failures: somebody
             has asked for this delivery.
+        at_once: Do not let changes of tables wait for more: the run only catches up.
 
     Attributes:
         sessions: The run's Spark session.
@@ -46,6 +59,7 @@ class DelivererSet:
         *,
         only: str | None = None,
         until: int | None = None,
+        at_once: bool = False,
     ) -> None:
         self._pipeline = spec.metadata.name
         self._sinks = {sink.config.id for sink in spec.spec.sinks if only in {None, sink.config.id}}
@@ -53,6 +67,7 @@ class DelivererSet:
         self._run = run
         self._store = run.store
         self._until = until
+        self._at_once = at_once
         row = self._store.leases.get(self._pipeline)
         session_id = None if row is None else row.session_id
         self.sessions = context.sessions(session_id, self._remember_session)
@@ -113,14 +128,87 @@ class DelivererSet:
             self._working[sink_id] = self._deliverer(sink_id, checkpoint)
 
     def _deliverer(self, sink_id: str, checkpoint: CheckpointRow) -> Deliverer:
+        meter = SinkMeter(sink_id)
+        context = DeliveryContext(self._run, self._spec, sink_id, self._segments, meter)
         return Deliverer(
-            DeliveryContext(self._run, self._spec, sink_id, self._segments, SinkMeter(sink_id)),
+            context, checkpoint, lambda thread: self._delivery(context, checkpoint, thread)
+        )
+
+    def _delivery(
+        self, context: DeliveryContext, checkpoint: CheckpointRow, thread: DeliveryThread
+    ) -> Delivery:
+        sink_id = context.sink_id
+        kind = sink_types()[self._block(sink_id).type]
+        if isinstance(kind, LakeSinkType):
+            return self._lake_delivery(context, checkpoint, thread, kind)
+        return MessageDelivery(
+            context,
             checkpoint,
+            thread,
             build_sink=lambda: self._context.build_sink(sink_id),
             encoder=self._encoder,
             encode_cache=self._encode_cache,
             until=self._until,
         )
+
+    def _lake_delivery(
+        self,
+        context: DeliveryContext,
+        checkpoint: CheckpointRow,
+        thread: DeliveryThread,
+        kind: LakeSinkType[Any],
+    ) -> Delivery:
+        # Imported here, because most pipelines have no such sink.
+        from deltaforge_dagster.pipeline.lake.delivery import (  # noqa: PLC0415
+            CommitLimits,
+            LakeDelivery,
+        )
+        from deltaforge_dagster.pipeline.lake.stage import LakeStager  # noqa: PLC0415
+        from deltaforge_dagster.pipeline.lake.target import LakeOwner  # noqa: PLC0415
+        from deltaforge_dagster.pipeline.lake.writer import LakeWriter  # noqa: PLC0415
+
+        sink_id, lease = context.sink_id, self._run.lease
+        config = self._block(sink_id).config
+        assert isinstance(config, LakeSinkConfig)
+
+        @contextmanager
+        def open_writer(owner: str) -> Iterator[LakeWriter]:
+            with self._context.replay_sessions() as sessions:
+                dialect = kind.dialect(config)
+                writer = LakeWriter(
+                    sessions, dialect, config, LakeOwner(owner, self._pipeline, sink_id)
+                )
+                try:
+                    yield writer
+                finally:
+                    writer.close()
+
+        return LakeDelivery(
+            context,
+            checkpoint,
+            thread,
+            limits=CommitLimits(
+                config.commit_seconds, config.commit_changes, self._at_once, self._until
+            ),
+            stager=LakeStager(
+                self._spec,
+                config,
+                self._run.journal,
+                self.sessions,
+                self._store,
+                lease.run_id,
+            ),
+            open_writer=open_writer,
+            skips=Resumption(context),
+        )
+
+    def wind_up(self) -> bool:
+        """Let no delivery begin what takes long; return whether nothing of that kind is under way."""
+        under_way = [one for one in self._working.values() if not one.delivery.wind_up()]
+        return not under_way
+
+    def _block(self, sink_id: str) -> SinkBlock:
+        return next(one for one in self._spec.spec.sinks if one.config.id == sink_id)
 
     def detach(self, sink_id: str, why: str) -> None:
         """Detach a sink at once, even in the middle of a send.
@@ -169,8 +257,9 @@ class DelivererSet:
 
     @property
     def someone_waits(self) -> bool:
-        """Whether a sink has everything and waits for the next segment."""
-        return any(one.waiting for one in list(self._working.values()))
+        """Whether a sink has everything and delivers the next segment as soon as it is captured."""
+        working = list(self._working.values())
+        return any(one.waiting and one.delivery.prompt for one in working)
 
     @property
     def awaits_capture(self) -> bool:
@@ -180,12 +269,12 @@ class DelivererSet:
     @property
     def redriving(self) -> set[str]:
         """The sinks with dead letters that are, or may be, due for redelivery."""
-        return {name for name, one in self._working.items() if one.redriving}
+        return {name for name, one in self._working.items() if one.delivery.redriving}
 
     @property
     def moved_at(self) -> float:
         """Monotonic time of the last acknowledgement of any sink, 0 without sinks."""
-        return max((one.progress.moved_at for one in self._working.values()), default=0.0)
+        return max((one.delivery.progress.moved_at for one in self._working.values()), default=0.0)
 
     @property
     def failures(self) -> dict[str, DeltaforgeError]:
@@ -201,7 +290,9 @@ class DelivererSet:
         """Return the failing sinks that a run need not wait for."""
         captured = pipeline.captured_position or pipeline.start_position
         broken = self._processing is not None and self._processing.error is not None
-        return {name for name in self.failures if broken or self._working[name].stuck(captured)}
+        return {
+            name for name in self.failures if broken or self._working[name].delivery.stuck(captured)
+        }
 
     @property
     def errors(self) -> dict[str, str]:
@@ -211,7 +302,7 @@ class DelivererSet:
     @property
     def done(self) -> bool:
         """Whether every sink has all segments up to `until`."""
-        reached = (one.progress.checkpoint.whole_segment for one in self._working.values())
+        reached = (one.delivery.progress.checkpoint.whole_segment for one in self._working.values())
         return self._until is not None and all(self._until <= segment for segment in reached)
 
     @property
@@ -219,7 +310,7 @@ class DelivererSet:
         """Number of messages sent, by sink."""
         total: Counter[str] = Counter()
         for one in (*self._retired, *self._working.values()):
-            total[one.sink_id] += one.progress.rows
+            total[one.sink_id] += one.delivery.progress.rows
         return dict(total)
 
     @property
@@ -232,13 +323,13 @@ class DelivererSet:
         """How often each sink missed its deadline; without the sinks that never did."""
         total: Counter[str] = Counter()
         for one in (*self._retired, *self._working.values()):
-            total[one.sink_id] += one.sender.deadline.missed
+            total[one.sink_id] += one.delivery.timeouts
         return dict(+total)
 
     def behind(self, pipeline: PipelineRow) -> dict[str, int]:
         """Return the number of missing segments for each sink that is behind."""
         lacking = {
-            name: segments_behind(pipeline, one.progress.checkpoint)
+            name: segments_behind(pipeline, one.delivery.progress.checkpoint)
             for name, one in self._working.items()
         }
         return {name: count for name, count in lacking.items() if count}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
+from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.sinks.base import Sink, SinkBatch, traffic_of
 from deltaforge_dagster.state.checkpoints import NOTHING

@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged, Undeliverable
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.dead_letters import LOOK_SECONDS
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.encoder import AT_HAND, Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, Place, due_entries

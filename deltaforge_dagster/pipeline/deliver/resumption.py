@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import NotAllowed, PositionLost, SinkRejected
 from deltaforge_dagster.pipeline.deliver import resume
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.resume import JournalPlace, Skip, SkipSegments, SkipToEvent
+from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.checkpoints import NOTHING
@@ -119,6 +119,16 @@ class Resumption:
                 sent_ordinal=ordinal,
             )
         return checkpoint
+
+    def skip_segments(self, checkpoint: CheckpointRow) -> CheckpointRow | None:
+        """Move the checkpoint past the segments that a sink without a position of its own has (`CheckpointRow.skip`).
+
+        Returns:
+            The checkpoint to resume after, None while more must be captured first.
+        """
+        assert checkpoint.skip is not None
+        place = self._find(SkipSegments(parse_position(checkpoint.skip)), checkpoint)
+        return None if place is None else self._resume_at(place, checkpoint)
 
     def origin(self, row: SegmentRow, checkpoint: CheckpointRow) -> Origin:
         """Return the origin of the messages of a segment, for a sink that keeps its position."""

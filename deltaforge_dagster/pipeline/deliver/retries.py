@@ -16,7 +16,7 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
 )
 from deltaforge_dagster.pipeline.backoff import Backoff
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
+from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.state.records import CheckpointRow
 
 logger = logging.getLogger(__name__)

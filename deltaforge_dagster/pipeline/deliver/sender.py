@@ -9,11 +9,11 @@ from dataclasses import replace
 from deltaforge_dagster.errors import StoreUnavailable, Undeliverable
 from deltaforge_dagster.pipeline.deliver.batches import BatchSettings, cut
 from deltaforge_dagster.pipeline.deliver.connection import SinkConnection
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
 from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetterWriter, QueueFull
 from deltaforge_dagster.pipeline.deliver.deadline import Deadline
 from deltaforge_dagster.pipeline.deliver.progress import SinkProgress
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.sinks.base import Sink

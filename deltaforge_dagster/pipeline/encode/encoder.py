@@ -260,7 +260,7 @@ class Encoder:
     ) -> list[BatchSlice]:
         folder = self._journal.encoded_dir(self._pipeline)
         job = f"{self._prefix}.{uuid.uuid4().hex}"
-        tasks = _tasks(segments, ordinals)
+        tasks = share_out(segments, ordinals)
         spares = self._spares.reuse(len(tasks))
         work = Job(self._journal.url, self._plan, tasks, folder, job, spares)
         try:
@@ -276,7 +276,7 @@ class Encoder:
         return slices
 
 
-def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[Share]]:
+def share_out(segments: Sequence[SegmentRow], ordinals: range | None = None) -> list[list[Share]]:
     """Distribute the row groups of segments among tasks of about the same size."""
     tasks: list[list[Share]] = []
     room = 0.0

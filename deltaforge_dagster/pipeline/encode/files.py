@@ -5,7 +5,7 @@ one segment with consecutive ordinals, and reports where each slice is; the run 
 checks that they cover every segment exactly. The rows of one change are next to one another in one batch, and
 no slice begins or ends between them.
 
-A file is named `<run id>.<job>.<random>.arrow`, so that orphans of a dead run can be recognized. A file is
+A file is named `<run id>.<job>.<random>.arrow` (or `.parquet`, `pipeline.lake`), so that orphans of a dead run can be recognized. A file is
 overwritten by a later job of the same run rather than deleted (`Spares`), because allocating the pages of a
 new file costs several times as much as filling them. So a file may be longer than its current content; the
 slices say where that ends.
@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,8 @@ WRITE_BYTES = 256 << 10
 """The most that one system call writes to a local file. For a write of megabytes, Linux takes memory for the page cache in
 blocks of 1 MiB and more. A virtual machine may have returned such blocks to its host (free page reporting), and getting them back costs
 2.4 s of processor time per GB; from small blocks, filling a new file costs 0.2 s."""
+
+_ENDINGS = (".arrow", ".parquet")
 
 _REPORTED: Mapping[str, type[DeltaforgeError]] = {
     one.__name__: one for one in (JournalDamaged, StoreUnavailable, UnsupportedEvent)
@@ -190,10 +192,36 @@ def _place(path: str) -> tuple[JournalStorage, str]:
     return open_storage(parent if "://" in parent else Path(parent).absolute().as_uri()), name
 
 
+def new_file(path: str) -> contextlib.AbstractContextManager[io.BufferedIOBase]:
+    """Return a new file for writing, with the mode of encoded files; a remote one appears when it is complete.
+
+    Raises:
+        StoreUnavailable: It cannot be written.
+    """
+    return _writable(path, new=True)
+
+
 def write_bytes(path: str, content: bytes) -> None:
     """Write a small new file, with the mode of encoded files."""
-    with _writable(path, new=True) as file:
+    with new_file(path) as file:
         file.write(content)
+
+
+def open_file(path: str) -> pa.NativeFile | IO[bytes]:
+    """Open a file for random reads.
+
+    Raises:
+        JournalDamaged: It is gone.
+        StoreUnavailable: It cannot be read now.
+    """
+    storage, name = _place(path)
+    return storage.open(name)
+
+
+def spark_path(path: str) -> str:
+    """Return the path with which Spark itself reads a file."""
+    storage, name = _place(path)
+    return storage.locate(name)
 
 
 def exists(path: str) -> bool:
@@ -294,6 +322,6 @@ def _listed(folder: str) -> Iterator[tuple[str, float]]:
     storage, name = _place(folder)
     parent = folder.rpartition("/")[0]
     for path in storage.list(name):
-        if path.endswith(".arrow"):
+        if path.endswith(_ENDINGS):
             with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
                 yield f"{parent}/{path}", storage.age(path)

@@ -59,7 +59,7 @@ OLD_KEY = "df_old_"
 """What the names of columns with an old key begin with, before the name of the key column."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class ChangePlace:
     """A place in the journal, which is ordered as the changes are."""
 

@@ -106,7 +106,9 @@ class LeasedWork:
         ranges.close_left_open()
         self._observer.publish()
         pipeline, goal = self._start_position(pipeline)
-        self._deliverers = DelivererSet(self._loaded.spec, self._context, self._run)
+        self._deliverers = DelivererSet(
+            self._loaded.spec, self._context, self._run, at_once=self._options.until_caught_up
+        )
         self._pressure = BackPressure(
             self._loaded.spec,
             self._run,

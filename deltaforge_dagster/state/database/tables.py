@@ -249,6 +249,23 @@ undelivered = Table(
     Column("ordinals", JSON, nullable=False),  # [first, last] of consecutive ordinals, in order
 )
 
+lake_commits = Table(
+    "lake_commit",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("sink", Text, primary_key=True),
+    # A table that is held, as a JSON array; empty for the front (`lake_commits`).
+    Column("destination", Text, primary_key=True),
+    Column("segment", BigInteger, nullable=False),
+    Column("planned_to", BigInteger),
+    Column("owner", Text),
+    Column("ends", JSON, nullable=False),
+    Column("error", Text),
+    Column("since", Double),
+    Column("next_attempt_at", Double, nullable=False),
+    Column("failures", BigInteger, nullable=False),
+)
+
 snapshots = Table(
     "snapshot",
     metadata,

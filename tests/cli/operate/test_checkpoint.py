@@ -95,6 +95,16 @@ def test_show(store: StateStore, lease: Lease) -> None:
     assert cells[4:] == [["committed", "-"], ["captured", "lsn 0/00000600 tx_id 6"]]
 
 
+def test_reset_of_a_sink_that_writes_tables(store: StateStore, lease: Lease) -> None:
+    """It says that tables skip what they have, unless nothing is delivered again."""
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart("cache", 4)
+        writer.lease.release()
+
+    assert "Its tables skip what they have" in reset("oldest")
+    assert "tables" not in reset("tail")
+
+
 @pytest.mark.usefixtures("lease")
 def test_show_as_json(store: StateStore) -> None:
     """`show --json` prints the same, with positions as objects."""

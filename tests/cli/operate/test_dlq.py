@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, dead_letter, held
 
@@ -64,6 +65,19 @@ def test_list(store: StateStore) -> None:
     nothing = said("dlq", "list", NAME, "--kind", "serialization")
     assert nothing == "There are no such dead letters.\n"
     assert "no pipeline 'other'" in refused("dlq", "list", "other")
+
+
+def test_a_sink_that_writes_tables_has_none(store: StateStore) -> None:
+    """The commands say where to look instead."""
+    row = store.leases.get(NAME)
+    assert row is not None
+    with store.fenced(Lease(NAME, "run-1", row.epoch, row.expires_at)) as writer:
+        writer.lake_commits.restart("lake", 0)
+
+    for command in (["list"], ["redrive"], ["purge"]):
+        assert "writes tables and has no dead letters" in refused(
+            "dlq", *command, NAME, "--sink", "lake"
+        )
 
 
 def test_for_programs(store: StateStore) -> None:

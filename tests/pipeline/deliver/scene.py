@@ -16,7 +16,7 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import Undeliverable
 from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.deliver.context import DeliveryContext
+from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments

@@ -10,6 +10,7 @@ import pytest
 
 from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.pipeline.deliver.deliverer import Deliverer
+from deltaforge_dagster.pipeline.deliver.messages import MessageDelivery
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
@@ -45,13 +46,19 @@ def begin(scene: Scene) -> Iterator[Begin]:
     begun: list[Deliverer] = []
 
     def begin(sink: Recorder, until: int | None = None) -> Deliverer:
+        context, checkpoint = scene.context(), scene.checkpoint
         deliverer = Deliverer(
-            scene.context(),
-            scene.checkpoint,
-            build_sink=lambda: sink,
-            encoder=cast("Encoder", None),
-            encode_cache=cast("EncodeCache", Lender(scene.store, until)),
-            until=until,
+            context,
+            checkpoint,
+            lambda thread: MessageDelivery(
+                context,
+                checkpoint,
+                thread,
+                build_sink=lambda: sink,
+                encoder=cast("Encoder", None),
+                encode_cache=cast("EncodeCache", Lender(scene.store, until)),
+                until=until,
+            ),
         )
         begun.append(deliverer)
         return deliverer
@@ -78,7 +85,7 @@ def test_it_delivers_what_is_there_and_what_comes(scene: Scene, begin: Begin) ->
     assert sink.sent == [*((1, one) for one in range(5)), (2, 0), (2, 1), (3, 0), (3, 1)]
     assert place(scene.checkpoint) == (3, 1, True)
     assert (deliverer.alive, sink.opened, sink.closed) == (False, 1, 1)
-    assert (deliverer.progress.rows, deliverer.retries.error) == (9, None)
+    assert (deliverer.delivery.progress.rows, deliverer.retries.error) == (9, None)
 
 
 def test_nothing_after_the_last_segment(scene: Scene, begin: Begin) -> None:
@@ -112,7 +119,7 @@ def test_a_defect_is_a_failure_of_the_sink(scene: Scene, begin: Begin) -> None:
     eventually(lambda: scene.checkpoint.failures)
 
     assert "delivery broke: ZeroDivisionError('oops')" in str(deliverer.retries.error)
-    assert deliverer.stuck(None)
+    assert deliverer.delivery.stuck(None)
     assert deliverer.alive
 
 

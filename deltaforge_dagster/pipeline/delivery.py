@@ -1,0 +1,152 @@
+"""What a thread that delivers to a sink has, and what it delivers: messages, or changes of tables.
+
+A `Delivery` is one of the two. The thread (`deliver.deliverer`) asks it for one piece of work after the other, waits
+while there is none, and repeats what failed.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import DeltaforgeError, Retryable
+from deltaforge_dagster.pipeline.meters import SinkMeter
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
+from deltaforge_dagster.pipeline.run_context import LeasedRun
+from deltaforge_dagster.state.records import CheckpointRow
+
+
+class AwaitsCapture(Retryable):
+    """A sink can continue only after changes that it already has were captured again."""
+
+    def __init__(self, sink_id: str) -> None:
+        super().__init__(
+            f"sink {sink_id}: waits until changes that it already has are captured again"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryContext:
+    """One sink of a run.
+
+    Attributes:
+        run: The run: store, journal and lease.
+        spec: The pipeline file.
+        sink_id: The sink.
+        segments: The segments that are ready to be delivered.
+        meter: Counts what is sent to the sink.
+    """
+
+    run: LeasedRun
+    spec: PipelineSpec
+    sink_id: str
+    segments: PendingSegments
+    meter: SinkMeter
+
+
+class Attempts(Protocol):
+    """Whether a sink fails.
+
+    Attributes:
+        error: Why, None if it does not.
+    """
+
+    error: DeltaforgeError | None
+
+    def succeeded(self) -> None:
+        """Forget the failures before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryThread:
+    """What a delivery shares with the thread that runs it.
+
+    Attributes:
+        attempts: Whether the sink fails.
+        stop: Set when the thread is to end after its current piece of work.
+        news: Set when the journal has a new segment, and with `stop`.
+    """
+
+    attempts: Attempts
+    stop: threading.Event = field(default_factory=threading.Event)
+    news: threading.Event = field(default_factory=threading.Event)
+
+
+class DeliveryProgress(Protocol):
+    """What a sink has acknowledged.
+
+    Attributes:
+        checkpoint: Its checkpoint, as last written to the store.
+        moved_at: Monotonic time of the last acknowledgement.
+        rows: Messages sent by this run, or changes that it has added to tables.
+    """
+
+    checkpoint: CheckpointRow
+    moved_at: float
+    rows: int
+
+
+class Delivery(Protocol):
+    """Delivers to one sink, piece by piece; used by its thread, except where another one is named.
+
+    Attributes:
+        prompt: Whether it delivers a segment as soon as there is one, so that small segments arrive earlier.
+        redriving: Whether dead letters are, or may be, due for redelivery.
+    """
+
+    prompt: bool
+    redriving: bool
+
+    @property
+    def progress(self) -> DeliveryProgress:
+        """What the sink has acknowledged."""
+        ...
+
+    @property
+    def timeouts(self) -> int:
+        """How often the sink missed its deadline."""
+        ...
+
+    @property
+    def begins_at(self) -> float:
+        """When to begin, by the store's clock: after failures in earlier runs, not at once."""
+        ...
+
+    def due(self) -> bool:
+        """Return whether there is something to do now."""
+        ...
+
+    def deliver(self) -> None:
+        """Do the next piece of what is due.
+
+        Raises:
+            DeltaforgeError: It failed; it is due again after `failed`.
+        """
+        ...
+
+    def failed(self, error: DeltaforgeError) -> None:
+        """Disconnect after an error, as far as the error requires it."""
+        ...
+
+    def stuck(self, captured: str | None) -> bool:
+        """Return whether the sink has failed and a run need not wait for it; called by the main thread.
+
+        Args:
+            captured: The captured position. A sink that awaits capture is stuck once it has searched everything up to it.
+        """
+        ...
+
+    def wind_up(self) -> bool:
+        """Begin nothing that takes long; return whether nothing of that kind is under way. Called by the main thread."""
+        ...
+
+    def interrupt(self) -> None:
+        """End a piece of work that hangs, whatever becomes of it; called by another thread."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+        ...

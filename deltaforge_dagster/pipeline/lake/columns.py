@@ -1,0 +1,95 @@
+"""The columns of a table over several of its versions.
+
+The rows of a commit may have several table versions. They are added to a table of the lake together, so they get the
+columns of all versions, each with a type that holds the values of all of them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.sources.value_types import MAX_DIGITS, ValueType, list_of
+from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedColumn, TypedSchema
+
+LAKE_TYPES = TargetTypes(unsigned=False, time=False, uuid=False)
+"""What a column in Delta and Iceberg tables can be, as far as Spark can read and write it."""
+
+_PREFIX = "df_"
+"""What the names of our own columns begin with."""
+
+
+def union(versions: Sequence[TypedSchema], table: str) -> TypedSchema:
+    """Return the columns of the newest version, then those that only older ones have.
+
+    Args:
+        versions: The versions, oldest first; at least one.
+        table: The name of the table, for errors.
+
+    Raises:
+        TableRejected: No type holds the values of a column in all versions.
+    """
+    *older, newest = versions
+    columns = {column.name: column for column in newest.columns}
+    for version in reversed(older):
+        for column in version.columns:
+            known = columns.setdefault(column.name, column)
+            type_ = wider(known.type, column.type)
+            if type_ is None:
+                raise TableRejected(
+                    f"table {table}: column {column.name} was {column.type.name} and became {known.type.name}, and no "
+                    f"type holds the values of both; declare it as text under `types`, and make the column of an "
+                    f"existing table text"
+                )
+            columns[column.name] = replace(known, type=type_)
+    return replace(newest, columns=tuple(columns.values()))
+
+
+def wider(one: ValueType, other: ValueType) -> ValueType | None:
+    """Return the type that has the values of both types, None if there is none."""
+    if one == other:
+        return one
+    match one.kind, other.kind:
+        case ("integer", "integer") | ("float", "float") if replace(one, bits=other.bits) == other:
+            return max(one, other, key=lambda type_: type_.bits)
+        case ("decimal", "decimal"):
+            return _wider_decimal(one, other)
+        case ("list", "list"):
+            assert one.element is not None
+            assert other.element is not None
+            element = wider(one.element, other.element)
+            return None if element is None else list_of(element)
+        case (kind, same) if kind == same and "plain" in {one.form, other.form}:
+            # A form is read beside the usual one, so it has the values of both. Geometries have no usual form.
+            special = one if other.form == "plain" else other
+            return special if replace(special, form="plain") in {one, other} else None
+        case _:
+            return None
+
+
+def _wider_decimal(one: ValueType, other: ValueType) -> ValueType | None:
+    scale = max(one.scale, other.scale)
+    digits = max(one.precision - one.scale, other.precision - other.scale) + scale
+    return None if digits > MAX_DIGITS else replace(one, precision=digits, scale=scale)
+
+
+def check_names(columns: Sequence[TypedColumn], table: str) -> None:
+    """Check that Spark can tell the columns apart, from one another and from ours.
+
+    Raises:
+        TableRejected: It cannot.
+    """
+    for problem in _problems(columns):
+        raise TableRejected(f"table {table}: {problem}; rename a column with a processor")
+
+
+def _problems(columns: Sequence[TypedColumn]) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for column in columns:
+        name = column.name.lower()
+        if name.startswith(_PREFIX):
+            yield f"the name of column {column.name} begins with {_PREFIX}, as those of the sink's own columns do"
+        if name in seen:
+            yield f"the names of columns {seen[name]} and {column.name} differ only in case"
+        seen[name] = column.name

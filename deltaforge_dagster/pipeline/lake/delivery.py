@@ -1,0 +1,527 @@
+"""The delivery of changes to the tables of one sink: commits, planned before anything is written.
+
+A commit adds consecutive segments to all tables. It is due once the oldest of them is `commit_seconds` old, or they have
+`commit_changes` changes, or at once if the run only catches up. Its steps:
+
+1. the plan, which segments it covers, is stored;
+2. Spark's tasks make files of the changes, by table (`stage`);
+3. they are added to one table after the other (`writer`), each at once and with a mark of the commit, so that a table
+   recognizes a commit that it has already;
+4. front and checkpoint move (`state.lake_commits`).
+
+A planned commit that was not finished, because the run was killed or something failed, is repeated exactly. A table that
+cannot be written is held, and the others go on: it is tried again after a while, first with the commit that failed, then
+with what follows, until it has reached the front. Meanwhile the checkpoint stays before what it lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    StoreUnavailable,
+    TableRejected,
+)
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedTable
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.state.lake_commits import (
+    Destination,
+    HeldTable,
+    LakeCommits,
+    LakeFront,
+    Rejection,
+)
+from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
+from deltaforge_dagster.state.store import FencedWriter
+
+MOST_SEGMENTS = 2000
+"""Maximum number of segments in a commit."""
+
+
+class Stager(Protocol):
+    """Makes files of changes (`stage.LakeStager`)."""
+
+    def stage(
+        self,
+        segments: Sequence[SegmentRow],
+        *,
+        only: frozenset[Destination] | None = None,
+        skip: frozenset[Destination] = frozenset(),
+    ) -> StagedCommit:
+        """Return what segments contain, for some tables only, or without some."""
+        ...
+
+
+class TableWriter(Protocol):
+    """Adds staged changes to tables (`writer.LakeWriter`)."""
+
+    def commit(self, table: StagedTable, through: int, guard: SendGuard) -> None:
+        """Add the changes of a commit that ends with segment `through`, unless the table has them.
+
+        Raises:
+            TableRejected: This table cannot be written.
+        """
+        ...
+
+
+class Skips(Protocol):
+    """Moves the checkpoint of a sink that already has some segments (`deliver.resumption.Resumption`)."""
+
+    looked_up_to: str | None
+
+    def skip_segments(self, checkpoint: CheckpointRow) -> CheckpointRow | None:
+        """Return the checkpoint after them, None while more must be captured first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """When a commit is due.
+
+    Attributes:
+        seconds: When its oldest segment is this old.
+        changes: When there are this many changes; a commit of several segments has no more.
+        at_once: Whether it is due as soon as there is anything.
+        until: It contains nothing after this segment.
+    """
+
+    seconds: float
+    changes: int
+    at_once: bool = False
+    until: int | None = None
+
+
+@dataclass(slots=True)
+class LakeProgress:
+    """How far the tables have come; implements `delivery.DeliveryProgress`."""
+
+    checkpoint: CheckpointRow
+    moved_at: float
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """A commit of the segments after `after` up to `last`: to one held table, or to all tables that are not held."""
+
+    table: HeldTable | None
+    after: int
+    last: int
+    planned: bool
+
+    @property
+    def destination(self) -> Destination | None:
+        return None if self.table is None else self.table.destination
+
+
+class LakeDelivery:
+    """Adds the changes of the journal to the tables of one sink; implements `delivery.Delivery`.
+
+    Args:
+        context: The sink.
+        checkpoint: Its checkpoint.
+        thread: The thread that runs it.
+        limits: When a commit is due.
+        stager: Makes files of changes.
+        open_writer: Opens what writes them, given the id of the series of commits; its end ends what Spark is doing for it.
+        skips: Moves the checkpoint past segments that the sink has.
+    """
+
+    prompt = False  # small segments would not arrive earlier
+    redriving = False
+    timeouts = 0
+
+    def __init__(
+        self,
+        context: DeliveryContext,
+        checkpoint: CheckpointRow,
+        thread: DeliveryThread,
+        *,
+        limits: CommitLimits,
+        stager: Stager,
+        open_writer: Callable[[str], AbstractContextManager[TableWriter]],
+        skips: Skips,
+    ) -> None:
+        self.progress = LakeProgress(checkpoint, time.monotonic())
+        self.begins_at = checkpoint.next_attempt_at
+        self._context = context
+        self._sink_id = context.sink_id
+        self._pipeline = context.run.lease.pipeline
+        self._store = context.run.store
+        self._lease = context.run.lease
+        self._meter = context.meter
+        self._thread = thread
+        self._limits = limits
+        self._stager = stager
+        self._open_writer = open_writer
+        self._skips = skips
+        self._opened = contextlib.ExitStack()
+        self._writer: TableWriter | None = None
+        self._commits: LakeCommits | None = None
+        self._pending: list[SegmentRow] = []
+        self._next: _Commit | None = None
+        self._asked: set[Destination] | None = None if limits.until is not None else set()
+        self._held_error: TableRejected | None = None
+        self._busy = self._winding_up = False
+
+    def due(self) -> bool:
+        """Return whether a commit is due."""
+        if self._commits is None:
+            self._commits = self._load()
+        commits = self._commits
+        if commits is None:
+            return False
+        self._next = self._find(commits)
+        self._show_held({} if self._next or self._pending else commits.held)
+        return self._next is not None
+
+    def deliver(self) -> None:
+        """Plan a commit unless it is planned, write it, and move front and checkpoint."""
+        commit, commits = self._next, self._commits
+        assert commit is not None
+        assert commits is not None
+        self._busy = True
+        try:
+            self._commits = None  # read again whatever happens
+            self._deliver(commit, commits)
+        finally:
+            self._busy = False
+
+    def failed(self, error: DeltaforgeError) -> None:
+        """Close the writer, unless only the store failed; the commit is repeated."""
+        self._commits = None
+        self._pending.clear()
+        if not isinstance(error, StoreUnavailable):
+            self.close()
+
+    def stuck(self, captured: str | None) -> bool:
+        """Return whether the sink fails, or tables are held and the others have everything."""
+        error = self._thread.attempts.error
+        if isinstance(error, AwaitsCapture):
+            return self._skips.looked_up_to == captured
+        return error is not None
+
+    def wind_up(self) -> bool:
+        """Begin no further commit; return whether none is under way."""
+        self._winding_up = True
+        return not self._busy
+
+    def interrupt(self) -> None:
+        """End what Spark does for the writer; the next run repeats the commit."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._writer = None
+        self._opened.close()
+
+    def _load(self) -> LakeCommits | None:
+        """Return how far the tables have come; None if it is not known yet which segments the sink has."""
+        checkpoint, attempts = self.progress.checkpoint, self._thread.attempts
+        if checkpoint.skip is not None:
+            if self._context.segments.segment(checkpoint.whole_segment + 1) is None:
+                return None
+            moved = self._skips.skip_segments(checkpoint)
+            if moved is None:
+                attempts.error = AwaitsCapture(self._sink_id)
+                return None
+            if isinstance(attempts.error, AwaitsCapture):
+                attempts.error = None
+            self.progress.checkpoint = checkpoint = moved
+        found = self._store.lake_commits.read(self._pipeline, self._sink_id)
+        place = checkpoint.whole_segment
+        if found is None or found.reached != place:  # the checkpoint was set, and not by a commit
+            self._lease.write(lambda writer: writer.lake_commits.restart(self._sink_id, place))
+            found = self._store.lake_commits.read(self._pipeline, self._sink_id)
+        assert found is not None
+        if (
+            self._asked is None
+        ):  # somebody has asked for this delivery: held tables are tried at once
+            self._asked = set(found.held)
+        return found
+
+    def _find(self, commits: LakeCommits) -> _Commit | None:
+        """Return the commit that is due, if one is."""
+        front = commits.front
+        self._read_pending(front.segment)
+        if self._winding_up:
+            return None
+        if front.planned_to is not None:
+            return _Commit(None, front.segment, front.planned_to, planned=True)
+        if commits.held and (table := self._table_due(commits)) is not None:
+            return self._commit_of(table, front)
+        if not self._pending or not self._is_due(self._pending):
+            return None
+        last = self._last(self._pending, front.ends)
+        return _Commit(None, front.segment, last, planned=False)
+
+    def _table_due(self, commits: LakeCommits) -> HeldTable | None:
+        """Return the held table that is to be tried now."""
+        now = self._store.now()
+        asked = self._asked or set()
+        for table in sorted(commits.held.values(), key=lambda one: one.next_attempt_at):
+            if table.next_attempt_at <= now or table.destination in asked:
+                return table
+        return None
+
+    def _commit_of(self, table: HeldTable, front: LakeFront) -> _Commit:
+        if table.planned_to is not None:
+            return _Commit(table, table.segment, table.planned_to, planned=True)
+        rows = self._rows(table.segment, front.segment, limit=MOST_SEGMENTS)
+        return _Commit(table, table.segment, self._last(rows, front.ends), planned=False)
+
+    def _read_pending(self, front: int) -> None:
+        """Make `_pending` the segments after the front, up to `MOST_SEGMENTS`."""
+        self._pending = [row for row in self._pending if row.segment > front]
+        if len(self._pending) < MOST_SEGMENTS:
+            after = self._pending[-1].segment if self._pending else front
+            room = MOST_SEGMENTS - len(self._pending)
+            self._pending += self._rows(after, self._limits.until, limit=room)
+
+    def _rows(self, after: int, last: int | None, *, limit: int | None = None) -> list[SegmentRow]:
+        """Return the segments after one that are ready.
+
+        Raises:
+            JournalDamaged: The first of them is not in the journal.
+        """
+        rows = self._context.segments.segments(first=after + 1, last=last, limit=limit)
+        if rows and rows[0].segment != after + 1:
+            raise JournalDamaged(
+                f"{self._pipeline}: segment {after + 1} is not in the journal any more, and sink "
+                f"{self._sink_id} lacks it"
+            )
+        return rows
+
+    def _is_due(self, rows: Sequence[SegmentRow]) -> bool:
+        limits = self._limits
+        if limits.at_once or limits.until is not None or len(rows) == MOST_SEGMENTS:
+            return True
+        if sum(row.rows for row in rows) >= limits.changes or not self._own(rows):
+            return True
+        return self._store.now() - rows[0].created_at >= limits.seconds
+
+    def _last(self, rows: Sequence[SegmentRow], ends: Sequence[int]) -> int:
+        """Return the last segment of the commit that begins with the first of some segments."""
+        changes, last = rows[0].rows, rows[0]
+        for row in rows[1:]:
+            changes += row.rows
+            if changes > self._limits.changes or last.segment in ends:
+                break
+            last = row
+        return last.segment
+
+    def _own(self, rows: Sequence[SegmentRow]) -> list[SegmentRow]:
+        """Return the segments that have anything for this sink."""
+        return [row for row in rows if row.rows and row.is_for(self._sink_id)]
+
+    def _deliver(self, commit: _Commit, commits: LakeCommits) -> None:
+        rows = self._rows(commit.after, commit.last)
+        if len(rows) != commit.last - commit.after:
+            raise JournalDamaged(
+                f"{self._pipeline}: segments {commit.after + 1} to {commit.last} of the commit that sink "
+                f"{self._sink_id} has planned are not all in the journal"
+            )
+        own = self._own(rows)
+        rejected: Mapping[Destination, Exception] = {}
+        if own:
+            if not commit.planned:
+                self._lease.write(
+                    lambda writer: writer.lake_commits.plan(
+                        self._sink_id, commit.last, commit.destination
+                    )
+                )
+            failpoint("lake-planned")
+            written = self._write(own, commit, commits)
+            if written is None:
+                return
+            rejected = written
+            failpoint("lake-committed")
+        if commit.table is None:
+            self._front_moves(commit, commits, rows, rejected)
+        else:
+            self._table_moves(commit, commit.table, commits, rejected)
+
+    def _write(
+        self, rows: Sequence[SegmentRow], commit: _Commit, commits: LakeCommits
+    ) -> Mapping[Destination, Exception] | None:
+        """Write a commit; return the tables that cannot be written, or None if asked to stop."""
+        destination = commit.destination
+        self._lease.guard()
+        staged = self._stager.stage(
+            rows,
+            only=None if destination is None else frozenset({destination}),
+            skip=frozenset(commits.held) if destination is None else frozenset(),
+        )
+        rejected: dict[Destination, Exception] = dict(staged.failed)
+        try:
+            failpoint("lake-staged")
+            for table in staged.tables:
+                if self._thread.stop.is_set():
+                    return None
+                self._lease.guard()
+                self._meter.sends()
+                writer = self._writer or self._open(commits.front.owner)
+                try:
+                    writer.commit(table, commit.last, self._lease.guard)
+                except TableRejected as error:
+                    rejected[table.destination] = error
+                    continue
+                failpoint("lake-table-committed")
+                self._meter.wrote(table.changes)
+                self.progress.rows += table.changes
+                self.progress.moved_at = time.monotonic()
+        finally:
+            staged.discard()
+        return rejected
+
+    def _open(self, owner: str) -> TableWriter:
+        self._writer = self._opened.enter_context(self._open_writer(owner))
+        self._meter.opened()
+        return self._writer
+
+    def _front_moves(
+        self,
+        commit: _Commit,
+        commits: LakeCommits,
+        rows: Sequence[SegmentRow],
+        rejected: Mapping[Destination, Exception],
+    ) -> None:
+        """Move the front to the end of a commit, and hold the tables that could not be written."""
+        now = self._store.now()
+        rejections = [self._rejection(one, error, 0, now) for one, error in rejected.items()]
+        held = {
+            one.destination: HeldTable(
+                one.destination, commit.after, commit.last, one.error, now, one.next_attempt_at, 1
+            )
+            for one in rejections
+        }
+        after = LakeCommits(
+            replace(commits.front, segment=commit.last, planned_to=None), {**commits.held, **held}
+        )
+        self._record(
+            lambda writer: writer.lake_commits.advance(self._sink_id, commit.last, rejections),
+            after,
+            rows,
+        )
+
+    def _table_moves(
+        self,
+        commit: _Commit,
+        table: HeldTable,
+        commits: LakeCommits,
+        rejected: Mapping[Destination, Exception],
+    ) -> None:
+        """Record what became of a commit to a held table."""
+        name = table.destination
+        if self._asked is not None:
+            self._asked.discard(name)
+        error = rejected.get(name)
+        held = {one: row for one, row in commits.held.items() if one != name}
+        if error is not None:
+            rejection = self._rejection(name, error, table.failures, self._store.now())
+            held[name] = replace(
+                table,
+                error=rejection.error,
+                next_attempt_at=rejection.next_attempt_at,
+                failures=table.failures + 1,
+            )
+            self._record(
+                lambda writer: writer.lake_commits.tried(self._sink_id, rejection),
+                replace(commits, held=held),
+            )
+            return
+        if commit.last < commits.front.segment:
+            held[name] = replace(table, segment=commit.last, planned_to=None, failures=0)
+        self._record(
+            lambda writer: writer.lake_commits.wrote(self._sink_id, name, commit.last),
+            replace(commits, held=held),
+        )
+
+    def _rejection(
+        self, destination: Destination, error: Exception, failures: int, now: float
+    ) -> Rejection:
+        limits = self._context.spec.spec.engine.deliver
+        backoff = Backoff(limits.backoff_initial_seconds, limits.backoff_max_seconds, failures)
+        return Rejection(destination, str(error), now + backoff.next_delay())
+
+    def _record(
+        self,
+        change: Callable[[FencedWriter], object],
+        after: LakeCommits,
+        rows: Sequence[SegmentRow] = (),
+    ) -> None:
+        """Write what became of a commit, with the checkpoint, counts and, if tables are held, the failure.
+
+        Args:
+            change: Writes it.
+            after: How far the tables have come then.
+            rows: The segments that the front has passed.
+        """
+        checkpoint = self.progress.checkpoint
+        moves = after.reached > checkpoint.whole_segment
+        reached = self._context.segments.segment(after.reached) if moves else None
+        tally = self._meter.passed(rows)
+        why = _held_text(self._sink_id, after.held)
+        held = after.held.values()
+
+        def write(writer: FencedWriter) -> None:
+            moved = change(writer)
+            if reached is not None:
+                writer.checkpoints.advance(
+                    self._sink_id,
+                    reached.segment,
+                    reached.rows - 1,
+                    complete=True,
+                    source_position=reached.end_position,
+                    tally=tally,
+                )
+            elif moved is not False:
+                writer.metrics.count(tally)
+            if held:
+                writer.checkpoints.held(
+                    self._sink_id,
+                    why,
+                    failures=max(1, *(one.failures for one in held)),
+                    since=min(one.since for one in held),
+                    next_attempt_at=min(one.next_attempt_at for one in held),
+                )
+
+        self._lease.write(write)
+        if reached is not None:
+            self.progress.checkpoint = replace(
+                checkpoint,
+                segment=reached.segment,
+                ordinal=reached.rows - 1,
+                complete=True,
+                source_position=reached.end_position,
+            )
+        self.progress.moved_at = time.monotonic()
+        self._thread.attempts.succeeded()
+        failpoint("checkpoint-written")
+
+    def _show_held(self, held: Mapping[Destination, HeldTable]) -> None:
+        """Show the sink as failing because of held tables, or no longer."""
+        attempts = self._thread.attempts
+        if attempts.error is not None and attempts.error is not self._held_error:
+            return
+        self._held_error = TableRejected(_held_text(self._sink_id, held)) if held else None
+        attempts.error = self._held_error
+
+
+def _held_text(sink_id: str, held: Mapping[Destination, HeldTable]) -> str:
+    """Return which tables of a sink are held, and why."""
+    reasons = [
+        f"table {'.'.join(one.destination)} has everything up to segment {one.segment} and is held: {one.error}"
+        for one in held.values()
+    ]
+    return f"sink {sink_id}: " + "; ".join(reasons)

@@ -1,0 +1,86 @@
+"""Keys of rows as columns: their hashes, which are the same in every task, and which rows have the same key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deltaforge_dagster.kernels.message_text import layout
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
+
+Words = npt.NDArray[np.uint64]
+
+_BASIS, _PRIME = 0xCBF29CE484222325, 0x100000001B3
+"""Of the hash FNV-1a with 64 bits (RFC 9923)."""
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Of the finalizer of SplitMix64."""
+_WORD = 8
+
+
+def key_hashes(columns: Sequence[pa.Array[Any]]) -> Words:
+    """Return a hash of each row's key, which depends on nothing but the values of the key columns."""
+    hashes = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        hashes = _mixed(hashes * np.uint64(31) + _hashes(column))
+    return hashes
+
+
+def key_codes(columns: Sequence[pa.Array[Any]]) -> Longs:
+    """Return a number for each row, which is the same for rows with the same key, and different for others."""
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        found = normal(column).dictionary_encode()
+        of_column = found.indices.to_numpy().astype(np.int64)
+        if codes.any():
+            _, of_column = np.unique(codes * len(found.dictionary) + of_column, return_inverse=True)
+        codes = of_column
+    return codes
+
+
+def normal(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the values of a key column with one zero: a database takes 0.0 and -0.0 for the same key."""
+    if pa.types.is_floating(column.type):
+        return pa.array(column.to_numpy(zero_copy_only=False) + 0.0)
+    return column
+
+
+def _hashes(column: pa.Array[Any]) -> Words:
+    type_ = column.type
+    if pa.types.is_string(type_) or pa.types.is_binary(type_):
+        ends, source = layout(cast("pa.StringArray", column))
+        out = np.empty(len(column), np.uint64)
+        _hash_texts(source, ends, out)
+        return out
+    if pa.types.is_boolean(type_):
+        column = column.cast(pa.int8())
+    width = normal(column).type.bit_width // 8
+    _, data = normal(column).buffers()
+    assert data is not None
+    start, stop = column.offset * width, (column.offset + len(column)) * width
+    values = np.frombuffer(memoryview(data)[start:stop], np.uint8).reshape(-1, width)
+    words = np.zeros((len(column), -(-width // _WORD) * _WORD), np.uint8)
+    words[:, :width] = values
+    hashes = np.zeros(len(column), np.uint64)
+    for word in words.view(np.uint64).T:
+        hashes = _mixed(hashes + word)
+    return hashes
+
+
+def _mixed(words: Words) -> Words:
+    words = (words ^ (words >> np.uint64(30))) * _FIRST
+    words = (words ^ (words >> np.uint64(27))) * _SECOND
+    return cast("Words", words ^ (words >> np.uint64(31)))
+
+
+@kernel
+def _hash_texts(source: Bytes, ends: npt.NDArray[np.int32], out: Words) -> None:
+    """Hash texts with FNV-1a."""
+    for row in range(out.size):
+        hashed = np.uint64(_BASIS)
+        for at in range(ends[row], ends[row + 1]):
+            hashed = (hashed ^ np.uint64(source[at])) * np.uint64(_PRIME)
+        out[row] = hashed

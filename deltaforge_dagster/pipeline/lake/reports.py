@@ -1,0 +1,81 @@
+"""What Spark's tasks report to the run: a few numbers and paths, or the error that stopped them.
+
+An error is reported as a result and never as a failed task, whose text Spark shows: it may quote a value of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from deltaforge_dagster import errors
+from deltaforge_dagster.errors import DeltaforgeError
+
+REPORT = "report string, data binary, error string, text string"
+"""One row for each report: JSON, and bytes that belong to it; or class and text of the error that stopped the task."""
+
+_COLUMNS: Mapping[str, pa.DataType] = {
+    "report": pa.string(), "data": pa.binary(), "error": pa.string(), "text": pa.string(),
+}  # fmt: skip
+_REPORT = pa.schema(_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """A report of a task.
+
+    Attributes:
+        fields: Values of JSON.
+        data: Bytes that belong to them.
+    """
+
+    fields: dict[str, Any]
+    data: bytes = b""
+
+
+def run_tasks(
+    numbers: Iterable[pa.RecordBatch], run: Callable[[int], Iterable[TaskReport]]
+) -> Iterator[pa.RecordBatch]:
+    """Run the tasks with these numbers; called by Spark.
+
+    Args:
+        numbers: The numbers, in the first column.
+        run: Runs a task.
+
+    Yields:
+        Columns of `REPORT`.
+    """
+    for batch in numbers:
+        for number in batch.column(0).to_numpy().tolist():
+            try:
+                rows = [_row(one) for one in run(number)]
+            except DeltaforgeError as error:
+                rows = [{"error": type(error).__name__, "text": str(error)}]
+            except Exception as error:  # noqa: BLE001 - its text may quote a value of a row
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                text = f"staging broke: {type(error).__name__} in {place.name}, line {place.lineno}"
+                rows = [{"error": DeltaforgeError.__name__, "text": text}]
+            if rows:
+                yield pa.RecordBatch.from_pylist(rows, _REPORT)
+
+
+def reported(report: pa.Table) -> list[TaskReport]:
+    """Return what tasks have reported.
+
+    Raises:
+        DeltaforgeError: The error of a task.
+    """
+    rows = report.to_pylist()
+    for row in rows:
+        if row["error"] is not None:
+            raise getattr(errors, row["error"])(row["text"])
+    return [TaskReport(json.loads(row["report"]), row["data"] or b"") for row in rows]
+
+
+def _row(report: TaskReport) -> dict[str, Any]:
+    return {"report": json.dumps(report.fields), "data": report.data}

@@ -1,0 +1,421 @@
+"""Stages commits: has Spark's tasks type and fold the changes of some segments, into files that `staged` describes.
+
+For a changelog that is one Spark job (`typed_files`); otherwise a second one folds the changes of each key
+(`fold_job`), after the run has divided each table's changes into steps (`steps`). No row gets into the run.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sinks.base import SinkFilter
+from deltaforge_dagster.errors import SparkUnavailable, TableRejected
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.encode import files as encoded_files
+from deltaforge_dagster.pipeline.encode.encoder import share_out
+from deltaforge_dagster.pipeline.encode.messages import source_origin
+from deltaforge_dagster.pipeline.encode.probe import check_server
+from deltaforge_dagster.pipeline.lake.columns import LAKE_TYPES, check_names, union
+from deltaforge_dagster.pipeline.lake.fold_job import FoldedFile, FoldJob, FoldTask
+from deltaforge_dagster.pipeline.lake.reports import REPORT, TaskReport, reported
+from deltaforge_dagster.pipeline.lake.staged import (
+    ChangePlace,
+    StagedCommit,
+    StagedStep,
+    StagedTable,
+)
+from deltaforge_dagster.pipeline.lake.steps import StepPlan, step_plan
+from deltaforge_dagster.pipeline.lake.typed_files import (
+    StagePlan,
+    TableName,
+    TypedFile,
+    TypingJob,
+    full_name,
+)
+from deltaforge_dagster.pipeline.spark_client import SparkSession
+from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
+from deltaforge_dagster.processors.messages.expansion import RowSelection
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sources.registry import source_types
+from deltaforge_dagster.sources.value_types import parse_value_type
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import TableSchema, fingerprints
+from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema, fitted, typed_schema
+
+BUCKET_ROWS = 250_000
+BUCKET_BYTES = 32 << 20
+"""Most rows, and bytes of segment files, whose keys are folded by one task; one key may have more."""
+
+
+class LakeStager:
+    """Stages commits of one sink.
+
+    Args:
+        spec: The pipeline.
+        config: The sink.
+        journal: Holds the segments; staged files go there as well.
+        sessions: Provides the Spark session.
+        store: Holds the table versions.
+        run_id: Part of the names of the files, so that those of a dead run can be deleted.
+    """
+
+    def __init__(  # noqa: PLR0917 - what a run has
+        self,
+        spec: PipelineSpec,
+        config: LakeSinkConfig,
+        journal: Journal,
+        sessions: SessionProvider,
+        store: StateStore,
+        run_id: str,
+    ) -> None:
+        self._spec = spec
+        self._config = config
+        self._journal = journal
+        self._sessions = sessions
+        self._store = store
+        self._prefix = quote(run_id, safe="")
+        self._probed: SparkSession | None = None
+        self._source = source_types()[spec.spec.source.type]
+        chosen = config.filter or SinkFilter()
+        self._selection = RowSelection(
+            skipped=config.skipped_operations,
+            captured=not chosen.synthetic_only,
+            synthetic=not chosen.exclude_synthetic,
+            producers=chosen.producers,
+        )
+
+    def stage(
+        self,
+        segments: Sequence[SegmentRow],
+        *,
+        only: frozenset[tuple[str, ...]] | None = None,
+        skip: frozenset[tuple[str, ...]] = frozenset(),
+    ) -> StagedCommit:
+        """Return the changes of consecutive segments, by table.
+
+        Args:
+            segments: The segments as sinks receive them (`SegmentRow.delivered`).
+            only: The destinations to stage; None for all.
+            skip: Destinations that are not staged.
+
+        Raises:
+            SparkUnavailable: Server or session is gone, or a job failed; a retry may help.
+            JournalDamaged: A segment's file is missing or unreadable.
+            StoreUnavailable: The journal cannot be read or written now.
+            SettingsError: The server lacks our package, or does not share the journal with us.
+        """
+        chosen = [one for one in segments if one.rows and one.is_for(self._config.id)]
+        job = _Job(
+            self._journal.encoded_dir(self._spec.metadata.name),
+            f"{self._prefix}.{uuid.uuid4().hex}",
+        )
+        if not chosen:
+            return StagedCommit((), {}, job.discard)
+
+        def wants(table: TableName) -> bool:
+            there, _ = self._destination(table)
+            return there not in skip and (only is None or there in only)
+
+        try:
+            return self._staged(chosen, self._plan(chosen, wants), wants, job)
+        except BaseException:
+            job.discard()
+            raise
+
+    def _staged(
+        self,
+        segments: Sequence[SegmentRow],
+        plan: StagePlan,
+        wants: Callable[[TableName], bool],
+        job: _Job,
+    ) -> StagedCommit:
+        rows, size = sum(one.rows for one in segments), sum(one.bytes for one in segments)
+        buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
+        tasks = share_out(segments)
+        typing = TypingJob(self._journal.url, plan, tasks, buckets, job.folder, job.name)
+        what = f"segments {segments[0].segment} to {segments[-1].segment}"
+        files = [TypedFile.of_report(one) for one in self._run(typing.run, len(tasks), what)]
+        tables, failed = _tables(
+            [one for one in files if wants(one.table)], plan, self._destination
+        )
+        if plan.mode == "changelog":
+            staged = [one.logged() for one in tables]
+        else:
+            work = _fold_tasks(tables, max(1, -(-rows // buckets)))
+            folding = FoldJob(plan.mode, work, job.folder, job.name)
+            made = [FoldedFile.of_report(one) for one in self._run(folding.run, len(work), what)]
+            staged = [
+                table.folded([one for one in made if one.table == number], plan.mode)
+                for number, table in enumerate(tables)
+            ]
+            encoded_files.remove(*(path for one in files if (path := one.path) is not None))
+        return StagedCommit([one for one in staged if one.steps], failed, job.discard)
+
+    def _run(
+        self,
+        run: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        tasks: int,
+        what: str,
+    ) -> list[TaskReport]:
+        """Run a Spark job and return the reports of its tasks."""
+        if not tasks:
+            return []
+        try:
+            session = self._session()
+            report = session.range(0, tasks, 1, tasks).mapInArrow(run, REPORT).toArrow()
+        except PySparkException as error:
+            self._sessions.lost(error)
+            # Not chained: Spark's text of a failed task may quote a value of a row.
+            raise SparkUnavailable(
+                f"{what}: the Spark job that makes tables' rows failed ({spark_condition(error)}); see the server's log"
+            ) from None
+        return reported(report)
+
+    def _session(self) -> SparkSession:
+        session = self._sessions.session()
+        if self._sessions.elsewhere and session is not self._probed:
+            folder = self._journal.encoded_dir(self._spec.metadata.name)
+            check_server(session, folder, self._prefix)
+            self._probed = session
+        return session
+
+    def _destination(self, table: TableName) -> tuple[tuple[str, ...], TableRejected | None]:
+        """Return the destination of a table; or if it cannot have one, the table's own name, and why."""
+        try:
+            return self._config.name_of(*table), None
+        except TableRejected as error:
+            return tuple(part for part in table if part is not None), error
+
+    def _plan(
+        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
+    ) -> StagePlan:
+        versions: dict[str, set[str]] = {}
+        for segment in segments:
+            for full, found in segment.schema_versions.items():
+                versions.setdefault(full, set()).update(fingerprints(found))
+        schemas: dict[TableName, TypedSchema] = {}
+        keys: dict[TableName, tuple[str, ...]] = {}
+        refused: dict[TableName, str] = {}
+        skipped: set[TableName] = set()
+        for history in self._store.schemas.histories(self._spec.metadata.name):
+            newest = history.newest.table
+            name = newest.db, newest.schema, newest.table
+            if not wants(name):
+                skipped.add(name)
+                continue
+            wanted = versions.get(history.name, ())
+            tables = [one.table for one in history.versions if one.stamp.fingerprint in wanted]
+            if not tables:
+                continue
+            keys[name] = tables[-1].primary_key
+            typed = [self._typed_schema(one) for one in tables]
+            schemas[name] = typed[-1]
+            try:
+                schemas[name] = union(typed, history.name)
+            except TableRejected as error:
+                refused[name] = str(error)
+        declared = {full: self._declared(types) for full, types in self._config.types.items()}
+        return StagePlan(
+            mode=self._config.mode,
+            selection=self._selection,
+            origin=source_origin(self._spec),
+            schemas=schemas,
+            declared=declared,
+            unknown=self._declared({}),
+            keys=keys,
+            declared_keys=self._config.keys,
+            refused=refused,
+            skipped=frozenset(skipped),
+        )
+
+    def _typed_schema(self, table: TableSchema) -> TypedSchema:
+        declared = self._config.types_of(table.db, table.schema, table.table)
+        return typed_schema(table, self._source, self._spec.spec.engine, declared, LAKE_TYPES)
+
+    def _declared(self, types: Mapping[str, str]) -> TypedSchema:
+        """Return the columns of a table that the source has not registered."""
+        columns = (
+            TypedColumn(name, fitted(parse_value_type(type_), LAKE_TYPES))
+            for name, type_ in types.items()
+        )
+        return TypedSchema(tuple(columns), self._source.marks_unchanged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The files of a commit: their folder, and what their names begin with."""
+
+    folder: str
+    name: str
+
+    def discard(self) -> None:
+        """Delete them."""
+        encoded_files.remove_job(self.folder, self.name)
+
+
+@dataclass(slots=True)
+class _Table:
+    """What tasks have reported of a table."""
+
+    name: TableName
+    destination: tuple[str, ...]
+    columns: TypedSchema
+    key: tuple[str, ...]
+    files: list[TypedFile]
+    plan: StepPlan = field(init=False)
+
+    def __post_init__(self) -> None:
+        rekeys = np.concatenate([one.rekeys for one in self.files])
+        truncates = [(segment, ordinal) for segment, ordinal, _ in self._truncates]
+        self.plan = step_plan(rekeys, truncates)
+
+    @property
+    def first(self) -> ChangePlace:
+        """Place of the first change."""
+        return min(one.first for one in self.files if one.first is not None)
+
+    @property
+    def changes(self) -> int:
+        """Number of changes of the source."""
+        return sum(one.changes for one in self.files)
+
+    @property
+    def _truncates(self) -> list[tuple[int, int, int]]:
+        return sorted(truncate for one in self.files for truncate in one.truncates)
+
+    def logged(self) -> StagedTable:
+        """Return the changes of a changelog."""
+        files = [one for one in self.files if one.path is not None]
+        last = max(one.last for one in files if one.last is not None)
+        paths = [encoded_files.spark_path(one.path) for one in files if one.path is not None]
+        step = StagedStep(
+            "rows", paths, sum(one.rows for one in files), inserts_only=True, last=last
+        )
+        found = frozenset(name for one in files for name in one.absent)
+        return self._staged(found, [step])
+
+    def folded(self, files: Sequence[FoldedFile], mode: str) -> StagedTable:
+        """Return the folded changes, out of the files that tasks have written for this table."""
+        steps: list[StagedStep] = []
+        truncates = self._truncates
+        for epoch in range(len(truncates) + 1):
+            if epoch:
+                segment, ordinal, time = truncates[epoch - 1]
+                steps.append(
+                    StagedStep("truncate", (), 0, inserts_only=False, last=ChangePlace(segment, ordinal), event_time_us=time)
+                )  # fmt: skip
+            of_epoch = [one for one in files if one.epoch == epoch]
+            steps += [
+                _step(level, [one for one in of_epoch if one.level == level])
+                for level in sorted({one.level for one in of_epoch})
+            ]
+        if mode == "current" and truncates:
+            steps = steps[len(truncates) - 1 :]
+        return self._staged(frozenset(name for one in files for name in one.absent), steps)
+
+    def _staged(self, lacking: frozenset[str], steps: Sequence[StagedStep]) -> StagedTable:
+        return StagedTable(
+            self.destination, self.name, self.columns, self.key, lacking, steps, self.changes
+        )
+
+
+_NOWHERE = ChangePlace(0, 0)
+
+
+def _step(level: int, files: Sequence[FoldedFile]) -> StagedStep:
+    return StagedStep(
+        "rekey" if level % 2 else "rows",
+        [encoded_files.spark_path(one.path) for one in files],
+        sum(one.rows for one in files),
+        all(one.inserts_only for one in files),
+        max(one.last for one in files),
+    )
+
+
+def _tables(
+    files: Sequence[TypedFile],
+    plan: StagePlan,
+    destination_of: Callable[[TableName], tuple[tuple[str, ...], TableRejected | None]],
+) -> tuple[list[_Table], dict[tuple[str, ...], Exception]]:
+    """Return the tables that tasks have reported, and those that cannot be staged."""
+    by_name: dict[TableName, list[TypedFile]] = {}
+    for one in sorted(files, key=lambda one: one.first or _NOWHERE):
+        by_name.setdefault(one.table, []).append(one)
+    tables: list[_Table] = []
+    failed: dict[tuple[str, ...], Exception] = {}
+    names: dict[tuple[str, ...], list[TableName]] = {}
+    for name in by_name:
+        destination, problem = destination_of(name)
+        if problem is not None:
+            failed[destination] = problem
+        else:
+            names.setdefault(destination, []).append(name)
+    for destination, (name, *others) in names.items():
+        if others:
+            failed[destination] = TableRejected(
+                f"tables {full_name(name)} and {full_name(others[0])} have the same destination, "
+                f"{'.'.join(destination)}: change the template `table` so that each has its own"
+            )
+            continue
+        try:
+            tables.append(_table(name, destination, by_name[name], plan))
+        except TableRejected as error:
+            failed[destination] = error
+    return tables, failed
+
+
+def _table(
+    name: TableName, destination: tuple[str, ...], files: list[TypedFile], plan: StagePlan
+) -> _Table:
+    for one in files:
+        if one.error is not None:
+            raise TableRejected(one.error)
+    known = plan.schema(name)
+    key = plan.key(name)
+    added = {field for one in files for field in one.added}
+    missing = [one for one in key if one not in {column.name for column in known.columns}]
+    columns = known.with_added(sorted(added | set(missing)))
+    check_names(columns.columns, full_name(name))
+    return _Table(name, destination, columns, key, files)
+
+
+def _fold_tasks(tables: Sequence[_Table], most: int) -> list[list[FoldTask]]:
+    """Distribute the buckets of tables among tasks with about `most` rows each."""
+    tasks: list[list[FoldTask]] = []
+    room = 0
+    for number, table in enumerate(tables):
+        rows: dict[int, int] = {}
+        for file in table.files:
+            for bucket, count in file.buckets:
+                rows[bucket] = rows.get(bucket, 0) + count
+        group: set[int] = set()
+        for bucket in sorted(rows):
+            if room <= 0:
+                if group:
+                    tasks[-1].append(_fold_task(number, table, group))
+                    group = set()
+                tasks.append([])
+                room = most
+            group.add(bucket)
+            room -= rows[bucket]
+        if group:
+            tasks[-1].append(_fold_task(number, table, group))
+    return tasks
+
+
+def _fold_task(number: int, table: _Table, buckets: Collection[int]) -> FoldTask:
+    batches: list[tuple[str, Sequence[int]]] = []
+    for file in table.files:
+        found = [place for place, (bucket, _) in enumerate(file.buckets) if bucket in buckets]
+        if file.path is not None and found:
+            batches.append((file.path, found))
+    return FoldTask(number, table.columns.arrow, table.key, table.plan, batches)

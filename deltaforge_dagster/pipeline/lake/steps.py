@@ -1,0 +1,99 @@
+"""The steps of a commit: which changes of a table can be applied at once.
+
+A truncate separates the changes before it from those after it. An update that changes a key and lacks values needs the
+table's row of the old key, so the changes of both keys before it must have been applied, and those after it wait for
+it. Other keys need not wait: each key has a *level*, the number of the step that its next changes are in, and such an
+update is in the step behind those of both of its keys::
+
+    rows 0, rekey 0, rows 1, rekey 1, ...
+
+Keys are compared by their hashes. Two keys with the same hash only cost another step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaforge_dagster.kernels.runtime import Longs
+from deltaforge_dagster.pipeline.lake.keys import Words
+
+_LEVEL = np.dtype([("hash", "u8"), ("segment", "i8"), ("ordinal", "i8"), ("level", "i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Which step each change of a table is in.
+
+    Attributes:
+        truncates: Places of the truncates, segment and ordinal, in order.
+        levels: By key and place, the level of the key's changes after that place.
+    """
+
+    truncates: Sequence[tuple[int, int]]
+    levels: npt.NDArray[Any]
+
+    def steps(
+        self, hashes: Words, segments: Longs, ordinals: Longs, rekeys: npt.NDArray[np.bool_]
+    ) -> tuple[Longs, Longs]:
+        """Return for each row how many truncates are before it, and its level between them.
+
+        The level is twice that of the key, or for an update of the key that lacks values the odd number before it.
+        """
+        epochs = np.zeros(len(hashes), np.int64)
+        for segment, ordinal in self.truncates:
+            epochs += (segments > segment) | (segments == segment) & (ordinals > ordinal)
+        levels = np.zeros(len(hashes), np.int64)
+        touched = np.flatnonzero(np.isin(hashes, self.levels["hash"]))
+        if len(touched):
+            levels[touched] = self._levels(hashes[touched], segments[touched], ordinals[touched])
+        # Such an update is behind all changes before it: it comes right before the level that it begins.
+        return epochs, 2 * levels - rekeys
+
+    def _levels(self, hashes: Words, segments: Longs, ordinals: Longs) -> Longs:
+        """Return the levels that keys have after the changes at these places."""
+        known = self.levels
+        both = np.empty(len(known) + len(hashes), _LEVEL)
+        both[: len(known)] = known
+        rows = both[len(known) :]
+        rows["hash"], rows["segment"], rows["ordinal"] = hashes, segments, ordinals
+        is_row = np.arange(len(both)) >= len(known)
+        order = np.lexsort((is_row, both["ordinal"], both["segment"], both["hash"]))
+        is_known = ~is_row[order]
+        last = np.maximum.accumulate(np.where(is_known, np.arange(len(order)), -1))
+        ordered = both[order]
+        same = (last >= 0) & (ordered["hash"][last] == ordered["hash"])
+        found = np.where(same, ordered["level"][last], 0)
+        levels = np.empty(len(both), np.int64)
+        levels[order] = found
+        return levels[len(known) :]
+
+
+def step_plan(rekeys: npt.NDArray[Any], truncates: Sequence[tuple[int, int]]) -> StepPlan:
+    """Return the steps of a table.
+
+    Args:
+        rekeys: Updates that change the key and lack values: `old` and `new` hash of the key, `segment`, `ordinal`.
+        truncates: Places of the truncates, segment and ordinal.
+    """
+    ordered = sorted(truncates)
+    found: list[tuple[int, int, int, int]] = []
+    levels: dict[int, int] = {}
+    passed = 0
+    for old, new, segment, ordinal in rekeys[np.lexsort((rekeys["ordinal"], rekeys["segment"]))].tolist():  # fmt: skip
+        while passed < len(ordered) and ordered[passed] < (segment, ordinal):
+            found += [(key, *ordered[passed], 0) for key in levels]
+            levels.clear()
+            passed += 1
+        level = max(levels.get(old, 0), levels.get(new, 0))
+        for key in {old, new}:
+            levels[key] = level + 1
+            found.append((key, segment, ordinal, level + 1))
+    for place in ordered[passed:]:
+        found += [(key, *place, 0) for key in levels]
+        levels.clear()
+    return StepPlan(ordered, np.array(found, _LEVEL))

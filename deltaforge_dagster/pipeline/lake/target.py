@@ -1,0 +1,283 @@
+"""The table that changes are applied to: found or made, and changed so that it can have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import orjson
+
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.pipeline.lake.staged import StagedTable
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.lake.dialect import (
+    OWNER,
+    SOURCE,
+    LakeColumn,
+    LakeDialect,
+    properties_text,
+)
+from deltaforge_dagster.sinks.lake.sql import holds, sql_type
+from deltaforge_dagster.sinks.lake.statements import WrittenColumn, own_columns
+
+if TYPE_CHECKING:  # PySpark is imported when a session is asked for
+    from pyspark.sql import Row
+
+    from deltaforge_dagster.pipeline.spark_client import SparkSession
+
+_PREFIX = "df_"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeOwner:
+    """Who writes tables.
+
+    Attributes:
+        uid: Uid of the pipeline, which changes when its journal begins again.
+        pipeline: Name of the pipeline.
+        sink_id: Id of the sink.
+    """
+
+    uid: str
+    pipeline: str
+    sink_id: str
+
+    @property
+    def name(self) -> str:
+        """Name in stamps of commits."""
+        return f"{self.uid}/{self.sink_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The property of a table that says whose it is.
+
+    Attributes:
+        uid, pipeline, sink: See `LakeOwner`; all are empty if nobody's.
+        base: Added to the number of a segment, it is the position of a row. Rows of a former owner have lower ones.
+    """
+
+    uid: str = ""
+    pipeline: str = ""
+    sink: str = ""
+    base: int = 0
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return what the property says; what is no such property says nobody."""
+        try:
+            return cls(**orjson.loads(text))
+        except (ValueError, TypeError):
+            return cls()
+
+    def to_json(self) -> str:
+        """Return the text of the property."""
+        return orjson.dumps(self).decode()
+
+    def is_of(self, owner: LakeOwner, *, incarnation: bool = True) -> bool:
+        """Return whether a writer has the table, or an earlier incarnation of its pipeline if `incarnation` is false."""
+        same = (self.pipeline, self.sink) == (owner.pipeline, owner.sink_id)
+        return same and (self.uid == owner.uid or not incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommit:
+    """The changes that are applied, and what that needs.
+
+    Attributes:
+        session: Executes the statements.
+        dialect: Format of the table.
+        config: Options of the sink.
+        owner: Who writes.
+        table: The changes.
+        guard: Called before each statement that changes anything.
+    """
+
+    session: SparkSession
+    dialect: LakeDialect
+    config: LakeSinkConfig
+    owner: LakeOwner
+    table: StagedTable
+    guard: SendGuard
+
+    @property
+    def label(self) -> str:
+        """What messages call the table."""
+        return table_label(self.dialect, self.owner, self.table)
+
+    @property
+    def source(self) -> str:
+        """Name of the source's table."""
+        return ".".join(part for part in self.table.source if part is not None)
+
+    @property
+    def columns(self) -> Sequence[LakeColumn]:
+        """The source's columns."""
+        return [
+            LakeColumn(one.name, sql_type(one.type), one.source_type)
+            for one in self.table.columns.columns
+        ]
+
+    @property
+    def own_columns(self) -> Sequence[LakeColumn]:
+        """The columns that the table has beside them."""
+        found = own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
+        return [LakeColumn(*one) for one in found.items()]
+
+    def rows(self, query: str) -> Sequence[Row]:
+        """Return the rows of a query."""
+        return self.session.sql(query).collect()
+
+    def execute(self, *statements: str) -> None:
+        """Execute statements that change something."""
+        for statement in statements:
+            self.guard()
+            self.session.sql(statement)
+
+
+@dataclass(slots=True)
+class LakeTarget:
+    """A table that is written, as it was last seen.
+
+    Attributes:
+        name: Its name in SQL.
+        columns: Name and type of each column, by the name in lower case.
+        base: See `Ownership`.
+        committed: Number of the last commit that it is known to contain, -1 if none is known.
+        branch: The branch that the next commit writes to, which equals the table; None if there is none.
+    """
+
+    name: str
+    columns: dict[str, tuple[str, str]]
+    base: int = 0
+    committed: int = -1
+    branch: str | None = None
+
+    def fit(self, commit: TableCommit) -> Sequence[WrittenColumn]:
+        """Return where the columns of staged rows go, after adding and widening columns of the table.
+
+        Raises:
+            TableRejected: A column's type does not hold the values.
+        """
+        missing = []
+        for column in (*commit.columns, *commit.own_columns):
+            found = self.columns.get(column.name.lower())
+            if found is None:
+                missing.append(column)
+            elif not holds(found[1], commit.dialect.stored(column.type)):
+                self._widen(commit, column)
+        if missing:
+            commit.execute(*commit.dialect.add_columns(self.name, missing))
+            self.columns = _columns(commit.session, self.name)
+        return [
+            WrittenColumn(one.name, name, one.type, type_)
+            for one in commit.columns
+            for name, type_ in [self.columns[one.name.lower()]]
+        ]
+
+    def _widen(self, commit: TableCommit, column: LakeColumn) -> None:
+        name, old = self.columns[column.name.lower()]
+        new = commit.dialect.stored(column.type)
+        found = commit.dialect.widen(self.name, name, old, new) if holds(new, old) else None
+        if found is None:
+            raise TableRejected(
+                f"{commit.label}: its column {name} has the type {old}, which does not hold the values of the "
+                f"source's column, {new}; declare a type that it holds under the sink's `types`, or change the "
+                "type of the table's column"
+            )
+        commit.execute(*found)
+        self.columns[column.name.lower()] = (name, new)
+
+
+def open_target(commit: TableCommit) -> LakeTarget:
+    """Return the table of a commit, made if it does not exist.
+
+    Raises:
+        TableRejected: It is somebody else's.
+    """
+    dialect, destination = commit.dialect, commit.table.destination
+    name = dialect.table(destination)
+    owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
+    commit.execute(
+        *dialect.prepare(destination),
+        dialect.create(
+            destination,
+            [*commit.columns, *commit.own_columns],
+            commit.config.partition_of(*commit.table.source),
+            {OWNER: owned.to_json(), SOURCE: commit.source},
+        ),
+    )
+    properties = {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
+    target = LakeTarget(name, _columns(commit.session, name))
+    target.base = _own(commit, target, properties)
+    return target
+
+
+def check_names(commit: TableCommit) -> None:
+    """Check that the table can have the columns.
+
+    Raises:
+        TableRejected: It cannot.
+    """
+    seen: dict[str, str] = {}
+    for column in commit.table.columns.columns:
+        name, folded = column.name, column.name.lower()
+        why = commit.dialect.bad_name(name)
+        if folded.startswith(_PREFIX):
+            why = f"names that begin with {_PREFIX} are those of DeltaForge's own columns"
+        elif not name:
+            why = "its name is empty"
+        elif folded in seen:
+            why = f"it differs from {seen[folded]} in case only"
+        if why is not None:
+            raise TableRejected(
+                f"{commit.label} cannot have the column {name!r}: {why}; exclude the column with a column rule, or "
+                "rename it in a processor or the source"
+            )
+        seen[folded] = name
+
+
+def table_label(dialect: LakeDialect, owner: LakeOwner, table: StagedTable) -> str:
+    """Return what messages call a table."""
+    return f"{dialect.name} table {'.'.join(table.destination)} of sink {owner.sink_id}"
+
+
+def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
+    """Return the base of positions, after making sure that the table is this sink's."""
+    source = properties.get(SOURCE, commit.source)
+    if source != commit.source:
+        raise TableRejected(
+            f"{commit.label} has the rows of {source}, so those of {commit.source} cannot be written to it; change "
+            "the sink's `table`, so that each table of the source has a table of its own"
+        )
+    claim = f"ALTER TABLE {target.name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
+    if OWNER in properties:
+        found = Ownership.from_json(properties[OWNER])
+        if found.is_of(commit.owner):
+            return found.base
+        if found.uid and not found.is_of(commit.owner, incarnation=False):
+            raise TableRejected(
+                f"{commit.label} belongs to sink {found.sink} of pipeline {found.pipeline}; change the sink's "
+                f"`table`, or, if that sink will never write to it again, execute {claim}"
+            )
+    elif commit.rows(f"SELECT 1 FROM {target.name} LIMIT 1"):
+        raise TableRejected(
+            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
+            f"the table, or, if the rows are this sink's after all, execute {claim}"
+        )
+    last = None
+    if "df_position" in target.columns:
+        last = commit.rows(f"SELECT max(df_position) AS last FROM {target.name}")[0]["last"]
+    owner = commit.owner
+    owned = Ownership(owner.uid, owner.pipeline, owner.sink_id, 0 if last is None else last + 1)
+    changed = properties_text({OWNER: owned.to_json(), SOURCE: commit.source})
+    commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({changed})")
+    return owned.base
+
+
+def _columns(session: SparkSession, table: str) -> dict[str, tuple[str, str]]:
+    """Return the columns of a table: name and type, by the name in lower case."""
+    fields = session.table(table).schema.fields
+    return {one.name.lower(): (one.name, one.dataType.simpleString()) for one in fields}

@@ -1,0 +1,630 @@
+"""The first Spark job of a commit: types the rows of its segments, and writes a file for each task and table.
+
+A changelog's files are final. Otherwise a file contains its rows by *bucket*, a part of all keys: the second job
+(`fold_job`) gets all rows of a bucket, whichever task has read them.
+
+Workers import this module: it needs no Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.kernels.message_text import Mask, Optional, concat
+from deltaforge_dagster.pipeline.encode import files as encoded_files
+from deltaforge_dagster.pipeline.encode.messages import FRAME_COLUMNS, Share
+from deltaforge_dagster.pipeline.lake import absent
+from deltaforge_dagster.pipeline.lake.keys import Words, key_hashes, normal
+from deltaforge_dagster.pipeline.lake.reports import TaskReport, run_tasks
+from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, ChangePlace, TableMode
+from deltaforge_dagster.processors.messages.envelope import (
+    EventOrigin,
+    is_snapshot,
+    position_values,
+)
+from deltaforge_dagster.processors.messages.expansion import RowSelection, selected
+from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
+from deltaforge_dagster.typed_rows.schema import TypedSchema
+from deltaforge_dagster.typed_rows.tables import TypedTable, VersionName, typed_tables
+
+TableName: TypeAlias = "tuple[str, str | None, str]"
+"""Database, schema and name of a table of the source."""
+
+MAX_MEMORY = 256 << 20
+"""Arrow memory of the rows that a task holds before it writes them."""
+
+HASH = "df_hash"
+"""In files of buckets: the hash of a row's key."""
+_MESSAGES = "__wal_message"
+"""The schema of logical messages (`frame`), which are rows of no table."""
+_REKEY = np.dtype([("old", "u8"), ("new", "u8"), ("segment", "i8"), ("ordinal", "i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What is done with the changes of each table; the same for all tasks.
+
+    Attributes:
+        mode: What the tables hold.
+        selection: The changes that the sink gets.
+        origin: Where the changes come from.
+        schemas: The columns of each table that the source has registered.
+        declared: By full name of a table, the columns of its rows if it is not registered.
+        unknown: The columns of other tables: none, all fields are text.
+        keys: The key columns of each registered table.
+        declared_keys: By full name of a table, its key columns.
+        refused: Why tables cannot be staged.
+        skipped: Tables that are not staged.
+    """
+
+    mode: TableMode
+    selection: RowSelection
+    origin: EventOrigin
+    schemas: Mapping[TableName, TypedSchema]
+    declared: Mapping[str, TypedSchema]
+    unknown: TypedSchema
+    keys: Mapping[TableName, tuple[str, ...]]
+    declared_keys: Mapping[str, tuple[str, ...]]
+    refused: Mapping[TableName, str]
+    skipped: frozenset[TableName]
+
+    def wants(self, name: TableName) -> bool:
+        """Return whether changes of a table are staged."""
+        if name[1] == _MESSAGES and self.mode != "changelog" and not self.key(name):
+            return False
+        return name not in self.skipped
+
+    def schema(self, name: TableName) -> TypedSchema:
+        """Return the columns of a table."""
+        found = self.schemas.get(name)
+        return found or self.declared.get(full_name(name), self.unknown)
+
+    def key(self, name: TableName) -> tuple[str, ...]:
+        """Return the key columns of a table."""
+        return self.declared_keys.get(full_name(name)) or self.keys.get(name, ())
+
+    def check(self, name: TableName) -> None:
+        """Check that rows of a table can be staged.
+
+        Raises:
+            TableRejected: They cannot.
+        """
+        if name in self.refused:
+            raise TableRejected(self.refused[name])
+        if self.mode != "changelog" and not self.key(name):
+            raise TableRejected(
+                f"table {full_name(name)} has no primary key, which mode {self.mode} needs: name the columns of a key "
+                "under `keys`, or use mode changelog"
+            )
+
+
+def full_name(name: TableName) -> str:
+    """Return the name as in `TableSchema.full_name`."""
+    db, schema, table = name
+    return f"{schema or db}.{table}"
+
+
+@dataclass(slots=True)
+class TypedFile:
+    """A table's rows that one task has written; or what it knows of a table without rows.
+
+    Attributes:
+        table: The table.
+        path: The file; None without rows.
+        rows: Number of rows.
+        changes: Number of changes of the source.
+        first, last: Places of the first and the last change.
+        added: Names of fields that the table's columns do not have.
+        absent: Names of columns that rows lack.
+        inserts: Whether all rows are inserts.
+        buckets: For each batch of the file its bucket and its number of rows; not for a changelog.
+        truncates: Segment, ordinal and event time of each truncate; not for a changelog.
+        rekeys: Records of `_REKEY`, of the updates that change the key and lack values.
+        error: Why the table cannot be staged.
+    """
+
+    table: TableName
+    path: str | None = None
+    rows: int = 0
+    changes: int = 0
+    first: ChangePlace | None = None
+    last: ChangePlace | None = None
+    added: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    inserts: bool = True
+    buckets: list[tuple[int, int]] = field(default_factory=list)
+    truncates: list[tuple[int, int, int]] = field(default_factory=list)
+    rekeys: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, _REKEY))
+    error: str | None = None
+
+    def report(self) -> TaskReport:
+        """Return what `of_report` reads."""
+        data = self.rekeys.tobytes()
+        self.rekeys = np.empty(0, _REKEY)
+        fields = asdict(self)
+        del fields["rekeys"]
+        return TaskReport(fields, data)
+
+    @classmethod
+    def of_report(cls, report: TaskReport) -> TypedFile:
+        """Return the file that a task has reported."""
+        fields = dict(report.fields)
+        for name in ("first", "last"):
+            fields[name] = fields[name] and ChangePlace(**fields[name])
+        db, schema, table = fields.pop("table")
+        return cls((db, schema, table), **fields, rekeys=np.frombuffer(report.data, _REKEY))
+
+
+@dataclass(frozen=True, slots=True)
+class TypingJob:
+    """The Spark job; pickled for its tasks.
+
+    Attributes:
+        journal_url: Where the segments are.
+        plan: What is done with the changes.
+        tasks: The shares of segments that each task reads.
+        buckets: Number of parts of the keys.
+        folder: Where files go.
+        name: What their names begin with.
+    """
+
+    journal_url: str
+    plan: StagePlan
+    tasks: Sequence[Sequence[Share]]
+    buckets: int
+    folder: str
+    name: str
+
+    def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the tasks with these numbers; called by Spark. Yields columns of `reports.REPORT`."""
+        return run_tasks(numbers, self._task)
+
+    def _task(self, number: int) -> Iterator[TaskReport]:
+        tables: dict[TableName, _TableRows] = {}
+        memory = 0
+        for frame in self._frames(number):
+            memory += self._accept(frame, tables)
+            if memory > MAX_MEMORY:
+                yield from self._written(tables)
+                tables, memory = {}, 0
+        yield from self._written(tables)
+
+    def _frames(self, number: int) -> Iterator[pa.RecordBatch]:
+        journal = Journal(self.journal_url)
+        for one in self.tasks[number]:
+            yield from journal.share(
+                one.path, FRAME_COLUMNS, ordinals=one.ordinals, part=one.part, of=one.of
+            )
+
+    def _accept(self, frame: pa.RecordBatch, tables: dict[TableName, _TableRows]) -> int:
+        """Add the rows of a frame to those of their tables; return the memory that they take."""
+
+        def rows_of(name: TableName) -> _TableRows:
+            if name not in tables:
+                tables[name] = _TableRows(self.plan, name)
+            return tables[name]
+
+        frame = self._chosen(frame)
+        if not frame.num_rows:
+            return 0
+        for name, places in _truncates(frame):
+            rows_of(name).truncate(frame.take(places))
+
+        def schema_of(version: VersionName) -> TypedSchema:
+            return rows_of((version.db, version.schema, version.table)).schema
+
+        memory = 0
+        for typed in typed_tables(frame, schema_of):
+            version = typed.version
+            rows = rows_of((version.db, version.schema, version.table))
+            memory += rows.accept(typed, frame)
+        return memory
+
+    def _chosen(self, frame: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the changes that the sink gets, of the tables that are staged; DDL has no table."""
+        chosen = selected(self.plan.selection, frame).to_numpy(zero_copy_only=False)
+        chosen &= ~_is(frame, "ddl")
+        codes, names = table_codes(frame)
+        chosen &= np.array([self.plan.wants(name) for name in names], np.bool_)[codes]
+        return frame if chosen.all() else frame.filter(pa.array(chosen))
+
+    def _written(self, tables: Mapping[TableName, _TableRows]) -> Iterator[TaskReport]:
+        for rows in tables.values():
+            extension = "parquet" if self.plan.mode == "changelog" else "arrow"
+            path = f"{self.folder}/{self.name}.{uuid.uuid4().hex}.{extension}"
+            yield rows.written(path, self.buckets).report()
+
+
+class _TableRows:
+    """The rows of one table that a task has read and not written yet."""
+
+    def __init__(self, plan: StagePlan, name: TableName) -> None:
+        self.schema = plan.schema(name)
+        self._plan = plan
+        self._key = plan.key(name) if plan.mode != "changelog" else ()
+        self._known = len(self.schema.columns)
+        self._batches: list[pa.RecordBatch] = []
+        self._file = TypedFile(name)
+        try:
+            plan.check(name)
+        except TableRejected as error:
+            self._file.error = str(error)
+
+    def truncate(self, rows: pa.RecordBatch) -> None:
+        """Add truncates."""
+        self._count(rows)
+        self._file.inserts = False
+        if self._plan.mode != "changelog":
+            times = rows.select(["segment", "ordinal", "ts_us"]).to_pylist()
+            self._file.truncates += [tuple(one.values()) for one in times]
+        else:
+            self._batches.append(self._changes(rows, {}))
+
+    def accept(self, typed: TypedTable, frame: pa.RecordBatch) -> int:
+        """Add rows; return the memory that they take."""
+        self.schema = typed.rows.schema
+        rows = frame if len(typed.places) == frame.num_rows else frame.take(typed.places)
+        self._count(rows)
+        if self._file.error is not None:
+            return 0
+        try:
+            self._check(typed.rows, rows)
+            batch = self._keyed(typed.rows, rows) if self._key else self._logged(typed.rows, rows)
+        except TableRejected as error:
+            self._file.error = str(error)
+            self._batches.clear()
+            return 0
+        self._batches.append(batch)
+        return batch.nbytes
+
+    def written(self, path: str, buckets: int) -> TypedFile:
+        """Write the file, and return what is to be reported of it."""
+        self._file.added = [column.name for column in self.schema.columns[self._known :]]
+        if not self._batches or self._file.error is not None:
+            return self._file
+        table = pa.concat_tables(
+            [pa.Table.from_batches([one]) for one in self._batches], promote_options="default"
+        )
+        self._batches.clear()
+        self._file.path, self._file.rows = path, table.num_rows
+        if self._plan.mode == "changelog":
+            write_parquet(path, table)
+        else:
+            self._file.buckets = _write_buckets(path, table, buckets)
+        return self._file
+
+    def _count(self, rows: pa.RecordBatch) -> None:
+        file = self._file
+        file.changes += rows.num_rows
+        first, last = _place(rows, 0), _place(rows, rows.num_rows - 1)
+        if file.first is None or first < file.first:
+            file.first = first
+        if file.last is None or last > file.last:
+            file.last = last
+
+    def _check(self, typed: TypedRows, rows: pa.RecordBatch) -> None:
+        """Raise an error about the first value that does not fit."""
+        for misfit in typed.misfits:
+            where = f"table {full_name(self._file.table)}, {_text(_place(rows, misfit.row))}"
+            if misfit.column is None:
+                raise TableRejected(
+                    f"{where}: the row image cannot be stored in columns: {misfit.reason}"
+                )
+            types = {column.name: column.type.name for column in typed.schema.columns}
+            raise TableRejected(
+                f"{where}: a value of column {misfit.column} does not fit its type {types[misfit.column]}: "
+                f"{misfit.reason}; declare the column's type as text under `types`"
+            )
+
+    def _logged(self, typed: TypedRows, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a changelog."""
+        self._file.inserts &= bool(_is(rows, "c").all())
+        lacking = _lacking(typed, _is(rows, "u") | _is(rows, "d"))
+        self._note(lacking)
+        columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
+        return self._changes(rows, columns, lacking)
+
+    def _changes(
+        self,
+        rows: pa.RecordBatch,
+        columns: Mapping[str, pa.Array[Any]],
+        lacking: Mapping[str, Mask] | None = None,
+    ) -> pa.RecordBatch:
+        """Return changes with the columns of `META`."""
+        meta = _places(rows, absent.names_of(lacking or {}, rows.num_rows)) | {
+            "df_source_position": _position(self._plan.origin, rows),
+            "df_tx_id": rows.column("tx_id"),
+            "df_event_id": rows.column("event_id"),
+            "df_schema_version": rows.column("schema_version"),
+        }
+        every = {**columns, **{name: meta[name] for name in META.names}}
+        return pa.RecordBatch.from_pydict(every)
+
+    def _keyed(self, typed: TypedRows, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a table with a key, an update of the key as a delete and an update where possible."""
+        count = rows.num_rows
+        columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
+        updates = _is(rows, "u")
+        self._file.inserts &= bool(_is(rows, "c").all())
+        columns |= self._full_key(typed, rows)
+        old = self._old_key(columns, rows, np.flatnonzero(updates))
+        lacking = _lacking(typed, updates)
+        for name in self._key:
+            lacking.pop(name, None)
+        self._note(lacking)
+        changed, partial = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        if old is not None:
+            changed[old.rows] = True
+            for mask in lacking.values():
+                partial |= mask
+            partial &= changed
+        keys = [columns[name] for name in self._key]
+        hashes = key_hashes(keys)
+        every = columns | _places(rows, absent.names_of(lacking, count))
+        every[HASH] = pa.array(hashes)
+        if old is None:
+            return pa.RecordBatch.from_pydict(every)
+        of_partial = partial[old.rows]
+        self._rekeyed(old.hashes[of_partial], hashes[partial], rows, np.flatnonzero(partial))
+        if partial.any():
+            takes = np.full(count, -1)
+            takes[old.rows[of_partial]] = np.flatnonzero(of_partial)
+            index = pa.array(takes, pa.int64(), mask=takes < 0)
+            every |= {
+                OLD_KEY + name: column.take(index)
+                for name, column in zip(self._key, old.columns, strict=True)
+            }
+        gone = old.filtered(~of_partial)
+        here = pa.RecordBatch.from_pydict(every)
+        if not len(gone.rows):
+            return here
+        return _joined(here, self._deletes(here, gone))
+
+    def _deletes(self, here: pa.RecordBatch, gone: _OldKeys) -> pa.RecordBatch:
+        """Return deletes of old keys, at the places of the updates that changed them."""
+        size = len(gone.rows)
+        columns = {one.name: pa.nulls(size, one.type) for one in here.schema}
+        columns |= dict(zip(self._key, gone.columns, strict=True))
+        for name in ("df_segment", "df_ordinal", "df_event_time"):
+            columns[name] = here.column(name).take(gone.rows)
+        columns["df_op"] = pa.array(["d"] * size).dictionary_encode()
+        columns[HASH] = pa.array(gone.hashes)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _rekeyed(
+        self, old: Words, new: Words, rows: pa.RecordBatch, places: npt.NDArray[np.int64]
+    ) -> None:
+        found = np.empty(len(places), _REKEY)
+        found["old"], found["new"] = old, new
+        for name in ("segment", "ordinal"):
+            found[name] = rows.column(name).to_numpy()[places]
+        self._file.rekeys = np.concatenate([self._file.rekeys, found])
+
+    def _note(self, lacking: Mapping[str, Mask]) -> None:
+        found = {name for name, mask in lacking.items() if mask.any()}
+        self._file.absent = sorted(found | set(self._file.absent))
+
+    @property
+    def _key_schema(self) -> TypedSchema:
+        """The key columns. A column that no row has had yet is text, as it will be when one has it."""
+        by_name = {column.name: column for column in self.schema.columns}
+        missing = [name for name in self._key if name not in by_name]
+        by_name |= {column.name: column for column in self.schema.with_added(missing).columns}
+        return TypedSchema(tuple(by_name[name] for name in self._key), self.schema.marks_unchanged)
+
+    def _full_key(self, typed: TypedRows, rows: pa.RecordBatch) -> dict[str, pa.Array[Any]]:
+        """Return the key columns. What the image of a row lacks is in that of the key, or the same as before."""
+        schema = self._key_schema
+        names = typed.batch.schema.names
+        columns: dict[str, pa.Array[Any]] = {}
+        missing: dict[str, Mask] = {}
+        for number, name in enumerate(self._key):
+            if name in names:
+                columns[name] = typed.batch.column(name)
+                known = typed.present.get(name)
+                missing[name] = (
+                    np.zeros(rows.num_rows, np.bool_) if known is None else ~_numpy(known)
+                )
+            else:
+                columns[name] = pa.nulls(rows.num_rows, schema.arrow.field(number).type)
+                missing[name] = np.ones(rows.num_rows, np.bool_)
+        for image in ("key", "before"):
+            wanted = np.logical_or.reduce(list(missing.values())) & _numpy(rows.column(image).is_valid())  # fmt: skip
+            if not wanted.any():
+                continue
+            found = self._typed_key(rows, image, np.flatnonzero(wanted))
+            for name, present in found.present.items():
+                filled = np.zeros(rows.num_rows, np.bool_)
+                filled[wanted] = present
+                filled &= missing[name]
+                values = found.columns[name].filter(pa.array(filled[wanted]))
+                columns[name] = pc.replace_with_mask(columns[name], pa.array(filled), values)
+                missing[name] &= ~filled
+        for name, column in columns.items():
+            if column.null_count:
+                row = int(np.flatnonzero(_numpy(column.is_null()))[0])
+                raise TableRejected(
+                    f"table {full_name(self._file.table)}, {_text(_place(rows, row))}: a change without a value of the "
+                    f"key column {name}; name other columns under `keys`, or have the source log this column with "
+                    "every change"
+                )
+        return columns
+
+    def _typed_key(self, rows: pa.RecordBatch, image: str, at: npt.NDArray[np.int64]) -> _KeyImages:
+        images = cast("pa.StringArray", rows.column(image).take(at))
+        typed = typed_rows(images, self._key_schema, other_fields=False)
+        self._check(typed, rows.take(at) if typed.misfits else rows)
+        return _KeyImages(
+            {name: typed.batch.column(name) for name in self._key},
+            {
+                name: _numpy(typed.present[name])
+                if name in typed.present
+                else np.ones(len(at), np.bool_)
+                for name in self._key
+            },
+        )
+
+    def _old_key(
+        self,
+        columns: Mapping[str, pa.Array[Any]],
+        rows: pa.RecordBatch,
+        updates: npt.NDArray[np.int64],
+    ) -> _OldKeys | None:
+        """Return the old keys of those updates that change the key; None if there are none."""
+        updates = updates[_numpy(rows.column("before").is_valid())[updates]]
+        if not len(updates):
+            return None
+        found = self._typed_key(rows, "before", updates)
+        changed = np.zeros(len(updates), np.bool_)
+        old = []
+        for name in self._key:
+            new = columns[name].take(updates)
+            known = found.present[name] & _numpy(found.columns[name].is_valid())
+            before = pc.if_else(pa.array(known), found.columns[name], new)
+            changed |= _numpy(pc.not_equal(normal(before), normal(new)))
+            old.append(before)
+        if not changed.any():
+            return None
+        kept = [one.filter(pa.array(changed)) for one in old]
+        return _OldKeys(updates[changed], kept, key_hashes(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyImages:
+    """The key columns of some images, and which images have them."""
+
+    columns: Mapping[str, pa.Array[Any]]
+    present: Mapping[str, Mask]
+
+
+@dataclass(frozen=True, slots=True)
+class _OldKeys:
+    """The old keys of updates that change the key: numbers of the rows, key columns, and hashes."""
+
+    rows: npt.NDArray[np.int64]
+    columns: Sequence[pa.Array[Any]]
+    hashes: Words
+
+    def filtered(self, mask: Mask) -> _OldKeys:
+        """Return some of them."""
+        columns = [one.filter(pa.array(mask)) for one in self.columns]
+        return _OldKeys(self.rows[mask], columns, self.hashes[mask])
+
+
+def table_codes(frame: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[TableName]]:
+    """Return the number of each row's table, and the tables with these numbers."""
+    names = [cast("pa.DictionaryArray[Any, Any]", frame.column(name)) for name in ("db", "schema", "table")]  # fmt: skip
+    codes = np.zeros(frame.num_rows, np.int64)
+    for one in names:
+        size = len(one.dictionary)
+        codes = codes * (size + 1) + one.indices.fill_null(size).to_numpy()
+    _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+    tables = [cast("TableName", tuple(one[row].as_py() for one in names)) for row in first.tolist()]
+    return codes, tables
+
+
+def write_parquet(path: str, table: pa.Table) -> None:
+    """Write a file that Spark reads."""
+    with encoded_files.new_file(path) as file:
+        pq.write_table(table, cast("IO[bytes]", file), version="2.6", compression="zstd")
+
+
+def _write_buckets(path: str, table: pa.Table, buckets: int) -> list[tuple[int, int]]:
+    """Write the rows by bucket, a batch for each; return the bucket and the number of rows of each batch."""
+    of_row = (table.column(HASH).to_numpy() % np.uint64(buckets)).astype(np.int64)
+    rows_of = np.bincount(of_row, minlength=buckets)
+    if buckets > 1:
+        table = table.take(np.argsort(of_row, kind="stable"))
+    found = [(bucket, rows) for bucket, rows in enumerate(rows_of.tolist()) if rows]
+    options = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)
+    plain = table.set_column(
+        table.schema.get_field_index("df_op"), "df_op", table.column("df_op").cast(pa.string())
+    )
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(encoded_files.new_file(path))
+        writer = stack.enter_context(pa.ipc.new_file(file, plain.schema, options=options))
+        start = 0
+        for _, rows in found:
+            (batch,) = plain.slice(start, rows).combine_chunks().to_batches()
+            writer.write_batch(batch)
+            start += rows
+    return found
+
+
+def _truncates(frame: pa.RecordBatch) -> Iterator[tuple[TableName, npt.NDArray[np.int64]]]:
+    """Yield the tables that are truncated, with the numbers of the rows that say so."""
+    rows = np.flatnonzero(_is(frame, "t"))
+    if not len(rows):
+        return
+    codes, names = table_codes(frame)
+    for code, name in enumerate(names):
+        places = rows[codes[rows] == code]
+        if len(places):
+            yield name, places
+
+
+def _is(frame: pa.RecordBatch, op: str) -> Mask:
+    column = cast("pa.DictionaryArray[Any, Any]", frame.column("op"))
+    names = column.dictionary.to_pylist()
+    if op not in names:
+        return np.zeros(frame.num_rows, np.bool_)
+    return cast("Mask", column.indices.to_numpy() == names.index(op))
+
+
+def _lacking(typed: TypedRows, rows: Mask) -> dict[str, Mask]:
+    """Return which of these rows lack a column, by its name."""
+    masks = {name: ~_numpy(present) & rows for name, present in typed.present.items()}
+    return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+def _places(rows: pa.RecordBatch, names: pa.Array[Any]) -> dict[str, pa.Array[Any]]:
+    """Return the columns of `META` that all modes need."""
+    return {
+        "df_op": rows.column("op"),
+        "df_segment": rows.column("segment"),
+        "df_ordinal": rows.column("ordinal"),
+        "df_event_time": rows.column("ts_us").view(META.field("df_event_time").type),
+        "df_absent": names,
+    }
+
+
+def _position(origin: EventOrigin, rows: pa.RecordBatch) -> pa.Array[Any]:
+    """Return the positions in the log, as in events, file and position with a colon between; null for snapshots."""
+    fields = [one for one in origin.position_fields if one.column in {"file", "pos"}]
+    pieces: list[str | Optional] = []
+    for one in fields:
+        pieces += [":"] if pieces else []
+        pieces.append(Optional("", position_values(one, rows)))
+    known = ~is_snapshot(rows) & _numpy(rows.column("pos").is_valid())
+    texts = concat(rows.num_rows, pieces)
+    return cast("pa.Array[Any]", pc.if_else(pa.array(known), texts, pa.scalar(None, pa.string())))
+
+
+def _joined(*batches: pa.RecordBatch) -> pa.RecordBatch:
+    tables = [pa.Table.from_batches([one]) for one in batches]
+    (joined,) = pa.concat_tables(tables).unify_dictionaries().combine_chunks().to_batches()
+    return joined
+
+
+def _place(rows: pa.RecordBatch, row: int) -> ChangePlace:
+    return ChangePlace(rows.column("segment")[row].as_py(), rows.column("ordinal")[row].as_py())
+
+
+def _text(place: ChangePlace) -> str:
+    return f"segment {place.segment}, ordinal {place.ordinal}"
+
+
+def _numpy(mask: pa.Array[Any]) -> Mask:
+    return cast("Mask", mask.to_numpy(zero_copy_only=False))

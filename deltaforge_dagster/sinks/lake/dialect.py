@@ -1,0 +1,164 @@
+"""What differs between the formats of lake tables, as SQL text and settings of a Spark session.
+
+Both formats are written by the same statements (`statements`), but they make a commit exact in different ways, as
+`pipeline.lake.writer` describes: a format has either a fence of its own, set by `stamp`, or `Branches`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaforge_dagster.sinks.lake.config import PartitionField
+from deltaforge_dagster.sinks.lake.sql import literal, quoted
+
+OWNER = "deltaforge.owner"
+"""Property of a table: whose it is, JSON (`pipeline.lake.writer.Ownership`)."""
+
+SOURCE = "deltaforge.source"
+"""Property of a table: the source's table that its rows are from."""
+
+SESSION_SETTINGS: Mapping[str, str] = {
+    # Statements join and sort; with adaptive planning, small ones do so in few tasks and write few files.
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    # Staged rows have timestamps with and without a time zone.
+    "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """A column of a new table, or one that is added.
+
+    Attributes:
+        name: Its name.
+        type: Its type, as `sql` writes it.
+        comment: What it was in the source, if known.
+    """
+
+    name: str
+    type: str
+    comment: str | None = None
+
+    @property
+    def definition(self) -> str:
+        """The column in a CREATE or ALTER statement."""
+        comment = "" if self.comment is None else f" COMMENT {literal(self.comment)}"
+        return f"{quoted(self.name)} {self.type}{comment}"
+
+
+class Branches(Protocol):
+    """Statements for branches of a table, which commit several statements at once and only onto what was read."""
+
+    def snapshots(self, table: str) -> str:
+        """Return a query for the snapshots: `id`, `parent` and, if it is ours, its stamp's `owner` and `version`."""
+        ...
+
+    def references(self, table: str) -> str:
+        """Return a query for the branches: `name` and the `id` of its newest snapshot."""
+        ...
+
+    def create(self, table: str, branch: str, snapshot: int | None) -> str:
+        """Return the statement that makes a branch at a snapshot; None: of a table that is empty."""
+        ...
+
+    def drop(self, table: str, branch: str) -> str:
+        """Return the statement that drops a branch."""
+        ...
+
+    def part(self, table: str, branch: str) -> str:
+        """Return the name by which statements read and write a branch."""
+        ...
+
+    def publish(self, destination: Sequence[str], branch: str) -> str:
+        """Return the statement that makes main equal to the branch, which fails unless the branch contains main.
+
+        Its answer has `updated_ref`, the newest snapshot.
+        """
+        ...
+
+
+class LakeDialect(Protocol):
+    """A format of lake tables."""
+
+    @property
+    def name(self) -> str:
+        """Name of the format for users."""
+        ...
+
+    @property
+    def branches(self) -> Branches | None:
+        """Statements for branches, if they are what makes a commit exact."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Settings of a session, made before its first statement."""
+        ...
+
+    def stamp(self, owner: str, version: int, step: int) -> Mapping[str, str]:
+        """Return settings with which a statement's commit is stamped.
+
+        Args:
+            owner: Who writes.
+            version: Number of the commit.
+            step: Number of the statement in the commit.
+        """
+        ...
+
+    def table(self, destination: Sequence[str]) -> str:
+        """Return the table's name in SQL."""
+        ...
+
+    def prepare(self, destination: Sequence[str]) -> Sequence[str]:
+        """Return the statements that make what contains the table."""
+        ...
+
+    def create(
+        self,
+        destination: Sequence[str],
+        columns: Sequence[LakeColumn],
+        partition_by: Sequence[PartitionField],
+        properties: Mapping[str, str],
+    ) -> str:
+        """Return the statement that makes a table unless it exists."""
+        ...
+
+    def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
+        """Return the statements that add columns."""
+        ...
+
+    def widen(self, table: str, column: str, old: str, new: str) -> Sequence[str] | None:
+        """Return the statements that widen a column, None if the format or the options do not allow that."""
+        ...
+
+    def bad_name(self, column: str) -> str | None:
+        """Return why the format cannot have a column of that name, None if it can."""
+        ...
+
+    def stored(self, type_: str) -> str:
+        """Return the type that a column gets whose values are of this type."""
+        ...
+
+
+def properties_text(properties: Mapping[str, str]) -> str:
+    """Return properties in the form of SQL's TBLPROPERTIES."""
+    return ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
+
+
+def partition_text(partition_by: Sequence[PartitionField]) -> str:
+    """Return the clause that partitions a table."""
+    if not partition_by:
+        return ""
+    fields = []
+    for one in partition_by:
+        column = quoted(one.column)
+        arguments = column if one.argument is None else f"{one.argument}, {column}"
+        fields.append(column if one.transform == "identity" else f"{one.transform}({arguments})")
+    return f" PARTITIONED BY ({', '.join(fields)})"

@@ -1,0 +1,162 @@
+"""Apache Iceberg as a dialect.
+
+Snapshots can be stamped with properties, which fence nothing: of two writers that add the same rows, both succeed. But
+a branch becomes the main one only if it contains the main one's newest snapshot. So the statements of a commit write
+to a branch of their own, made at the snapshot at which it was seen that the commit is not in the table yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from deltaforge_dagster.sinks.lake.config import IcebergSinkConfig, PartitionField
+from deltaforge_dagster.sinks.lake.dialect import (
+    SESSION_SETTINGS,
+    LakeColumn,
+    partition_text,
+    properties_text,
+)
+from deltaforge_dagster.sinks.lake.sql import literal, quoted
+
+_STAMP = "spark.sql.iceberg.snapshot-property."
+_OWNER, _VERSION = "deltaforge.writer", "deltaforge.version"
+_WIDER = {("int", "bigint"), ("float", "double")}
+_RESERVED = {
+    "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number",
+    "_change_type", "_change_ordinal", "_commit_snapshot_id",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergBranches:
+    """Statements for branches; implements `dialect.Branches`.
+
+    Args:
+        catalog: The catalog.
+    """
+
+    catalog: str
+
+    def snapshots(self, table: str) -> str:
+        """Return a query for the snapshots."""
+        return (
+            f"SELECT snapshot_id AS id, parent_id AS parent, summary[{literal(_OWNER)}] AS owner,"
+            f" summary[{literal(_VERSION)}] AS version FROM {table}.snapshots"
+        )
+
+    def references(self, table: str) -> str:
+        """Return a query for the branches."""
+        return f"SELECT name, snapshot_id AS id FROM {table}.refs WHERE type = 'BRANCH'"
+
+    def create(self, table: str, branch: str, snapshot: int | None) -> str:
+        """Return the statement that makes a branch."""
+        place = "" if snapshot is None else f" AS OF VERSION {snapshot}"
+        return f"ALTER TABLE {table} CREATE BRANCH {quoted(branch)}{place}"
+
+    def drop(self, table: str, branch: str) -> str:
+        """Return the statement that drops a branch."""
+        return f"ALTER TABLE {table} DROP BRANCH IF EXISTS {quoted(branch)}"
+
+    def part(self, table: str, branch: str) -> str:
+        """Return the name of a branch."""
+        return f"{table}.{quoted(f'branch_{branch}')}"
+
+    def publish(self, destination: Sequence[str], branch: str) -> str:
+        """Return the statement that makes main equal to the branch."""
+        return (
+            f"CALL {quoted(self.catalog)}.system.fast_forward(table => {literal(quoted(*destination))},"
+            f" branch => 'main', to => {literal(branch)})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergDialect:
+    """Tables of Apache Iceberg; implements `dialect.LakeDialect`.
+
+    Args:
+        config: Options of the sink.
+    """
+
+    config: IcebergSinkConfig
+    name: Final = "Iceberg"
+    branches: IcebergBranches = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "branches", IcebergBranches(self.config.catalog))
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Settings of a session, above all of the catalog."""
+        catalog = f"spark.sql.catalog.{self.config.catalog}"
+        given = self.config.catalog_properties
+        return {
+            **SESSION_SETTINGS,
+            **({catalog: "org.apache.iceberg.spark.SparkCatalog"} if given else {}),
+            **{f"{catalog}.{name}": value.get_secret_value() for name, value in given.items()},
+            # Otherwise a session does not see what others commit.
+            f"{catalog}.cache-enabled": "false",
+        }
+
+    def stamp(self, owner: str, version: int, step: int) -> Mapping[str, str]:  # noqa: ARG002 - all steps are one commit
+        """Return the settings that stamp a statement's snapshot."""
+        return {f"{_STAMP}{_OWNER}": owner, f"{_STAMP}{_VERSION}": str(version)}
+
+    def table(self, destination: Sequence[str]) -> str:
+        """Return the table's name."""
+        return quoted(self.config.catalog, *destination)
+
+    def prepare(self, destination: Sequence[str]) -> Sequence[str]:
+        """Return the statement that makes the namespace."""
+        if len(destination) < 2:
+            return ()
+        return (f"CREATE NAMESPACE IF NOT EXISTS {self.table(destination[:-1])}",)
+
+    def create(
+        self,
+        destination: Sequence[str],
+        columns: Sequence[LakeColumn],
+        partition_by: Sequence[PartitionField],
+        properties: Mapping[str, str],
+    ) -> str:
+        """Return the statement that makes a table unless it exists."""
+        own = dict(properties)
+        if self.config.mode != "changelog":  # to which rows are only added
+            how = self.config.write_mode.replace("_", "-")
+            own |= {f"write.{action}.mode": how for action in ("delete", "update", "merge")}
+            if how == "merge-on-read":
+                own["format-version"] = "3"  # which has deletion vectors
+        definitions = ", ".join(column.definition for column in columns)
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.table(destination)} ({definitions}) USING iceberg"
+            f"{partition_text(partition_by)}"
+            f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
+        )
+
+    def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
+        """Return the statement that adds columns."""
+        return (
+            f"ALTER TABLE {table} ADD COLUMNS ({', '.join(one.definition for one in columns)})",
+        )
+
+    def widen(self, table: str, column: str, old: str, new: str) -> Sequence[str] | None:
+        """Return the statement that widens a column, None if Iceberg cannot."""
+        if (old, new) not in _WIDER and not _more_digits(old, new):
+            return None
+        return (f"ALTER TABLE {table} ALTER COLUMN {quoted(column)} TYPE {new}",)
+
+    def bad_name(self, column: str) -> str | None:
+        """Return why there can be no such column."""
+        return "Iceberg reserves the name" if column.lower() in _RESERVED else None
+
+    def stored(self, type_: str) -> str:
+        """Return the type, which Iceberg has no small integers for."""
+        return re.sub(r"\b(tinyint|smallint)\b", "int", type_)
+
+
+def _more_digits(old: str, new: str) -> bool:
+    """Return whether both are decimals of the same scale."""
+    scale = re.fullmatch(r"decimal\(\d+,(\d+)\)", old)
+    return scale is not None and re.fullmatch(rf"decimal\(\d+,{scale[1]}\)", new) is not None

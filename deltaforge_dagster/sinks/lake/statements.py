@@ -1,0 +1,292 @@
+"""The statements that apply a step of a commit to a table, which are the same in all formats.
+
+They read the staged rows from a view, `STAGED`. Each row has a *place*, `(df_position, df_ordinal)`, and replaces or
+closes only a row that has an earlier one. So a step that is applied again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deltaforge_dagster.sinks.lake.sql import is_ordered, literal, quoted
+
+STAGED = "deltaforge_staged"
+"""The view with the rows of a step."""
+
+_CHANGELOG = {
+    "df_op": "string",
+    "df_event_time": "timestamp",
+    "df_source_position": "string",
+    "df_tx_id": "string",
+    "df_event_id": "string",
+    "df_schema_version": "string",
+}
+_PLACE = {"df_position": "bigint", "df_ordinal": "bigint"}
+_VALIDITY = {"df_valid_from": "timestamp", "df_valid_to": "timestamp"}
+_LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
+
+
+def own_columns(mode: str, *, soft_deletes: bool) -> Mapping[str, str]:
+    """Return the columns that a table has beside those of its source, by name their types."""
+    match mode:
+        case "changelog":
+            return _CHANGELOG | _PLACE
+        case "current":
+            deleted = {"df_deleted": "boolean"} if soft_deletes else {}
+            return {"df_event_time": "timestamp"} | deleted | _PLACE
+        case _:
+            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenColumn:
+    """A column of staged rows, and where it goes.
+
+    Attributes:
+        staged: Its name in the staged rows.
+        name: Its name in the table.
+        staged_type: Its type in the staged rows.
+        type: Its type in the table, which holds all values of the other.
+    """
+
+    staged: str
+    name: str
+    staged_type: str
+    type: str
+
+    def value(self, row: str, prefix: str = "") -> str:
+        """Return its value in a staged row, as the table has it."""
+        found = f"{row}.{quoted(prefix + self.staged)}"
+        return found if self.staged_type == self.type else f"CAST({found} AS {self.type})"
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Makes the statements of one table.
+
+    Args:
+        table: Name of the table in SQL, or of a branch of it.
+        columns: The columns of staged rows.
+        key: Names of the key columns in the staged rows.
+        absent: Those of columns whose values some rows lack.
+        base: What is added to a segment's number to make it a position.
+    """
+
+    table: str
+    columns: Sequence[WrittenColumn]
+    key: Sequence[str]
+    absent: frozenset[str]
+    base: int
+
+    def append(self) -> str:
+        """Return the statement that adds every row of a changelog."""
+        values = [column.value("s") for column in self.columns]
+        values += [f"s.{name}" for name in _CHANGELOG]
+        return self._insert([*_CHANGELOG], values)
+
+    def append_current(self) -> str:
+        """Return the statement that adds rows of new keys to a table of current rows without soft deletes."""
+        values = [*(column.value("s") for column in self.columns), "s.df_event_time"]
+        return self._insert(["df_event_time"], values)
+
+    def truncated_changelog(self, position: int, ordinal: int, time_us: int) -> str:
+        """Return the statement that adds a row about a truncate."""
+        return (
+            f"INSERT INTO {self.table} (df_op, df_event_time, df_position, df_ordinal)"
+            f" VALUES ('t', {_moment(time_us)}, {position}, {ordinal})"
+        )
+
+    def truncate_current(
+        self, position: int, ordinal: int, time_us: int, *, soft_deletes: bool
+    ) -> str:
+        """Return the statement that deletes all rows, or marks them deleted."""
+        before = _before(position, ordinal)
+        if not soft_deletes:
+            return f"DELETE FROM {self.table} WHERE {before}"
+        return (
+            f"UPDATE {self.table} SET df_deleted = true, df_event_time = {_moment(time_us)},"
+            f" df_position = {position}, df_ordinal = {ordinal} WHERE NOT df_deleted AND {before}"
+        )
+
+    def truncate_history(self, position: int, ordinal: int, time_us: int) -> str:
+        """Return the statement that ends all versions that are current."""
+        return (
+            f"UPDATE {self.table} SET df_valid_to = {_moment(time_us)}, df_is_current = false"
+            f" WHERE df_is_current AND {_before(position, ordinal)}"
+        )
+
+    def merge_current(self, *, rekey: bool, soft_deletes: bool, within: str = "") -> str:
+        """Return the statement that applies rows, one per key, to a table of current rows.
+
+        Args:
+            rekey: Whether the rows are of a step of that kind.
+            soft_deletes: Whether deleted rows stay, marked.
+            within: A condition on `t` that holds for all keys of the rows (`within`).
+        """
+        meta = ["df_event_time", *_PLACE]
+        changed = [f"t.{name} = s.{name}" for name in meta]
+        names = [*(quoted(column.name) for column in self.columns), *meta]
+        values = [f"s.{name}" for name in names]
+        gone = "DELETE"
+        if soft_deletes:
+            gone = f"UPDATE SET t.df_deleted = true, {', '.join(changed)}"
+            changed.append("t.df_deleted = false")
+            names, values = [*names, "df_deleted"], [*values, "false"]
+        changed += [self._kept(column.name, column.staged) for column in self.columns]
+        return (
+            f"MERGE INTO {self.table} AS t USING ({self._rows(meta[:1], rekey=rekey)}) AS s"
+            f" ON {self._same_key('t', 's')}{within}"
+            f" WHEN MATCHED AND s.df_op = 'd' AND {_LATER} THEN {gone}"
+            f" WHEN MATCHED AND s.df_op <> 'd' AND {_LATER} THEN UPDATE SET {', '.join(changed)}"
+            f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
+            f" INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
+        )
+
+    def merge_history(self, *, rekey: bool, within: str = "") -> str:
+        """Return the statement that ends the current versions of keys and adds their new ones.
+
+        Each key's first row ends the version that the table has, and each row that is no delete is a new version.
+        Arguments are those of `merge_current`.
+        """
+        keys = ", ".join(f"r.{quoted(name)}" for name in self._key_names())
+        numbered = (
+            f"SELECT r.*, row_number() OVER (PARTITION BY {keys}"
+            f" ORDER BY r.df_position, r.df_ordinal) = 1 AS df_first"
+            f" FROM ({self._rows([*_VALIDITY], rekey=rekey)}) AS r"
+        )
+        if self.absent and not rekey:
+            numbered = self._filled(numbered, within)
+        names = [*(quoted(column.name) for column in self.columns), *_VALIDITY, *_PLACE]
+        read = f"SELECT {', '.join(names)}, df_op, df_close FROM ({numbered}) LATERAL VIEW explode("
+        read += (
+            "CASE WHEN df_first AND df_op <> 'd' THEN array(true, false) ELSE array(df_first) END"
+        )
+        read += ") AS df_close WHERE df_close OR df_op <> 'd'"
+        closes = f"s.df_close AND t.df_is_current AND {_LATER}"
+        same = "t.df_position = s.df_position AND t.df_ordinal = s.df_ordinal"
+        values = ", ".join(f"s.{name}" for name in names)
+        return (
+            f"MERGE INTO {self.table} AS t USING ({read}) AS s"
+            f" ON {self._same_key('t', 's')}{within}"
+            f" AND (({closes}) OR (NOT s.df_close AND {same}))"
+            f" WHEN MATCHED AND s.df_close THEN"
+            f" UPDATE SET t.df_valid_to = s.df_valid_from, t.df_is_current = false"
+            f" WHEN NOT MATCHED AND NOT s.df_close THEN INSERT ({', '.join(names)}, df_is_current)"
+            f" VALUES ({values}, s.df_valid_to IS NULL)"
+        )
+
+    def bounds(self) -> str | None:
+        """Return a query for the smallest and largest values of key columns, None if they would not help.
+
+        Its answer has three columns for each of `bounded`: the two values as text, and whether it has no null.
+        """
+        found = [
+            f"CAST(min({value}) AS STRING), CAST(max({value}) AS STRING), count({value}) = count(*)"
+            for value in (column.value("s") for column in self.bounded)
+        ]
+        return f"SELECT {', '.join(found)} FROM {STAGED} AS s" if found else None
+
+    @property
+    def bounded(self) -> Sequence[WrittenColumn]:
+        """The key columns for which `bounds` asks."""
+        return [one for one in self.columns if one.staged in self.key and is_ordered(one.type)]
+
+    def within(self, bounds: Sequence[str | bool | None]) -> str:
+        """Return the condition that limits keys to what `bounds` has found, so that files are skipped."""
+        found = ""
+        for number, column in enumerate(self.bounded):
+            low, high, complete = bounds[3 * number : 3 * number + 3]
+            if complete and isinstance(low, str) and isinstance(high, str):
+                ends = [f"CAST({literal(end)} AS {column.type})" for end in (low, high)]
+                found += f" AND t.{quoted(column.name)} BETWEEN {ends[0]} AND {ends[1]}"
+        return found
+
+    def _insert(self, names: Sequence[str], values: Sequence[str]) -> str:
+        columns = [*(quoted(column.name) for column in self.columns), *names, *_PLACE]
+        return (
+            f"INSERT INTO {self.table} ({', '.join(columns)})"
+            f" SELECT {', '.join(values)}, {self._position('s')}, s.df_ordinal FROM {STAGED} AS s"
+        )
+
+    def _rows(self, meta: Sequence[str], *, rekey: bool) -> str:
+        """Return a query for the rows with the names and types of the table."""
+        if rekey:
+            return self._rekeyed(meta)
+        chosen = [f"{column.value('s')} AS {quoted(column.name)}" for column in self.columns]
+        more = ["df_op", "df_absent", *meta]
+        chosen += [*(f"s.{name}" for name in more), f"{self._position('s')} AS df_position"]
+        return f"SELECT {', '.join(chosen)}, s.df_ordinal FROM {STAGED} AS s"
+
+    def _rekeyed(self, meta: Sequence[str]) -> str:
+        """Return a query for rows of a rekey step: those of the new keys, filled, and deletes of the old ones.
+
+        An old key that is another row's new one has no delete: that row replaces it.
+        """
+        named = {column.staged: column for column in self.columns}
+        keys = [named[name] for name in self.key]
+        current = " AND t.df_is_current" if "df_valid_from" in meta else ""
+        moved = " AND ".join(f"t.{quoted(k.name)} <=> {k.value('s', 'df_old_')}" for k in keys)
+        taken = " AND ".join(f"{k.value('o')} <=> {k.value('s', 'df_old_')}" for k in keys)
+        place = f"{self._position('s')} AS df_position, s.df_ordinal"
+        nothing = "CAST(NULL AS ARRAY<STRING>) AS df_absent"
+        common = ", ".join([nothing, *(f"s.{name}" for name in meta), place])
+        filled = [
+            f"{self._or(column.staged, f't.{quoted(column.name)}', column.value('s'))}"
+            f" AS {quoted(column.name)}"
+            for column in self.columns
+        ]
+        left = [
+            f"{k.value('s', 'df_old_') if k in keys else f'CAST(NULL AS {k.type})'} AS {quoted(k.name)}"
+            for k in self.columns
+        ]
+        return (
+            f"SELECT {', '.join(filled)}, s.df_op, {common} FROM {STAGED} AS s"
+            f" LEFT JOIN {self.table} AS t ON {moved}{current}"
+            f" UNION ALL SELECT {', '.join(left)}, 'd' AS df_op, {common} FROM {STAGED} AS s"
+            f" LEFT ANTI JOIN {STAGED} AS o ON {taken}"
+        )
+
+    def _filled(self, rows: str, within: str) -> str:
+        """Return the query with what first rows lack taken from the current version of their key."""
+        values = [
+            f"{self._or(column.staged, f't.{name}', f'f.{name}', 'f')} AS {name}"
+            for column in self.columns
+            for name in [quoted(column.name)]
+        ]
+        rest = ["df_op", *_VALIDITY, "df_position", "df_ordinal", "df_first"]
+        return (
+            f"SELECT {', '.join(values)}, {', '.join(f'f.{name}' for name in rest)}"
+            f" FROM ({rows}) AS f LEFT JOIN {self.table} AS t"
+            f" ON f.df_first AND t.df_is_current AND {self._same_key('t', 'f')}{within}"
+        )
+
+    def _kept(self, name: str, staged: str) -> str:
+        column = quoted(name)
+        return f"t.{column} = {self._or(staged, f't.{column}', f's.{column}')}"
+
+    def _or(self, staged: str, kept: str, value: str, row: str = "s") -> str:
+        """Return what a column becomes: `kept` if the row lacks its value."""
+        if staged not in self.absent:
+            return value
+        lacks = f"array_contains({row}.df_absent, {literal(staged)})"
+        return f"CASE WHEN {lacks} THEN {kept} ELSE {value} END"
+
+    def _same_key(self, left: str, right: str) -> str:
+        columns = [quoted(name) for name in self._key_names()]
+        return " AND ".join(f"{left}.{column} <=> {right}.{column}" for column in columns)
+
+    def _key_names(self) -> Sequence[str]:
+        return [column.name for column in self.columns if column.staged in self.key]
+
+    def _position(self, row: str) -> str:
+        return f"{row}.df_segment + {self.base}L" if self.base else f"{row}.df_segment"
+
+
+def _before(position: int, ordinal: int) -> str:
+    """Return the condition that a row of the table is from before a place."""
+    return f"(df_position < {position} OR (df_position = {position} AND df_ordinal < {ordinal}))"
+
+
+def _moment(time_us: int) -> str:
+    return f"timestamp_micros({time_us})"

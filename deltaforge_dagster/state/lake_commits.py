@@ -1,0 +1,284 @@
+"""How far the tables of a sink that writes tables have come, and which commit is planned.
+
+Such a sink adds consecutive segments to all of its tables in one *commit*. What a commit covers is stored before
+anything is written (`plan`). So the successor of a killed run repeats exactly this commit, which the tables recognize.
+
+The *front* is the last segment that is in all tables, except for the *held* ones, which could not be written. A held
+table has everything up to a segment of its own; its commits are planned, and repeated, separately. It is held until it
+has reached the front. The sink's checkpoint is the minimum of all of these. If it is elsewhere, it was set by a user or
+a rebuilt journal, and `restart` puts everything there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, insert, select, update
+
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state.database.tables import lake_commits
+
+Destination: TypeAlias = tuple[str, ...]
+"""Name of a table in the lake, outermost part first."""
+
+_FRONT = ""
+_ERROR_LENGTH = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class LakeFront:
+    """The segment that all tables have reached which are not held.
+
+    Attributes:
+        segment: The segment.
+        planned_to: The last segment of the commit that is planned after it, None for none.
+        owner: Random id of the series of commits. A restored store and a rebuilt or reset journal begin another one, because
+            their segments may differ from those of the same number that tables have.
+        ends: Later segments at which a commit must end, because commits before a restart have ended there.
+    """
+
+    segment: int
+    planned_to: int | None
+    owner: str
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTable:
+    """A table that could not be written.
+
+    Attributes:
+        destination: Name of the table.
+        segment: The table has everything up to this segment.
+        planned_to: The last segment of the commit that failed or is planned, None if none is planned.
+        error: Why it cannot be written.
+        since: When it was held, by the database's clock.
+        next_attempt_at: When to try again, by the same clock.
+        failures: How often it failed in a row.
+    """
+
+    destination: Destination
+    segment: int
+    planned_to: int | None
+    error: str
+    since: float
+    next_attempt_at: float
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class LakeCommits:
+    """How far the tables of one sink have come."""
+
+    front: LakeFront
+    held: Mapping[Destination, HeldTable]
+
+    @property
+    def reached(self) -> int:
+        """The last segment that all tables have."""
+        return min([self.front.segment, *(one.segment for one in self.held.values())])
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a table cannot be written, and when to try again."""
+
+    destination: Destination
+    error: str
+    next_attempt_at: float
+
+
+class LakeCommitRepository:
+    """The commits of all sinks that write tables: `StateStore.lake_commits`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, name: str, sink: str) -> LakeCommits | None:
+        """Return how far a sink's tables have come, None before its first `restart`."""
+        with self._database.read() as connection:
+            return _read(connection, name, sink)
+
+
+class LakeCommitWrites:
+    """Plans and finishes commits of a lease holder's sinks: `FencedWriter.lake_commits`.
+
+    Every method has the same effect if it is called again, as after an answer of the database was lost.
+    """
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def restart(self, sink: str, segment: int) -> None:
+        """Put the front at a segment, with no commit planned and no table held.
+
+        Commits that follow end where those before have ended or should have, so that a table that has a part of the segments
+        already recognizes the commits that it has.
+        """
+        before = _rows(self._connection, self._pipeline, sink)
+        ends = {end for row in before.values() for end in (row["segment"], *row["ends"])}
+        ends |= {row["planned_to"] for row in before.values() if row["planned_to"] is not None}
+        self._connection.execute(delete(lake_commits).where(_of(self._pipeline, sink)))
+        self._insert(
+            sink,
+            _FRONT,
+            segment=segment,
+            owner=before[_FRONT]["owner"] if before else uuid4().hex,
+            ends=sorted(end for end in ends if end > segment),
+        )
+
+    def plan(self, sink: str, to: int, destination: Destination | None = None) -> None:
+        """Store what the next commit covers, before anything is written.
+
+        Args:
+            sink: The sink.
+            to: The last segment of the commit.
+            destination: The held table that it is for; None for the tables that are not held.
+        """
+        row = self._row(sink, _key(destination))
+        if row["planned_to"] not in {None, to} or to <= row["segment"]:
+            raise NotAllowed(
+                f"pipeline {self._pipeline!r}: sink {sink!r} cannot plan a commit up to segment {to} after "
+                f"segment {row['segment']} (planned: {row['planned_to']})"
+            )
+        self._update(sink, _key(destination), {"planned_to": to})
+
+    def advance(self, sink: str, to: int, rejected: Iterable[Rejection] = ()) -> bool:
+        """Move the front to the end of a commit, and hold the tables that could not be written.
+
+        Returns:
+            Whether the front has moved; False if it was there already.
+        """
+        row = self._row(sink, _FRONT)
+        if row["segment"] == to:
+            return False
+        for one in rejected:
+            self._insert(
+                sink,
+                _key(one.destination),
+                segment=row["segment"],
+                planned_to=to,
+                error=one.error[:_ERROR_LENGTH],
+                since=clock(),
+                next_attempt_at=one.next_attempt_at,
+                failures=1,
+            )
+        self._update(sink, _FRONT, {"segment": to, "planned_to": None})
+        self._forget_ends(sink)
+        return True
+
+    def tried(self, sink: str, rejection: Rejection) -> None:
+        """Record that a held table could not be written again."""
+        row = self._row(sink, _key(rejection.destination))
+        self._update(
+            sink,
+            _key(rejection.destination),
+            {
+                "error": rejection.error[:_ERROR_LENGTH],
+                "next_attempt_at": rejection.next_attempt_at,
+                "failures": row["failures"] + 1,
+            },
+        )
+
+    def wrote(self, sink: str, destination: Destination, to: int) -> bool:
+        """Record that a held table has everything up to a segment; it is no longer held once that is the front.
+
+        Returns:
+            Whether the table has moved; False if it was there already.
+        """
+        row = _rows(self._connection, self._pipeline, sink).get(_key(destination))
+        if row is None or row["segment"] >= to:
+            return False
+        if to >= self._row(sink, _FRONT)["segment"]:
+            self._connection.execute(
+                delete(lake_commits).where(
+                    _of(self._pipeline, sink), lake_commits.c.destination == _key(destination)
+                )
+            )
+        else:
+            self._update(
+                sink,
+                _key(destination),
+                {"segment": to, "planned_to": None, "next_attempt_at": 0.0, "failures": 0},
+            )
+        self._forget_ends(sink)
+        return True
+
+    def _forget_ends(self, sink: str) -> None:
+        rows = _rows(self._connection, self._pipeline, sink)
+        reached = min(row["segment"] for row in rows.values())
+        ends = rows[_FRONT]["ends"]
+        later = [end for end in ends if end > reached]
+        if later != ends:
+            self._update(sink, _FRONT, {"ends": later})
+
+    def _row(self, sink: str, key: str) -> RowMapping:
+        row = _rows(self._connection, self._pipeline, sink).get(key)
+        if row is None:
+            what = (
+                f"table {key} of sink {sink!r} is not held"
+                if key
+                else f"sink {sink!r} has no front"
+            )
+            raise NotAllowed(f"pipeline {self._pipeline!r}: {what}")
+        return row
+
+    def _insert(self, sink: str, key: str, **values: Any) -> None:
+        row = {"planned_to": None, "ends": [], "next_attempt_at": 0.0, "failures": 0, **values}
+        self._connection.execute(
+            insert(lake_commits).values(pipeline=self._pipeline, sink=sink, destination=key, **row)
+        )
+
+    def _update(self, sink: str, key: str, values: Mapping[str, Any]) -> None:
+        self._connection.execute(
+            update(lake_commits)
+            .where(_of(self._pipeline, sink), lake_commits.c.destination == key)
+            .values(**values)
+        )
+
+
+def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | None:
+    rows = _rows(connection, pipeline, sink)
+    front = rows.pop(_FRONT, None)
+    if front is None:
+        return None
+    tables = [
+        HeldTable(
+            tuple(orjson.loads(key)),
+            row["segment"],
+            row["planned_to"],
+            row["error"],
+            row["since"],
+            row["next_attempt_at"],
+            row["failures"],
+        )
+        for key, row in rows.items()
+    ]
+    return LakeCommits(
+        LakeFront(front["segment"], front["planned_to"], front["owner"], tuple(front["ends"])),
+        {one.destination: one for one in tables},
+    )
+
+
+def _rows(connection: Connection, pipeline: str, sink: str) -> dict[str, RowMapping]:
+    query = (
+        select(lake_commits)
+        .where(_of(pipeline, sink))
+        .order_by(lake_commits.c.segment, lake_commits.c.destination)
+    )
+    return {row["destination"]: row for row in connection.execute(query).mappings()}
+
+
+def _of(pipeline: str, sink: str) -> ColumnElement[bool]:
+    return and_(lake_commits.c.pipeline == pipeline, lake_commits.c.sink == sink)
+
+
+def _key(destination: Destination | None) -> str:
+    """Return the text by which a table is stored: a JSON array, because parts of names may contain dots."""
+    return _FRONT if destination is None else orjson.dumps(destination).decode()

@@ -1,0 +1,173 @@
+"""The contract of a state store: commits of sinks that write tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.state.copies import back_up, restore
+from deltaforge_dagster.state.lake_commits import LakeCommits, LakeFront, Rejection
+from deltaforge_dagster.state.store import StateStore
+from tests.state.make import NAME, capture, deliver, held, new_segment
+
+ORDERS, ITEMS = ("public", "orders"), ("public", "a.b")
+SINK = "lake"
+
+
+def commits(store: StateStore) -> LakeCommits:
+    """Return what the store has of the sink."""
+    found = store.lake_commits.read(NAME, SINK)
+    assert found is not None
+    return found
+
+
+def places(store: StateStore) -> tuple[object, ...]:
+    """Return front, plan, ends and the segments and plans of held tables."""
+    found = commits(store)
+    tables = {name: (one.segment, one.planned_to) for name, one in found.held.items()}
+    return (found.front.segment, found.front.planned_to, found.front.ends, tables)
+
+
+def test_a_commit_is_planned_then_done(store: StateStore) -> None:
+    """Each step has the same effect a second time; another plan is refused until this one is done."""
+    lease = held(store, SINK)
+    assert store.lake_commits.read(NAME, SINK) is None
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.restart(SINK, 3)
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.plan(SINK, 7)
+    assert places(store) == (3, 7, (), {})
+
+    for other in (6, 8):
+        with pytest.raises(NotAllowed, match="planned: 7"), store.fenced(lease) as writer:
+            writer.lake_commits.plan(SINK, other)
+    moved = []
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            moved.append(writer.lake_commits.advance(SINK, 7))
+
+    assert (moved, places(store)) == ([True, False], (7, None, (), {}))
+    with pytest.raises(NotAllowed), store.fenced(lease) as writer:
+        writer.lake_commits.plan(SINK, 7)
+
+
+def test_a_held_table_follows_by_itself(store: StateStore) -> None:
+    """Its failed commit stays planned; it is held until it has reached the front."""
+    lease = held(store, SINK)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 3)
+        writer.lake_commits.plan(SINK, 5)
+        rejected = [Rejection(one, "no such type", 17.0) for one in (ORDERS, ITEMS)]
+        writer.lake_commits.advance(SINK, 5, rejected)
+        writer.lake_commits.plan(SINK, 9)
+        writer.lake_commits.advance(SINK, 9)
+    assert places(store) == (9, None, (), {ORDERS: (3, 5), ITEMS: (3, 5)})
+    assert commits(store).reached == 3
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.tried(SINK, Rejection(ITEMS, "still none", 19.0))
+        moved = writer.lake_commits.wrote(SINK, ORDERS, 5)
+        again = writer.lake_commits.wrote(SINK, ORDERS, 5)
+        writer.lake_commits.plan(SINK, 9, ORDERS)
+    found = commits(store)
+    items = found.held[ITEMS]
+    assert (items.error, items.failures, items.next_attempt_at) == ("still none", 2, 19.0)
+    assert 0 < items.since <= store.now()
+    assert (moved, again, found.held[ORDERS].segment, found.reached) == (True, False, 5, 3)
+
+    with store.fenced(lease) as writer:
+        assert writer.lake_commits.wrote(SINK, ORDERS, 9)
+    assert places(store) == (9, None, (), {ITEMS: (3, 5)})
+    with store.fenced(lease) as writer:
+        assert not writer.lake_commits.wrote(SINK, ORDERS, 9)
+
+
+def test_after_a_restart_commits_end_where_they_did(store: StateStore) -> None:
+    """Tables have some of the commits that were planned; ends are forgotten once every table has passed them."""
+    lease = held(store, SINK)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 3)
+        writer.lake_commits.plan(SINK, 5)
+        writer.lake_commits.advance(SINK, 5, [Rejection(ORDERS, "no", 0.0)])
+        writer.lake_commits.plan(SINK, 8)
+    owner = commits(store).front.owner
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 1)
+    assert commits(store).front == LakeFront(1, None, owner, (3, 5, 8))
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.plan(SINK, 3)
+        writer.lake_commits.advance(SINK, 3, [Rejection(ORDERS, "no", 0.0)])
+        writer.lake_commits.plan(SINK, 5)
+        writer.lake_commits.advance(SINK, 5)
+    assert places(store) == (5, None, (3, 5, 8), {ORDERS: (1, 3)})
+    with store.fenced(lease) as writer:
+        writer.lake_commits.wrote(SINK, ORDERS, 3)
+    assert places(store) == (5, None, (5, 8), {ORDERS: (3, None)})
+
+
+def test_it_goes_with_its_sink(store: StateStore) -> None:
+    """A sink that is no longer in the file has none; nor has a removed pipeline."""
+    lease = held(store, SINK, "other")
+    for sink in (SINK, "other"):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.restart(sink, 0)
+    with store.fenced(lease) as writer:
+        writer.lease.release()
+
+    store.pipelines.register(NAME, "spec-2", ["other"])
+    assert store.lake_commits.read(NAME, SINK) is None
+    assert store.lake_commits.read(NAME, "other") is not None
+    store.pipelines.remove(NAME)
+    assert store.lake_commits.read(NAME, "other") is None
+
+
+@pytest.mark.parametrize("how", ["rebuild", "reset"])
+def test_segments_of_another_journal_are_others(store: StateStore, how: str) -> None:
+    """What tables have says nothing about them."""
+    lease = held(store, SINK)
+    capture(store, lease, 1)
+    deliver(store, lease, SINK, 1)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 1)
+        writer.lease.release()
+
+    if how == "reset":
+        store.journals.reset(NAME)
+    else:
+        store.journals.rebuild(NAME, accept_loss=True)
+
+    assert store.lake_commits.read(NAME, SINK) is None
+
+
+def test_a_restored_store_does_not_know_what_tables_have(store: StateStore, tmp_path: Path) -> None:
+    """After the copy was made, they may have got other segments of the same numbers."""
+    lease = held(store, SINK)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 1)
+        writer.lease.release()
+    back_up(store, tmp_path / "copy.db")
+
+    restore(tmp_path / "copy.db", store, force=True)
+
+    assert store.pipelines.get(NAME) is not None
+    assert store.lake_commits.read(NAME, SINK) is None
+
+
+def test_a_sink_that_goes_on_although_tables_are_held(store: StateStore) -> None:
+    """Its checkpoint moves, and it is shown as failing since the first table was held."""
+    lease = held(store, SINK)
+    capture(store, lease, 1, 2)
+    with store.fenced(lease) as writer:
+        row = new_segment(1)
+        writer.checkpoints.advance(SINK, 1, 2, True, row.end_position)
+        writer.checkpoints.held(SINK, "orders: no", failures=3, since=17.0, next_attempt_at=21.0)
+
+    found = store.checkpoints.read(NAME)[SINK]
+    assert (found.segment, found.failures, found.last_error) == (1, 3, "orders: no")
+    assert (found.failing_since, found.next_attempt_at) == (17.0, 21.0)

@@ -1,0 +1,181 @@
+"""Staged changes for tests, written as Spark's tasks write them, and sessions to apply them with."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import SecretStr
+
+from deltaforge_dagster.pipeline.lake.staged import (
+    META,
+    OLD_KEY,
+    VALIDITY,
+    ChangePlace,
+    StagedStep,
+    StagedTable,
+)
+from deltaforge_dagster.pipeline.lake.target import LakeOwner
+from deltaforge_dagster.pipeline.lake.writer import LakeWriter
+from deltaforge_dagster.sinks.lake.config import (
+    DeltaSinkConfig,
+    IcebergSinkConfig,
+    LakeSinkConfig,
+)
+from deltaforge_dagster.sinks.lake.delta import DeltaDialect
+from deltaforge_dagster.sinks.lake.dialect import LakeDialect
+from deltaforge_dagster.sinks.lake.iceberg import IcebergDialect
+from deltaforge_dagster.sources.value_types import INT64, TEXT, ValueType
+from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
+from tests.fix_spark import connected
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.session import SparkSession
+
+Format = Literal["delta", "iceberg"]
+FORMATS: Sequence[Format] = ("delta", "iceberg")
+EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+COLUMNS: Mapping[str, ValueType] = {"id": INT64, "name": TEXT, "note": TEXT}
+
+
+def moment(seconds: int) -> dt.datetime:
+    """The time of a change."""
+    return EPOCH + dt.timedelta(seconds=seconds)
+
+
+@dataclass
+class LakeSessions:
+    """Sessions on the tests' server; implements `SessionProvider`.
+
+    Attributes:
+        before: Called with each statement that changes a table, before Spark gets it.
+    """
+
+    remote: str
+    before: Callable[[str], None] | None = None
+    elsewhere: bool = False
+    _session: SparkSession | None = None
+
+    def session(self) -> SparkSession:
+        """The session."""
+        if self._session is None:
+            self._session = connected(self.remote)
+        return self._session
+
+    def lost(self, error: BaseException) -> bool:
+        """Sessions of tests are not lost."""
+        return False
+
+    def close(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            self._session.stop()
+
+
+@dataclass
+class Lake:
+    """A folder with tables of a format."""
+
+    format: Format
+    folder: Path
+    remote: str
+    opened: list[LakeSessions] = field(default_factory=list)
+    numbers: Any = field(default_factory=itertools.count)
+
+    def config(self, **options: Any) -> LakeSinkConfig:
+        """Options of the sink."""
+        options.setdefault("table", "${source.schema}.${source.table}")
+        if self.format == "delta":
+            return DeltaSinkConfig(id="lake", path=str(self.folder / "lake"), **options)
+        properties = {
+            "type": SecretStr("hadoop"),
+            "warehouse": SecretStr(str(self.folder / "lake")),
+        }
+        return IcebergSinkConfig(id="lake", catalog_properties=properties, **options)
+
+    def sessions(self) -> LakeSessions:
+        """A provider with a session of its own."""
+        self.opened.append(LakeSessions(self.remote))
+        return self.opened[-1]
+
+    def writer(
+        self, sessions: LakeSessions | None = None, uid: str = "uid-1", **options: Any
+    ) -> LakeWriter:
+        """A writer; options are those of the sink."""
+        owner = LakeOwner(uid, options.pop("pipeline", "shop"), options.pop("sink_id", "lake"))
+        config = self.config(**options)
+        return LakeWriter(sessions or self.sessions(), dialect_of(config), config, owner)
+
+    def write(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> str:
+        """Write staged rows and return the file's name."""
+        path = self.folder / f"staged-{next(self.numbers)}.parquet"
+        columns = [pa.array([row.get(one.name) for row in rows], one.type) for one in schema]
+        pq.write_table(pa.table(columns, schema=schema), path)
+        return str(path)
+
+    def close(self) -> None:
+        """End all sessions."""
+        for one in self.opened:
+            one.close()
+
+
+def dialect_of(config: LakeSinkConfig) -> LakeDialect:
+    """The dialect of a sink."""
+    if isinstance(config, DeltaSinkConfig):
+        return DeltaDialect(config)
+    assert isinstance(config, IcebergSinkConfig)
+    return IcebergDialect(config)
+
+
+@dataclass
+class Staging:
+    """Makes the staged changes of a table, step by step."""
+
+    lake: Lake
+    mode: str
+    types: Mapping[str, ValueType] = field(default_factory=lambda: COLUMNS)
+    key: tuple[str, ...] = ("id",)
+    destination: tuple[str, ...] = ("public", "orders")
+    source: tuple[str, str | None, str] = ("shop", "public", "orders")
+
+    def table(self, *steps: StagedStep, absent: Sequence[str] = ()) -> StagedTable:
+        """The changes of one commit."""
+        columns = TypedSchema(tuple(TypedColumn(*one, "type") for one in self.types.items()))
+        return StagedTable(
+            self.destination, self.source, columns, self.key, frozenset(absent), steps, 0
+        )
+
+    def step(
+        self,
+        *rows: Mapping[str, Any],
+        segment: int = 0,
+        rekey: bool = False,
+        inserts_only: bool = False,
+    ) -> StagedStep:
+        """A step with rows; what they do not say is that they are updates, in order, a second apart."""
+        names = TypedSchema(tuple(TypedColumn(*one) for one in self.types.items())).arrow
+        fields = [*names, *META, *(VALIDITY if self.mode == "history" else ())]
+        if rekey:
+            fields += [pa.field(OLD_KEY + name, names.field(name).type) for name in self.key]
+        filled = []
+        for number, row in enumerate(rows):
+            place = row.get("df_ordinal", number)
+            time = moment(row.get("df_segment", segment) * 100 + place)
+            known = {"df_op": "u", "df_segment": segment, "df_ordinal": place}
+            known |= {"df_event_time": time, "df_valid_from": time, "df_event_id": f"e{place}"}
+            filled.append(known | dict(row))
+        last = ChangePlace(filled[-1]["df_segment"], filled[-1]["df_ordinal"])
+        path = self.lake.write(filled, pa.schema(fields))
+        kind: Literal["rekey", "rows"] = "rekey" if rekey else "rows"
+        return StagedStep(kind, [path], len(rows), inserts_only, last)
+
+    def truncate(self, segment: int, ordinal: int) -> StagedStep:
+        """A step that truncates the table."""
+        time = int(moment(segment * 100 + ordinal).timestamp() * 1e6)
+        return StagedStep("truncate", [], 0, False, ChangePlace(segment, ordinal), time)

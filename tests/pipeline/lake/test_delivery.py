@@ -1,0 +1,448 @@
+"""Commits of a sink that writes tables: when they are due, that they are repeated exactly, and held tables."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+from sqlalchemy import update
+
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    SparkUnavailable,
+    StoreUnavailable,
+    TableRejected,
+)
+from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.deliver.retries import Retries
+from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryThread
+from deltaforge_dagster.pipeline.lake import delivery as module
+from deltaforge_dagster.pipeline.lake.delivery import CommitLimits, LakeDelivery
+from deltaforge_dagster.pipeline.lake.staged import (
+    ChangePlace,
+    StagedCommit,
+    StagedStep,
+    StagedTable,
+)
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.state.database.tables import checkpoints, lake_commits, segments
+from deltaforge_dagster.state.lake_commits import Destination
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.typed_rows.schema import TypedSchema
+from tests.pipeline.deliver.scene import NAME, SINK, Scene, lsn, place, scene
+
+__all__ = ["scene"]
+
+ORDERS, ITEMS = ("public", "orders"), ("public", "items")
+NEVER = 1e9
+AT_ONCE = CommitLimits(NEVER, 1000, at_once=True)
+
+
+class Killed(BaseException):
+    """What stands for a kill."""
+
+
+@dataclass
+class Lake:
+    """Two tables that get something of every segment, and recognize a commit by its end, as real ones do.
+
+    Attributes:
+        rows: The segments that each table has got, in order.
+        versions: The end of each table's last commit.
+        commits: The segments of each commit that was staged, and for which tables.
+        rejects: Tables that cannot be written.
+        unstaged: Tables whose changes cannot be staged.
+        fault: Called with the table before each write, and None before staging.
+        opened: The series of commits for which a writer was opened.
+    """
+
+    rows: dict[Destination, list[int]] = field(default_factory=lambda: {ORDERS: [], ITEMS: []})
+    versions: dict[Destination, int] = field(default_factory=lambda: {ORDERS: 0, ITEMS: 0})
+    commits: list[tuple[list[int], list[Destination]]] = field(default_factory=list)
+    rejects: set[Destination] = field(default_factory=set)
+    unstaged: set[Destination] = field(default_factory=set)
+    fault: Callable[[Destination | None], None] = lambda _table: None
+    opened: list[str] = field(default_factory=list)
+    closed: int = 0
+    discarded: int = 0
+
+    def stage(
+        self,
+        rows: Sequence[SegmentRow],
+        *,
+        only: frozenset[Destination] | None = None,
+        skip: frozenset[Destination] = frozenset(),
+    ) -> StagedCommit:
+        """Return the tables, with the segments' numbers as files."""
+        self.fault(None)
+        wanted = [one for one in self.rows if one not in skip and (only is None or one in only)]
+        self.commits.append(([row.segment for row in rows], wanted))
+        step = StagedStep("rows", [str(row.segment) for row in rows], 1, True, ChangePlace(0, 0))
+        tables = [
+            StagedTable(
+                one,
+                ("shop", one[0], one[1]),
+                cast("TypedSchema", None),
+                (),
+                frozenset(),
+                [step],
+                len(rows),
+            )
+            for one in wanted
+            if one not in self.unstaged
+        ]
+        failed: dict[Destination, Exception] = {
+            one: TableRejected("cannot be staged") for one in wanted if one in self.unstaged
+        }
+        return StagedCommit(tables, failed, self._discard)
+
+    def commit(self, table: StagedTable, through: int, guard: SendGuard) -> None:
+        """Add the segments, unless the table has a commit that ends there or later."""
+        guard()
+        self.fault(table.destination)
+        if table.destination in self.rejects:
+            raise TableRejected("cannot be written")
+        if self.versions[table.destination] < through:
+            self.rows[table.destination] += [int(one) for one in table.steps[0].files]
+            self.versions[table.destination] = through
+
+    @contextmanager
+    def writer(self, owner: str) -> Iterator[Lake]:
+        """Open and close."""
+        self.opened.append(owner)
+        yield self
+        self.closed += 1
+
+    def _discard(self) -> None:
+        self.discarded += 1
+
+
+@dataclass
+class Work:
+    """A delivery, run by the test instead of a thread."""
+
+    scene: Scene
+    lake: Lake
+    limits: CommitLimits = AT_ONCE
+
+    def __post_init__(self) -> None:
+        context = self.scene.context()
+        self.thread = DeliveryThread(Retries(context, self.scene.checkpoint.failures))
+        self.resumption = Resumption(context)
+        self.delivery = LakeDelivery(
+            context,
+            self.scene.checkpoint,
+            self.thread,
+            limits=self.limits,
+            stager=self.lake,
+            open_writer=self.lake.writer,
+            skips=self.resumption,
+        )
+
+    def go(self, most: int = 100) -> None:
+        """Deliver what is due, and no more than some commits."""
+        for _ in range(most):
+            if not self.delivery.due():
+                return
+            self.delivery.deliver()
+
+    def fail(self, expected: type[BaseException]) -> None:
+        """Deliver until something fails, as the thread would see it."""
+        with pytest.raises(expected) as caught:
+            self.go()
+        if isinstance(caught.value, DeltaforgeError):
+            self.delivery.failed(caught.value)
+
+
+def capture(scene: Scene, segments: int, changes: int = 3) -> None:
+    """Add segments of some changes each."""
+    row = scene.store.pipelines.get(NAME)
+    assert row is not None
+    for number in range(row.next_segment, row.next_segment + segments):
+        first = 1 + (number - 1) * changes
+        scene.capture(first, first + changes - 1)
+
+
+def retry(scene: Scene) -> None:
+    """Let the waits of held tables be over."""
+    with scene.store.database.write() as connection:
+        connection.execute(update(checkpoints).values(next_attempt_at=0.0))
+        connection.execute(update(lake_commits).values(next_attempt_at=0.0))
+
+
+def test_a_commit_waits_for_age_or_size(scene: Scene) -> None:
+    """It covers as many segments as fit; without either, nothing is due."""
+    lake = Lake()
+    work = Work(scene, lake, CommitLimits(3600, 7))
+    capture(scene, 2)
+    work.go()
+    assert (lake.commits, place(scene.checkpoint)) == ([], (0, -1, True))
+
+    capture(scene, 3)
+    work.go()
+    assert [numbers for numbers, _ in lake.commits] == [[1, 2], [3, 4]]
+    assert place(scene.checkpoint) == (4, 2, True)
+
+    with scene.store.database.write() as connection:
+        connection.execute(update(segments).values(created_at=segments.c.created_at - 4000))
+    assert not work.delivery.due()  # it knows the segment already
+    other = Work(scene, lake, CommitLimits(3600, 7))
+    other.go()
+    assert lake.rows == {ORDERS: [1, 2, 3, 4, 5], ITEMS: [1, 2, 3, 4, 5]}
+    assert other.delivery.progress.rows == 2
+    assert lake.discarded == 3
+
+
+def test_a_segment_larger_than_a_commit(scene: Scene) -> None:
+    """It is a commit of its own."""
+    lake = Lake()
+    capture(scene, 3, changes=9)
+    Work(scene, lake, CommitLimits(NEVER, 5)).go()
+    assert [numbers for numbers, _ in lake.commits] == [[1], [2], [3]]
+
+
+def test_nothing_for_the_sink_is_no_commit(scene: Scene) -> None:
+    """Segments of other sinks are passed at once."""
+    lake = Lake()
+    capture(scene, 2)
+    with scene.store.database.write() as connection:
+        connection.execute(update(segments).values(sinks=["other"]))
+    Work(scene, lake, CommitLimits(NEVER, 100)).go()
+    assert (lake.commits, place(scene.checkpoint)) == ([], (2, 2, True))
+
+
+def test_nothing_after_the_last_segment(scene: Scene) -> None:
+    """`until` is committed at once, and no more."""
+    lake = Lake()
+    capture(scene, 3)
+    Work(scene, lake, CommitLimits(NEVER, 100, until=2)).go()
+    assert place(scene.checkpoint) == (2, 2, True)
+
+
+@pytest.mark.parametrize(
+    "step", ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
+)
+def test_a_killed_run_is_repeated_exactly(
+    scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although there is more by then that would fit into the commit."""
+
+    def kill(name: str) -> None:
+        if name == step:
+            raise Killed
+
+    lake = Lake()
+    capture(scene, 2)
+    monkeypatch.setattr(module, "failpoint", kill)
+    Work(scene, lake).fail(Killed)
+    monkeypatch.undo()
+    assert place(scene.checkpoint) == (0, -1, True)
+    capture(scene, 2)
+
+    Work(scene, lake).go()
+
+    assert [numbers for numbers, _ in lake.commits][-2:] == [[1, 2], [3, 4]]
+    assert lake.rows == {ORDERS: [1, 2, 3, 4], ITEMS: [1, 2, 3, 4]}
+    assert len(set(lake.opened)) == 1
+
+
+def test_a_failure_of_everything(scene: Scene) -> None:
+    """The writer is closed, and the same commit is repeated, unless only the store failed."""
+    lake = Lake()
+    work = Work(scene, lake)
+    capture(scene, 2)
+
+    def fail(error: DeltaforgeError) -> None:
+        lake.fault = lambda _table: None
+        raise error
+
+    lake.fault = lambda table: fail(SparkUnavailable("gone")) if table == ITEMS else None
+    work.fail(SparkUnavailable)
+    capture(scene, 1)
+    lake.fault = lambda table: fail(StoreUnavailable("gone")) if table == ITEMS else None
+    work.fail(StoreUnavailable)
+    assert (lake.opened, lake.closed) == (lake.opened[:1] * 2, 1)
+    work.go()
+
+    assert [numbers for numbers, _ in lake.commits] == [[1, 2], [1, 2], [1, 2], [3]]
+    assert lake.rows == {ORDERS: [1, 2, 3], ITEMS: [1, 2, 3]}
+
+
+def test_a_stop_ends_a_commit_between_two_tables(scene: Scene) -> None:
+    """The next run repeats it."""
+    lake = Lake()
+    work = Work(scene, lake)
+    capture(scene, 1)
+    lake.fault = lambda table: work.thread.stop.set() if table == ORDERS else None
+    work.go(1)
+    assert (lake.rows[ORDERS], lake.rows[ITEMS]) == ([1], [])
+    assert place(scene.checkpoint) == (0, -1, True)
+
+    lake.fault = lambda _table: None
+    Work(scene, lake).go()
+    assert lake.rows == {ORDERS: [1], ITEMS: [1]}
+
+
+def test_winding_up(scene: Scene) -> None:
+    """What is under way goes on; nothing else begins."""
+    lake = Lake()
+    work = Work(scene, lake)
+    capture(scene, 1)
+    answers: list[bool] = []
+    lake.fault = lambda _table: answers.append(work.delivery.wind_up())
+    work.go()
+    capture(scene, 1)
+    work.go()
+    assert (answers, work.delivery.wind_up()) == ([False] * 3, True)
+    assert place(scene.checkpoint) == (1, 2, True)
+
+
+@pytest.mark.parametrize("which", ["rejects", "unstaged"])
+def test_a_held_table_does_not_stop_the_others(scene: Scene, which: str) -> None:
+    """The checkpoint stays before what it lacks; the sink fails with the reason; then the table catches up."""
+    lake = Lake()
+    getattr(lake, which).add(ITEMS)
+    work = Work(scene, lake)
+    capture(scene, 2)
+    work.go()
+    capture(scene, 1)
+    work.go()
+    assert lake.rows == {ORDERS: [1, 2, 3], ITEMS: []}
+    stored = scene.checkpoint
+    assert place(stored) == (0, -1, True)
+    assert stored.failures >= 1
+    assert stored.last_error is not None
+    assert (
+        "table public.items has everything up to segment 0 and is held: cannot be"
+        in stored.last_error
+    )
+
+    work.go()
+    assert not work.delivery.due()
+    assert str(work.thread.attempts.error) == stored.last_error
+    assert work.delivery.stuck(None)
+
+    getattr(lake, which).clear()
+    retry(scene)
+    work = Work(scene, lake)
+    work.go()
+    assert [one for one in lake.commits if one[1] == [ITEMS]][-2:] == [
+        ([1, 2], [ITEMS]),
+        ([3], [ITEMS]),
+    ]
+    assert lake.rows == {ORDERS: [1, 2, 3], ITEMS: [1, 2, 3]}
+    stored = scene.checkpoint
+    assert (place(stored), stored.failures, stored.last_error) == ((3, 2, True), 0, None)
+    assert (work.thread.attempts.error, work.delivery.stuck(None)) == (None, False)
+
+
+def test_a_sink_with_a_held_table_has_work(scene: Scene) -> None:
+    """While the others lack something it is not stuck, so the run waits for their commit."""
+    lake = Lake(rejects={ITEMS})
+    capture(scene, 1)
+    Work(scene, lake).go(1)
+    work = Work(scene, lake, CommitLimits(NEVER, 1000))
+    work.go()
+    assert work.delivery.stuck(None)
+    capture(scene, 1)
+    work.go()
+    assert not work.delivery.stuck(None)
+
+
+def test_who_asks_for_a_catch_up_does_not_wait(scene: Scene) -> None:
+    """A held table is tried at once, and once."""
+    lake = Lake(rejects={ITEMS})
+    capture(scene, 1)
+    Work(scene, lake).go(1)
+    with scene.store.database.write() as connection:
+        connection.execute(update(lake_commits).values(next_attempt_at=NEVER * 10))
+    lake.commits.clear()
+
+    Work(scene, lake, CommitLimits(NEVER, 1000, until=1)).go()
+
+    assert lake.commits == [([1], [ITEMS])]
+
+
+def test_segments_that_a_sink_has(scene: Scene) -> None:
+    """They are skipped once they are captured; until then the sink waits."""
+    lake = Lake()
+    capture(scene, 1)
+    with scene.store.database.write() as connection:
+        connection.execute(update(checkpoints).values(skip=lsn(6)))
+    work = Work(scene, lake)
+    work.go()
+    assert isinstance(work.thread.attempts.error, AwaitsCapture)
+    assert work.delivery.stuck(lsn(3))
+    assert not work.delivery.stuck(lsn(6))
+
+    capture(scene, 2)
+    work.go()
+    assert lake.rows == {ORDERS: [3], ITEMS: [3]}
+    assert place(scene.checkpoint) == (3, 2, True)
+    assert work.delivery.due() is work.delivery.stuck(None) is False
+
+
+def test_a_planned_segment_that_is_gone(scene: Scene) -> None:
+    """Nothing is written instead."""
+    lake = Lake(fault=lambda _table: (_ for _ in ()).throw(Killed()))
+    capture(scene, 3)
+    Work(scene, lake).fail(Killed)
+    with scene.store.database.write() as connection:
+        connection.execute(segments.delete().where(segments.c.segment == 3))
+    Work(scene, Lake()).fail(JournalDamaged)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_each_change_arrives_once(scene: Scene, seed: int) -> None:
+    """Rejected tables, failures, kills and checkpoints that are set: in the end, all is in order and once."""
+    chance = random.Random(seed)
+    lake = Lake()
+
+    def fault(_table: Destination | None) -> None:
+        if chance.random() < 0.15:
+            raise chance.choice([Killed(), SparkUnavailable("gone"), StoreUnavailable("gone")])
+
+    limits = CommitLimits(NEVER, 9, at_once=True)
+    work = Work(scene, lake, limits)
+    for _ in range(40):
+        lake.fault = fault
+        lake.rejects = {one for one in lake.rows if chance.random() < 0.2}
+        retry(scene)
+        event = chance.random()
+        if event < 0.5:
+            capture(scene, 1 + int(chance.random() * 3))
+        elif event < 0.6:
+            reached = scene.checkpoint.whole_segment
+            if reached:
+                reset(scene, int(chance.random() * reached))
+                work = Work(scene, lake, limits)
+        try:
+            work.go(1 + int(chance.random() * 4))
+        except Killed:
+            work = Work(scene, lake, limits)
+        except DeltaforgeError as error:
+            work.delivery.failed(error)
+    lake.fault, lake.rejects = lambda _table: None, set()
+    retry(scene)
+    Work(scene, lake, limits).go()
+
+    row = scene.store.pipelines.get(NAME)
+    assert row is not None
+    everything = [*range(1, row.next_segment)]
+    assert lake.rows == {ORDERS: everything, ITEMS: everything}
+    assert scene.checkpoint.whole_segment == row.next_segment - 1
+
+
+def reset(scene: Scene, segment: int) -> None:
+    """Set the checkpoint back, as a user does while no run is active."""
+    with scene.store.database.write() as connection:
+        connection.execute(
+            update(checkpoints)
+            .where(checkpoints.c.sink == SINK)
+            .values(segment=segment, ordinal=-1, complete=True)
+        )

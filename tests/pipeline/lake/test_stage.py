@@ -1,0 +1,303 @@
+"""Staging commits through a real Spark server: segments in, files that Spark reads out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.connect.session import SparkSession
+
+from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.lake import stage as staging
+from deltaforge_dagster.pipeline.lake.stage import LakeStager
+from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedStep, StagedTable
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import Column, TableSchema
+from tests.pipeline.encode.test_encoder import OneSession, segment
+from tests.processors.rows import Row, dumps, row
+from tests.state.make import NAME, held, position
+
+pytestmark = pytest.mark.spark
+
+PIPELINE = """
+metadata: {name: orders, tenant: acme}
+spec:
+  source:
+    type: postgres
+    config: {id: db, dsn: "postgres://u@localhost/shop", slot: s, publication: p, tables: [a]}
+  sinks:
+    - type: delta
+      config: {id: lake, path: /nowhere, OPTIONS}
+"""
+
+Stage = Callable[..., StagedCommit]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """An empty journal."""
+    return Journal((tmp_path / "a [journal]").as_uri())
+
+
+@pytest.fixture
+def register(sqlite_store: StateStore) -> Callable[[TableSchema], str]:
+    """Registers table versions and returns their fingerprints."""
+    lease = held(sqlite_store)
+
+    def of(version: TableSchema) -> str:
+        with sqlite_store.fenced(lease) as writer:
+            return writer.schemas.register("acme", version, position(1)).fingerprint
+
+    return of
+
+
+@pytest.fixture
+def stage(tmp_path: Path, journal: Journal, sqlite_store: StateStore, spark: SparkSession) -> Stage:
+    """Stages segments for a sink with these options."""
+
+    def of(
+        segments: Sequence[SegmentRow], options: str = "mode: current", **which: Any
+    ) -> StagedCommit:
+        file = tmp_path / "orders.yaml"
+        file.write_text(PIPELINE.replace("OPTIONS", options))
+        spec = load_pipeline(file).spec
+        config = spec.spec.sinks[0].config
+        assert isinstance(config, LakeSinkConfig)
+        stager = LakeStager(spec, config, journal, OneSession(spark), sqlite_store, "run-1")
+        return stager.stage(segments, **which)
+
+    return of
+
+
+def change(op: str, pos: int, version: str | None, **images: Any) -> Row:
+    """Return a change of `public.orders` with its images as objects; its key is that of the newest image."""
+    texts = {name: None if image is None else dumps(image) for name, image in images.items()}
+    newest = images.get("after") or images.get("before") or {}
+    texts.setdefault("key", dumps({"id": newest["id"]}) if "id" in newest else None)
+    return row(
+        **{
+            "op": op,
+            "pos": pos,
+            "before": None,
+            "after": None,
+            "schema_version": version,
+            "ts_us": pos,
+            **texts,
+        }
+    )
+
+
+def table(*columns: str, name: str = "orders", type_: str = "integer") -> TableSchema:
+    """Return a table version with columns of one type, the first one its primary key."""
+    numbered = enumerate(columns, 1)
+    made = tuple(Column(one, type_, None, False, number) for number, one in numbered)
+    return TableSchema("shop", "public", name, made, columns[:1])
+
+
+def only(commit: StagedCommit) -> StagedTable:
+    """Return the only table of a commit."""
+    assert not commit.failed
+    (found,) = commit.tables
+    return found
+
+
+def read(spark: SparkSession, step: StagedStep) -> list[dict[str, Any]]:
+    """Return the rows of a step as Spark reads them, by place."""
+    rows = spark.read.parquet(*step.files).toArrow().to_pylist()
+    assert len(rows) == step.rows
+    return sorted(rows, key=lambda one: (one["df_segment"], one["df_ordinal"], one["df_op"]))
+
+
+def values(rows: Sequence[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    """Return some columns."""
+    return [tuple(one[name] for name in names) for one in rows]
+
+
+def test_changelog(
+    journal: Journal, register: Callable[[TableSchema], str], stage: Stage, spark: SparkSession
+) -> None:
+    """A changelog has every change with its operation, place and position, and columns of all versions."""
+    old, new = register(table("id", "a")), register(table("id", "b"))
+    segments = [
+        segment(
+            journal, 1, [change("c", 1, old, after={"id": 1, "a": 5}), change("t", 2, None)]
+        ),
+        segment(
+            journal, 2,
+            [
+                change("u", 3, new, after={"id": 1, "b": {"_unchanged": True}}),
+                change("d", 4, new, before={"id": 1}),
+                row(op="ddl", after=None, key=None, table="_ddl", schema_version=None),
+            ],
+        ),
+    ]  # fmt: skip
+    found = only(stage(segments, "mode: changelog"))
+    assert found.destination == ("public", "orders")
+    assert [one.name for one in found.columns.columns] == ["id", "b", "a"]
+    assert (found.key, found.changes, found.absent) == (("id",), 4, {"a", "b"})
+    (step,) = found.steps
+    rows = read(spark, step)
+    assert values(rows, "df_op", "id", "a", "b", "df_absent") == [
+        ("c", 1, 5, None, None),
+        ("t", None, None, None, None),
+        ("u", 1, None, None, ["b", "a"]),
+        ("d", 1, None, None, ["b", "a"]),
+    ]
+    assert values(rows, "df_segment", "df_ordinal", "df_source_position", "df_schema_version") == [
+        (1, 0, "0/00000001", old),
+        (1, 1, "0/00000002", None),
+        (2, 0, "0/00000003", new),
+        (2, 1, "0/00000004", new),
+    ]
+    assert rows[0]["df_event_time"].timestamp() == 1e-6
+    assert (step.last.segment, step.last.ordinal) == (2, 1)
+
+
+def test_current(
+    journal: Journal, register: Callable[[TableSchema], str], stage: Stage, spark: SparkSession
+) -> None:
+    """The last change of each key remains; an update of the key is a delete and an update, or a step of its own."""
+    version = register(table("id", "a", "b"))
+    lacks = {"_unchanged": True}
+    rows = [
+        change("c", 1, version, after={"id": 1, "a": 1, "b": 1}),
+        change("u", 2, version, after={"id": 1, "a": 2, "b": lacks}),
+        change("u", 3, version, after={"id": 2, "a": 3, "b": lacks}),
+        change("d", 4, version, before={"id": 3}),
+        change("u", 5, version, before={"id": 4}, after={"id": 5, "a": 4, "b": 4}),
+        change("u", 6, version, before={"id": 1}, after={"id": 6, "a": 5, "b": lacks}),
+        change("u", 7, version, after={"id": 6, "a": 6, "b": lacks}),
+    ]
+    found = only(stage([segment(journal, 1, rows)]))
+    assert [step.kind for step in found.steps] == ["rows", "rekey", "rows"]
+    first, rekey, second = (read(spark, step) for step in found.steps)
+    assert values(first, "df_op", "id", "a", "b", "df_absent") == [
+        ("u", 1, 2, 1, None),
+        ("u", 2, 3, None, ["b"]),
+        ("d", 3, None, None, None),
+        ("d", 4, None, None, None),
+        ("u", 5, 4, 4, None),
+    ]
+    assert values(rekey, "df_old_id", "id", "a", "df_absent") == [(1, 6, 5, ["b"])]
+    assert values(second, "id", "a", "df_absent") == [(6, 6, ["b"])]
+    assert (found.key, found.absent, found.changes) == (("id",), {"b"}, 7)
+
+
+def test_history_with_truncates(
+    journal: Journal, register: Callable[[TableSchema], str], stage: Stage, spark: SparkSession
+) -> None:
+    """Each version is a row that is valid until the next; a truncate is a step between those before and after it."""
+    version = register(table("id", "a"))
+    rows = [
+        change("r", 1, version, after={"id": 1, "a": 1}),
+        change("u", 2, version, after={"id": 1, "a": 2}),
+        change("d", 3, version, before={"id": 2}),
+        change("t", 4, None),
+        change("c", 5, version, after={"id": 1, "a": 3}),
+        change("c", 6, version, after={"id": 2, "a": 4}),
+    ]
+    found = only(stage([segment(journal, 1, rows)], "mode: history"))
+    assert [step.kind for step in found.steps] == ["rows", "truncate", "rows"]
+    assert [step.inserts_only for step in found.steps] == [False, False, True]
+    assert found.steps[1].event_time_us == 4
+    (first, last) = (read(spark, step) for step in (found.steps[0], found.steps[2]))
+    ends = [one["df_valid_to"] and one["df_valid_to"].microsecond for one in first + last]
+    assert values(first + last, "df_op", "id", "a") == [
+        ("u", 1, 1), ("u", 1, 2), ("d", 2, None), ("u", 1, 3), ("u", 2, 4),
+    ]  # fmt: skip
+    assert ends == [2, None, None, None, None]
+    current = only(stage([segment(journal, 1, rows)]))
+    assert [step.kind for step in current.steps] == ["truncate", "rows"]
+
+
+def test_many_buckets(
+    journal: Journal,
+    register: Callable[[TableSchema], str],
+    stage: Stage,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several tasks read the segments, and several fold their keys; every key is there once, with its last change."""
+    monkeypatch.setattr(staging, "BUCKET_ROWS", 100)
+    monkeypatch.setattr("deltaforge_dagster.pipeline.encode.encoder.TASK_BYTES", 10_000)
+    version = register(table("id", "a"))
+    segments = [
+        segment(
+            journal, number,
+            [change("u", 1, version, after={"id": one, "a": number}) for one in range(number, 500)],
+        )
+        for number in (1, 2, 3)
+    ]  # fmt: skip
+    found = only(stage(segments))
+    (step,) = found.steps
+    assert len(step.files) > 5
+    rows = read(spark, step)
+    assert sorted(values(rows, "id", "a")) == [(1, 1), (2, 2), *((one, 3) for one in range(3, 500))]
+
+
+def test_tables_that_cannot_be_staged(
+    journal: Journal, register: Callable[[TableSchema], str], stage: Stage
+) -> None:
+    """They fail one by one with the remedy and without values, and the others are staged."""
+    version = register(table("id", "a"))
+    keyless = register(dataclasses.replace(table("id", name="log"), primary_key=()))
+    wide = register(table("id", "b", name="wide"))
+    wider = register(table("id", name="wide", type_="text"))
+    rows = [
+        change("c", 1, version, after={"id": 1, "a": 5}),
+        {**change("c", 2, keyless, after={"id": 1}), "table": "log"},
+        {**change("c", 3, wide, after={"id": 1}), "table": "wide"},
+        {**change("c", 4, wider, after={"id": "x"}), "table": "wide"},
+        {**change("c", 5, None, after={"id": "secret"}), "table": "Orders"},
+        {**change("c", 6, None, after={"id": "secret"}), "schema": "__wal_message", "table": "m"},
+    ]
+    small = [segment(journal, 1, rows)]
+    commit = stage(small)
+    assert [one.destination[1] for one in commit.tables] == ["orders"]
+    reasons = {name[1]: str(error) for name, error in commit.failed.items()}
+    assert set(reasons) == {"log", "wide", "Orders"}
+    assert all(isinstance(error, TableRejected) for error in commit.failed.values())
+    assert "`keys`" in reasons["log"]
+    assert "column id" in reasons["wide"]
+    assert "text under `types`" in reasons["wide"]
+    declared = stage(small, "keys: {public.log: [id]}, types: {public.wide: {id: text}}")
+    assert {one.destination[1] for one in declared.tables} == {"orders", "log", "wide"}
+    misfit = [segment(journal, 2, [change("c", 1, version, after={"id": 1, "a": "secret"})])]
+    (error,) = stage(misfit).failed.values()
+    assert "column a" in str(error)
+    assert "secret" not in str(error)
+    assert stage(misfit, "types: {public.orders: {a: text}}").failed == {}
+    orders = frozenset({("public", "orders")})
+    assert not stage(misfit, skip=orders).failed
+    assert len(stage(small, only=orders).tables) == 1
+
+
+def test_one_destination(
+    journal: Journal, register: Callable[[TableSchema], str], stage: Stage
+) -> None:
+    """Two tables with the same destination fail, and are named."""
+    first, second = register(table("id")), register(table("id", name="items"))
+    rows = [
+        change("c", 1, first, after={"id": 1}),
+        {**change("c", 2, second, after={"id": 1}), "table": "items"},
+    ]
+    commit = stage([segment(journal, 1, rows)], "table: all")
+    assert not commit.tables
+    assert "public.orders and public.items" in str(commit.failed["all",])
+
+
+def test_discard(journal: Journal, register: Callable[[TableSchema], str], stage: Stage) -> None:
+    """Discarding a commit deletes its files; intermediate ones are gone before."""
+    version = register(table("id"))
+    commit = stage([segment(journal, 1, [change("c", 1, version, after={"id": 1})])])
+    folder = Path(journal.encoded_dir(NAME))
+    assert [one.suffix for one in folder.iterdir()] == [".parquet"]
+    commit.discard()
+    assert not list(folder.iterdir())

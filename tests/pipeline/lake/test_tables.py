@@ -1,0 +1,182 @@
+"""A pipeline from PostgreSQL to Delta tables, with a real Spark: what the tables have is what the source has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from deltaforge_dagster.pipeline.failpoints import VARIABLE
+from deltaforge_dagster.state.records import CheckpointRow
+from tests.e2e.conftest import Shop, shop
+from tests.fix_spark import SparkAddress, connected
+from tests.kills.child import start
+from tests.pipeline.live import Feed, opened_feed
+
+__all__ = ["shop"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+
+SINK = (
+    "    - {{type: delta, config: {{id: lake, path: {folder}/lake, mode: {mode}, "
+    "commit_seconds: {seconds}{more}}}}}\n"
+)
+
+MakeLake = Callable[..., "Lake"]
+
+
+class Lake:
+    """A feed whose only sink has Delta tables.
+
+    Attributes:
+        feed: The pipeline.
+        folder: Where the tables are.
+    """
+
+    def __init__(self, feed: Feed, folder: Path, spark: SparkAddress) -> None:
+        self.feed = feed
+        self.folder = folder
+        self._spark = spark
+
+    def rows(self, table: str, columns: str = "*", order: str = "id") -> list[tuple[Any, ...]]:
+        """Return rows of a table."""
+        session = connected(self._spark.remote)
+        try:
+            found = session.sql(
+                f"SELECT {columns} FROM delta.`{self.folder}/lake/public/{table}` ORDER BY {order}"
+            )
+            return [tuple(row) for row in found.collect()]
+        finally:
+            session.stop()
+
+    def in_source(self, query: str) -> list[tuple[Any, ...]]:
+        """Return what the source answers."""
+        with psycopg.connect(self.feed.shop.dsn) as connection:
+            return connection.execute(query).fetchall()
+
+    @property
+    def checkpoint(self) -> CheckpointRow:
+        """The checkpoint of the lake sink."""
+        return self.feed.store.checkpoints.read(self.feed.name)["lake"]
+
+
+@pytest.fixture
+def make_lake(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterator[MakeLake]:
+    """Make a lake of the shop."""
+    with ExitStack() as stack:
+
+        def make(mode: str = "current", seconds: float = 0.1, more: str = "") -> Lake:
+            sink = SINK.format(folder=tmp_path, mode=mode, seconds=seconds, more=more)
+            text = shop.pipeline("feed", more_sinks=sink, range_="{max_seconds: 600}")
+            text = "".join(
+                line for line in text.splitlines(keepends=True) if "type: redis" not in line
+            )
+            path = tmp_path / "feed.yaml"
+            feed = stack.enter_context(opened_feed(shop, path, text, spark_server))
+            return Lake(feed, tmp_path, spark_server)
+
+        yield make
+
+
+CHANGES: tuple[tuple[str, ...], ...] = (
+    (
+        "INSERT INTO customers SELECT n, 'c' || n FROM generate_series(1, 200) n",
+        "INSERT INTO orders VALUES (1, 1, 10.50), (2, 2, 0.10)",
+    ),
+    (
+        "UPDATE customers SET name = 'changed' WHERE id % 3 = 0",
+        "DELETE FROM customers WHERE id % 5 = 0",
+        "UPDATE orders SET id = 3, total = total + 1 WHERE id = 2",
+    ),
+    ("TRUNCATE orders", "INSERT INTO orders VALUES (1, 9, 99999999.99), (7, NULL, NULL)"),
+    ("UPDATE customers SET name = NULL WHERE id = 1", "DELETE FROM orders WHERE id = 7"),
+)
+
+
+def test_current_tables_equal_those_of_the_source(make_lake: MakeLake) -> None:
+    """After inserts, updates, changed keys, deletes and a truncate, in one commit and in several."""
+    lake = make_lake()
+    for part in (CHANGES[:1], CHANGES[1:]):
+        for transaction in part:
+            lake.feed.shop.execute(*transaction)
+        outcome = lake.feed.catch_up()
+
+        assert (outcome.reason, outcome.sink_errors, outcome.behind) == ("caught up", {}, {})
+        for table, columns in (("customers", "id, name"), ("orders", "id, customer, total")):
+            wanted = lake.in_source(f"SELECT {columns} FROM {table} ORDER BY id")
+            assert lake.rows(table, columns) == wanted
+    assert lake.checkpoint.whole_segment == lake.feed.store.segments.read("feed")[-1].segment
+
+
+def test_a_live_run_commits_after_a_while_and_ends(make_lake: MakeLake) -> None:
+    """What waits for the next commit keeps the run from being idle."""
+    lake = make_lake(seconds=8)
+    lake.feed.shop.execute(*CHANGES[0])
+
+    outcome = lake.feed.live_run().execute()
+
+    assert (outcome.reason, outcome.behind) == ("idle", {})
+    assert outcome.delivered == {"lake": 202}
+    assert len(lake.rows("customers", "id")) == 200
+
+
+def test_a_column_that_does_not_fit_holds_its_table_only(make_lake: MakeLake) -> None:
+    """The sink fails and says why; the other table goes on; with another type the held one catches up."""
+    lake = make_lake(more=", types: {public.customers: {name: int32}}")
+    lake.feed.shop.execute(*CHANGES[0])
+    outcome = lake.feed.catch_up()
+    lake.feed.shop.execute("INSERT INTO orders VALUES (3, 3, 3)")
+    outcome = lake.feed.catch_up()
+
+    assert [row[0] for row in lake.rows("orders", "id")] == [1, 2, 3]
+    reason = outcome.sink_errors["lake"]
+    assert "table public.customers has everything up to segment 0 and is held" in reason
+    assert "name" in reason
+    assert "c1" not in reason
+    assert lake.checkpoint.last_error == reason
+    assert lake.checkpoint.whole_segment == 0
+
+    text = lake.feed.path.read_text().replace(", types: {public.customers: {name: int32}}", "")
+    lake.feed.path.write_text(text)
+    outcome = lake.feed.live_run().execute()
+
+    assert (outcome.sink_errors, outcome.behind) == ({}, {})
+    assert len(lake.rows("customers", "id")) == 200
+    assert [lake.checkpoint.failures, lake.checkpoint.last_error] == [0, None]
+
+
+def test_a_kill_at_each_step_of_a_commit(make_lake: MakeLake) -> None:
+    """A changelog has each change once, in order."""
+    lake = make_lake("changelog")
+    steps = ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
+    feed = lake.feed
+    environment = {
+        "DELTAFORGE_HOME": str(feed.path.parent / "home"),
+        "DELTAFORGE_PIPELINES": str(feed.path.parent),
+        **{name: os.environ[name] for name in ("PATH",)},
+    }
+    for number, step in enumerate(steps, start=1):
+        feed.shop.execute(
+            f"INSERT INTO customers VALUES ({number}, 'x')",
+            f"UPDATE customers SET name = 'y' WHERE id = {number}",
+            f"INSERT INTO orders VALUES ({number}, 1, 1)",
+        )
+        run = start(
+            feed.path, {**environment, VARIABLE: step}, f"run-{number}", until_caught_up=True
+        )
+        run.join(120)
+        assert run.exitcode == -9, step
+    run = start(feed.path, {**environment, VARIABLE: ""}, "last", until_caught_up=True)
+    run.join(120)
+    assert run.exitcode == 0
+
+    found = lake.rows("customers", "id, name, df_op", order="df_position, df_ordinal")
+    assert found == [
+        row for number in range(1, 5) for row in ((number, "x", "c"), (number, "y", "u"))
+    ]
+    assert lake.rows("orders", "id, df_op") == [(number, "c") for number in range(1, 5)]
