@@ -75,7 +75,7 @@ _POOLS = """\
 """
 """Jobs of one pool share resources fairly only if the pool is configured so (Spark manual, "Job Scheduling")."""
 
-_LAKE_SETTINGS = {
+LAKE_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -457,7 +457,7 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
     }
     if options.jars:
         # Not `spark.jars`, which copies them at each start.
-        settings |= _LAKE_SETTINGS
+        settings |= LAKE_SETTINGS
         settings["spark.driver.extraClassPath"] = os.pathsep.join(options.jars)
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (conf / "spark-defaults.conf").write_text("".join(lines))

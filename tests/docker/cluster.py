@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import signal
 import socket
 import ssl
@@ -15,6 +17,8 @@ from pathlib import Path
 
 from deltaforge_dagster.processes.java import find_java
 from deltaforge_dagster.processes.process import ServerProcess, free_port
+from deltaforge_dagster.resources.lake_jars import LAKE_JARS
+from deltaforge_lab.servers.maven import fetch
 from tests.docker.compose import DOCKER, services
 
 FILES = ("compose.yaml", "compose.scaled.yaml")
@@ -75,7 +79,7 @@ class Cluster:
         self._machine = {
             "JAVA_HOME": str(java.parents[1]),
             "PYSPARK_PYTHON": sys.executable,
-            "SPARK_CONF_DIR": str(DOCKER / "spark"),
+            "SPARK_CONF_DIR": str(_configure(folder / "conf")),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }  # as in the image
         self.environment = self._services["code"].here(self._places)
@@ -96,6 +100,15 @@ class Cluster:
         process = self._services[name].start(folder, self._places, self._machine)
         self._stack.callback(process.stop, signal.SIGTERM, 10)
         return process
+
+
+def _configure(folder: Path) -> Path:
+    """Copy Spark's configuration, with the places where the jars of the image are here."""
+    shutil.copytree(DOCKER / "spark", folder)
+    settings = folder / "spark-defaults.conf"
+    jars = os.pathsep.join(map(str, fetch(LAKE_JARS)))
+    settings.write_text(settings.read_text().replace("/opt/lake/*", jars))
+    return folder
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from deltaforge_dagster.cli.installation.dagster_processes import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.resources.spark_server import LAKE_SETTINGS
 from tests.docker.compose import DOCKER, ROOT, Service, read, services, variables
 
 FILES = {
@@ -121,6 +122,19 @@ def test_the_image_has_what_the_services_use() -> None:
     assert text.index("USER 1000:1000") < text.index("RUN deltaforge warm") < text.index("CMD")
     (module,) = re.findall(r'"-m", "([a-z_.]+)"\]', text)
     assert (ROOT / (module.replace(".", "/") + ".py")).exists()
+
+
+def test_spark_finds_the_jars_of_the_image() -> None:
+    """Spark's class paths are the folder into which they are installed, and it has what the local server has."""
+    text = (DOCKER / "Dockerfile").read_text()
+    (folder,) = re.findall(r"DELTAFORGE_LAKE_JARS=(\S+)", text)
+    assert text.index("RUN deltaforge lake install") < text.index("USER 1000:1000")
+    lines = (DOCKER / "spark" / "spark-defaults.conf").read_text().splitlines()
+    settings = dict(line.split() for line in lines if line and not line.startswith("#"))
+
+    for process in ("driver", "executor"):
+        assert settings[f"spark.{process}.extraClassPath"] == f"{folder}/*"
+    assert LAKE_SETTINGS.items() <= settings.items()
 
 
 def test_what_is_copied_is_whole() -> None:
