@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.processes.maven import Artifact
+from deltaforge_dagster.sources.findings import Finding
 
 LAKE_JARS = (
     Artifact(
@@ -35,6 +37,19 @@ def installed_jars(folder: Path) -> list[Path]:
     """
     jars = [folder / jar.file_name for jar in LAKE_JARS]
     return jars if all(jar.is_file() for jar in jars) else []
+
+
+def jars_finding(settings: Settings) -> Finding:
+    """Return what `deltaforge check` says about the jars of the Spark server that writes tables."""
+    if settings.spark_remote is not None:
+        text = (
+            "only a run shows whether the server of DELTAFORGE_SPARK_REMOTE has the jars for tables"
+        )
+        return Finding("spark", "note", text)
+    if not installed_jars(settings.lake_jars):
+        text = f"{settings.lake_jars} lacks jars with which Spark writes tables"
+        return Finding("spark", "error", text, "deltaforge lake install")
+    return Finding("spark", "ok", f"jars for tables in {settings.lake_jars}")
 
 
 def missing_jars(folder: Path) -> list[Artifact]:

@@ -1,4 +1,4 @@
-"""The interface between a deliverer and a destination: what every sink promises.
+"""The interface between a deliverer and a destination of messages: what every such sink promises.
 
 Every sink delivers at least once. A sink whose `exactly_once` is true also keeps its own position: in
 the same atomic step as the messages, it stores a `SinkPosition` that names the last of them. The next

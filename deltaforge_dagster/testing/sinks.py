@@ -1,4 +1,4 @@
-"""Contract tests of sinks: what every sink promises a deliverer, as test classes to subclass.
+"""Contract tests of sinks: what every sink that gets messages promises a deliverer, as test classes to subclass.
 
 ::
 

@@ -9,6 +9,7 @@ import pytest
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.resources.installed import installed_pipelines
+from deltaforge_dagster.sinks.lake.config import IcebergSinkConfig
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.state.records import Failure
 from tests.api.conftest import Api, document
@@ -81,6 +82,23 @@ def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
         "checkpoints": shown.json()["ops"]["checkpoints"],
     }
     assert [one["sink_id"] for one in shown.json()["ops"]["checkpoints"]] == ["redis"]
+
+
+def test_tables_of_a_lake(api: Api) -> None:
+    """A created pipeline may write tables; credentials are kept, and are in no response."""
+    config = {
+        "id": "lake",
+        "catalog_properties": {"type": "rest", "uri": "http://c", "token": "geheim"},
+        "spark": {"fs.s3a.secret.key": "geheim"},
+    }
+
+    made = api.create("orders", sinks=[{"type": "iceberg", "config": config}])
+
+    assert "geheim" not in str(made)
+    (sink,) = loaded(api, "orders").spec.spec.sinks
+    assert isinstance(sink.config, IcebergSinkConfig)
+    kept = (*sink.config.catalog_properties.values(), *sink.config.spark.values())
+    assert [one.get_secret_value() for one in kept] == ["rest", "http://c", "geheim", "geheim"]
 
 
 def test_names_are_taken_once(api: Api) -> None:

@@ -30,6 +30,7 @@ ADDRESSES = {
     "DEMO_FILES": "files",
     "TURSO_URL": "http://localhost:8080",
     "DATABASE": "shop.db",
+    "LAKE": "/lake",
 }
 
 

@@ -15,7 +15,9 @@ from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.health import sink_preflight
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
+from deltaforge_dagster.resources.lake_jars import jars_finding
 from deltaforge_dagster.resources.platform import build_source, existing_store
+from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from deltaforge_dagster.sources.findings import Finding
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
@@ -36,6 +38,8 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
         source.close()
     declared = loaded.spec.spec
     names = {sink.config.id: destinations(sink.config, declared.source) for sink in declared.sinks}
+    if any(isinstance(sink_types()[sink.type], LakeSinkType) for sink in declared.sinks):
+        found.append(jars_finding(settings))
     found += sink_preflight.preflight(declared.sinks, loaded.name, names)
     failed = any(finding.level == "error" for finding in found)
     if json_output:

@@ -44,11 +44,15 @@ _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]|^\.*$")
 _TRANSFORM = re.compile(r"(years?|months?|days?|hours?)\s*\(([^()]+)\)", re.IGNORECASE)
 _SIZED = re.compile(r"(bucket|truncate)\s*\(\s*(\d{1,9})\s*,([^()]+)\)", re.IGNORECASE)
 
-_FENCES = (
+_OWN_SETTINGS = (
     "spark.databricks.delta.write.txn",
     "spark.sql.iceberg.snapshot-property.deltaforge.",
+    "spark.sql.ansi.enabled",
+    "spark.sql.caseSensitive",
+    "spark.sql.parquet.inferTimestampNTZ.enabled",
+    "spark.sql.session.timeZone",
 )
-"""What the names of settings begin with that make commits exactly once."""
+"""What the names of settings begin with that make commits exactly once, or decide what values become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +192,8 @@ class LakeSinkConfig(SinkConfig):
 
     table: Annotated[TemplateText, AfterValidator(_table)] = "${source.schema}.${source.table}"
     """Template of the tables' names, with dots between their parts. Only `${source.db}`, `${source.schema}` and
-    `${source.table}` are allowed; in sources without schemas `${source.schema}` is the database. A name
-    without variables brings every captured table into one.
+    `${source.table}` are allowed; in sources without schemas `${source.schema}` is the database. Each captured
+    table needs a name of its own.
     """
     mode: Literal["changelog", "current", "history"] = "current"
     """What a table has: a row for every change (`changelog`), the source's rows as they are now (`current`), or
@@ -211,7 +215,7 @@ class LakeSinkConfig(SinkConfig):
     commit_seconds: Seconds = 60.0
     """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
     commit_changes: Count = 1_000_000
-    """A commit is made when so many changes wait; one may have more, because segments are not divided."""
+    """A commit is made when so many changes wait. It has no more, unless a single segment has."""
     soft_deletes: bool = False
     """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""
     write_mode: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
@@ -279,8 +283,10 @@ class LakeSinkConfig(SinkConfig):
     @classmethod
     def _check_spark(cls, settings: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
         for name in settings:
-            if name.startswith(_FENCES):
-                raise ValueError(f"sets {name}, by which the sink makes commits exactly once")
+            if name.startswith(_OWN_SETTINGS) or name.endswith(".cache-enabled"):
+                raise ValueError(
+                    f"sets {name}, which the sink sets itself, because tables would become wrong"
+                )
         return settings
 
     @field_validator("properties")

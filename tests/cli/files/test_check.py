@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.files.check import check
+from deltaforge_dagster.resources.lake_jars import LAKE_JARS
 
 pytestmark = pytest.mark.postgres
 
@@ -55,6 +56,30 @@ def test_says_what_is_missing_and_makes_nothing(
     assert answer["ok"] is True
     assert {"subject": "slot", "level": "ok", "text": "replication slot 'check_slot' will be created", "mend": None} in answer["findings"]  # fmt: skip
     assert not (tmp_path / "home").exists()
+
+
+def test_tables_need_jars(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where sinks write tables, Spark's jars are missing or there; another server's are not known."""
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DELTAFORGE_LAKE_JARS", str(tmp_path))
+    monkeypatch.delenv("DELTAFORGE_SPARK_REMOTE", raising=False)
+    lake = f"{{type: delta, config: {{id: lake, path: {tmp_path}/lake}}}}"
+    file = tmp_path / "orders.yaml"
+
+    def about_spark(sink: str) -> list[tuple[str, str | None]]:
+        file.write_text(FILE.format(dsn=postgres_dsn, sink=sink))
+        findings = json.loads(run(file, "--json").output.splitlines()[-1])["findings"]
+        return [(one["level"], one["mend"]) for one in findings if one["subject"] == "spark"]
+
+    assert about_spark(FOLDER.format(tmp_path)) == []
+    assert about_spark(lake) == [("error", "deltaforge lake install")]
+    for jar in LAKE_JARS:
+        (tmp_path / jar.file_name).touch()
+    assert about_spark(lake) == [("ok", None)]
+    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", "sc://spark.example:15002")
+    assert about_spark(lake) == [("note", None)]
 
 
 def test_a_sink_that_is_not_there(
