@@ -11,10 +11,10 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
@@ -27,7 +27,6 @@ from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sinks.base import SendGuard, Sink, SinkBatch
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_lab.bench.sinks import BenchSink
 from deltaforge_lab.bench.sources import BenchSource
 
 PIPELINE = "bench"
@@ -123,6 +122,13 @@ class _RecordingSink:
         return last
 
 
+class _SinkBlock(Protocol):
+    """What has an entry in the pipeline file."""
+
+    def block(self, *, exactly_once: bool) -> str:
+        """Return the entry, in YAML's flow style."""
+
+
 class _Publisher:
     """An observer that marks ranges as published at once, in place of Dagster."""
 
@@ -144,21 +150,22 @@ class _Publisher:
 @contextmanager
 def installed(
     source: BenchSource,
-    sink: BenchSink,
+    sink: _SinkBlock,
     *,
-    exactly_once: bool,
+    exactly_once: bool = False,
     sensing: bool = False,
     max_bytes: int | None = None,
+    jars: Sequence[Path] = (),
     say: Say,
 ) -> Iterator[Installation]:
     """Yield an installation in a temporary directory, with Spark running and the start position fixed.
 
-    `max_bytes` is the value of `spec.batch.max_bytes`.
+    `max_bytes` is the value of `spec.batch.max_bytes`, and `jars` are Spark's.
     """
     with ExitStack() as owned:
         home = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-bench-")))
         say("starting Spark")
-        spark = SparkServer.ensure(home)
+        spark = SparkServer.ensure(home, jars=jars)
         owned.callback(spark.stop)
         file = home / f"{PIPELINE}.yaml"
         file.touch(mode=0o600)

@@ -67,3 +67,14 @@ def test_a_pipeline_without_dead_letters(api: Api) -> None:
         answer = api.client.get(DLQ + path)
         assert (answer.status_code, answer.json()["code"]) == (500, "NOT_ENABLED")
         assert "spec.journal.enabled" in answer.json()["error"]
+
+
+def test_a_sink_that_writes_tables_has_none(api: Api) -> None:
+    """A redelivery to it is refused."""
+    sink = {"type": "delta", "config": {"id": "lake", "path": "/lake"}}
+    api.create("orders", journal={"enabled": True}, sinks=[sink])
+
+    answer = api.client.post(f"{DLQ}/redrive", json={"sink_id": "lake"})
+
+    assert answer.status_code == 409
+    assert "'lake' of pipeline 'orders' writes tables and has no dead letters" in answer.text

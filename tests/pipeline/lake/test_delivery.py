@@ -85,7 +85,13 @@ class Lake:
         step = StagedStep("rows", [str(row.segment) for row in rows], 1, True, ChangePlace(0, 0))
         tables = [
             StagedTable(
-                one, ("shop", one[0], one[1]), cast("TypedSchema", None), (), frozenset(), [step], len(rows)
+                one,
+                ("shop", one[0], one[1]),
+                cast("TypedSchema", None),
+                (),
+                frozenset(),
+                [step],
+                len(rows),
             )
             for one in wanted
             if one not in self.unstaged

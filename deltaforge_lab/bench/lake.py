@@ -1,0 +1,372 @@
+"""`deltaforge bench pg-delta` and the other pairs with tables, and `deltaforge bench lake`.
+
+The pairs measure how fast a backlog of inserts reaches a table, as `drain` does for messages: the measured time begins
+with the run and ends with it, when the last commit is made. `bench lake` measures what changes of random rows cost in a
+table that already has many: they are updates, deletes and inserts, first all in one backlog, then a few in each of several
+commits. What has arrived is read back with Spark, after the measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import psycopg
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.spark_client import SparkSession
+from deltaforge_dagster.resources.lake_jars import LAKE_JARS
+from deltaforge_lab.bench.cost.processes import Sampler
+from deltaforge_lab.bench.drain import fill, progress
+from deltaforge_lab.bench.installation import Installation, Say, installed
+from deltaforge_lab.bench.shapes import ORDERS6, SHAPES, TRANSACTION_ROWS, Shape
+from deltaforge_lab.bench.sources import STARTS, BenchSource, PostgresBench, SourceKind
+from deltaforge_lab.servers.maven import fetch
+
+LakeFormat = Literal["delta", "iceberg"]
+LakeMode = Literal["changelog", "current", "history"]
+
+LAKE_PAIRS: dict[str, tuple[SourceKind, LakeFormat]] = {
+    "pg-delta": ("pg", "delta"),
+    "pg-iceberg": ("pg", "iceberg"),
+    "mysql-delta": ("mysql", "delta"),
+    "mysql-iceberg": ("mysql", "iceberg"),
+}
+
+_WARM_ROWS = 20_000
+_CHANGED = "changed"
+"""The note of an updated row."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeDrain:
+    """How a backlog was drained into a table.
+
+    Attributes:
+        pair: Source and format.
+        mode: What the table has.
+        shape: Shape of the source's table.
+        rows: Changes of the backlog.
+        seconds: How long the run took.
+        events_per_second: `rows / seconds`.
+        cpu_seconds_per_million: Processor seconds per million changes, of the run, Spark (JVM and Python
+            workers) and the source's server.
+        peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
+        peak_rss_mb_by: The peak of each of them.
+        cores: Processors that this process may use.
+    """
+
+    pair: str
+    mode: LakeMode
+    shape: str
+    rows: int
+    seconds: float
+    events_per_second: int
+    cpu_seconds_per_million: dict[str, float]
+    peak_rss_mb: int
+    peak_rss_mb_by: dict[str, int]
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class LakeChanges:
+    """What changes of random rows cost.
+
+    Attributes:
+        backlog: All changes at once, in a table with `table_rows` rows.
+        table_rows: Rows of the table before.
+        commit_changes: Changes of each small commit.
+        commit_seconds: Median of the time that a run needs to capture and commit them.
+        commit_cpu_seconds: Median of the processor seconds of run and Spark for that.
+    """
+
+    backlog: LakeDrain
+    table_rows: int
+    commit_changes: int
+    commit_seconds: float
+    commit_cpu_seconds: float
+
+
+class LakeTables:
+    """A folder with the table that the pipeline writes."""
+
+    def __init__(self, form: LakeFormat, mode: LakeMode, folder: Path) -> None:
+        self._form = form
+        self._mode = mode
+        self._folder = folder
+
+    def block(self, *, exactly_once: bool) -> str:
+        """Return the sink's entry in the pipeline file, YAML."""
+        del exactly_once  # tables always are
+        where: dict[str, Any] = {"path": str(self._folder)}
+        if self._form == "iceberg":
+            where = {"catalog_properties": {"type": "hadoop", "warehouse": str(self._folder)}}
+        config = {"id": "sink", "table": "bench.orders", "mode": self._mode, **where}
+        return json.dumps({"type": self._form, "config": config})
+
+    def count(self, installation: Installation, condition: str = "true") -> int:
+        """Return how many rows of the table fulfil a condition."""
+        session = SparkSession.builder.remote(installation.spark.remote).create()
+        try:
+            table = f"delta.`{self._folder}/bench/orders`"
+            if self._form == "iceberg":
+                prefix = "spark.sql.catalog.bench"
+                session.conf.set(prefix, "org.apache.iceberg.spark.SparkCatalog")
+                session.conf.set(f"{prefix}.type", "hadoop")
+                session.conf.set(f"{prefix}.warehouse", str(self._folder))
+                table = "bench.bench.orders"
+            return session.table(table).where(condition).count()
+        finally:
+            session.stop()
+
+
+def lake_command(pair: str) -> Callable[..., None]:
+    """Return the command that measures a source with a format."""
+    source, form = LAKE_PAIRS[pair]
+
+    def command(
+        *,
+        rows: Annotated[
+            int, typer.Option(min=1_000, help="Number of changes in the backlog.")
+        ] = 1_000_000,
+        mode: Annotated[LakeMode, typer.Option(help="What the table has.")] = "current",
+        shape: Annotated[
+            Literal["orders6", "wide10", "documents3"],
+            typer.Option(help="Columns of the table."),
+        ] = "orders6",
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print one JSON object on the last line.")
+        ] = False,
+    ) -> None:
+        with (
+            progress(quiet=as_json) as say,
+            _opened(pair, mode, SHAPES[shape], min(_WARM_ROWS, rows), say) as bench,
+        ):
+            result = bench.drain(pair, rows, lambda: bench.fill(rows))
+            bench.expect(bench.rows + rows)
+        if as_json:
+            typer.echo(json.dumps(asdict(result)))
+        else:
+            _print(f"{pair}, {mode}, {rows:,} changes {shape}", _lines(result))
+
+    names = {"pg": "PostgreSQL", "mysql": "MySQL", "delta": "a Delta", "iceberg": "an Iceberg"}
+    command.__doc__ = (
+        f"Measure draining a backlog from {names[source]} into {names[form]} table: rate and cost."
+    )
+    return command
+
+
+def lake(
+    *,
+    form: Annotated[LakeFormat, typer.Option("--format", help="Format of the table.")] = "delta",
+    mode: Annotated[LakeMode, typer.Option(help="What the table has.")] = "current",
+    table_rows: Annotated[
+        int, typer.Option(min=1_000, help="Rows of the table before.")
+    ] = 10_000_000,
+    changes: Annotated[
+        int, typer.Option(min=1_000, help="Changes, of which no two are of one row.")
+    ] = 1_000_000,
+    commit_changes: Annotated[
+        int, typer.Option(min=10, help="Changes of each of the small commits that follow.")
+    ] = 1_000,
+    commits: Annotated[int, typer.Option(min=1, help="How many small commits.")] = 5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Measure what changes of random rows of a large table cost: 70 % updates, 10 % deletes, 20 % inserts."""
+    total = changes + commits * commit_changes
+    if table_rows < total:
+        raise NotAllowed(f"--table-rows must be at least {total:,}, the number of all changes")
+    pair, warm = f"pg-{form}", min(_WARM_ROWS, table_rows)
+    with progress(quiet=as_json) as say, _opened(pair, mode, ORDERS6, warm, say) as bench:
+        bench.fill(table_rows - warm)
+        say("delivering the rows")
+        bench.deliver()
+        result = _changes(bench, pair, table_rows, changes, (commits, commit_changes))
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+        return
+    title = f"{form}, {mode}, {changes:,} changes in {table_rows:,} rows"
+    small = {
+        f"{commit_changes:,} changes, seconds": f"{result.commit_seconds:.2f}",
+        f"{commit_changes:,} changes, cpu seconds": f"{result.commit_cpu_seconds:.2f}",
+    }
+    _print(title, _lines(result.backlog) | small)
+
+
+@dataclass(frozen=True, slots=True)
+class _LakeBench:
+    """Everything that runs: the source, the pipeline and the table, both of which have the first `rows`."""
+
+    source: BenchSource
+    installation: Installation
+    tables: LakeTables
+    mode: LakeMode
+    shape: Shape
+    rows: int
+    say: Say
+
+    def fill(self, rows: int) -> None:
+        """Write rows behind the first ones."""
+        for written in self.source.write(1 + self.rows, rows):
+            self.say(f"filling the backlog: {written:,} of {rows:,} rows")
+
+    def drain(self, pair: str, rows: int, write: Callable[[], None]) -> LakeDrain:
+        """Write a backlog of `rows` changes, and deliver it."""
+        write()
+        self.say(f"draining {rows:,} changes")
+        groups = {
+            "run": os.getpid(),
+            "spark": self.installation.spark.pid,
+            "source": self.source.server.pid,
+        }
+        began = time.monotonic()
+        with Sampler(groups, together=("run", "spark"), alone="run") as sampler:
+            self.deliver()
+        seconds = time.monotonic() - began
+        return LakeDrain(
+            pair=pair,
+            mode=self.mode,
+            shape=self.shape.name,
+            rows=rows,
+            seconds=round(seconds, 3),
+            events_per_second=round(rows / seconds),
+            cpu_seconds_per_million={
+                name: round(one / rows * 1e6, 3) for name, one in sampler.cpu_seconds().items()
+            },
+            peak_rss_mb=sampler.peak_together >> 20,
+            peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
+            cores=len(os.sched_getaffinity(0)),
+        )
+
+    def deliver(self) -> None:
+        """Execute a run until everything is delivered."""
+        outcome = self.installation.catch_up()
+        if problem := outcome.capture_error or outcome.sink_errors.get("sink"):
+            raise DeltaforgeError(f"not everything was delivered: {problem}")
+
+    def expect(self, rows: int, condition: str = "true") -> None:
+        """Check how many rows the table has."""
+        self.say("counting the table's rows")
+        found = self.tables.count(self.installation, condition)
+        if found != rows:
+            raise DeltaforgeError(f"the table has {found:,} rows instead of {rows:,} ({condition})")
+
+
+@contextmanager
+def _opened(pair: str, mode: LakeMode, shape: Shape, rows: int, say: Say) -> Iterator[_LakeBench]:
+    """Start everything, and deliver the first `rows`."""
+    source_kind, form = LAKE_PAIRS[pair]
+    with ExitStack() as owned:
+        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-lake-")))
+        say("starting the servers")
+        source = owned.enter_context(closing(STARTS[source_kind]()))
+        source.create(shape)
+        tables = LakeTables(form, mode, folder)
+        installation = owned.enter_context(
+            installed(source, tables, jars=fetch(LAKE_JARS), say=say)
+        )
+        bench = _LakeBench(source, installation, tables, mode, shape, rows, say)
+        say("warming up")
+        fill(source, 1, rows)
+        bench.deliver()
+        yield bench
+
+
+def _changes(
+    bench: _LakeBench, pair: str, table_rows: int, changes: int, small: tuple[int, int]
+) -> LakeChanges:
+    commits, size = small
+    total = changes + commits * size
+    keys = random.Random(1).sample(range(1, table_rows + 1), total)  # noqa: S311 - no secret
+    writer = _ChangeWriter(bench.source, bench.shape, keys, table_rows)
+
+    def write() -> None:
+        bench.say(f"writing {changes:,} changes")
+        writer.write(changes)
+
+    backlog = bench.drain(pair, changes, write)
+    measured = [bench.drain(pair, size, lambda: writer.write(size)) for _ in range(commits)]
+    if bench.mode == "current":
+        bench.expect(table_rows + writer.inserted - writer.deleted)
+        bench.expect(writer.updated, f"note = '{_CHANGED}'")
+    return LakeChanges(
+        backlog,
+        table_rows,
+        size,
+        statistics.median(one.seconds for one in measured),
+        statistics.median(
+            sum(one.cpu_seconds_per_million[name] for name in ("run", "spark")) * size / 1e6
+            for one in measured
+        ),
+    )
+
+
+class _ChangeWriter:
+    """Changes rows of PostgreSQL's table: 70 % updates, 10 % deletes, 20 % inserts.
+
+    Attributes:
+        updated: How many rows have been updated.
+        deleted: How many rows have been deleted.
+        inserted: How many rows have been inserted.
+    """
+
+    def __init__(self, source: BenchSource, shape: Shape, keys: list[int], rows: int) -> None:
+        assert isinstance(source, PostgresBench)
+        self._dsn = source.dsn
+        self._shape = shape
+        self._keys = keys
+        self._next = rows + 1
+        self.updated = self.deleted = self.inserted = 0
+
+    def write(self, changes: int) -> None:
+        """Make changes, up to 1,000 in a transaction."""
+        table = self._shape.name
+        with psycopg.connect(self._dsn) as connection:
+            for done in range(0, changes, TRANSACTION_ROWS):
+                count = min(TRANSACTION_ROWS, changes - done)
+                updates, deletes = count * 7 // 10, count // 10
+                keys = [self._keys.pop() for _ in range(updates + deletes)]
+                connection.execute(
+                    f"UPDATE {table} SET note = '{_CHANGED}' WHERE id = ANY(%s)",  # noqa: S608
+                    [keys[:updates]],
+                )
+                connection.execute(f"DELETE FROM {table} WHERE id = ANY(%s)", [keys[updates:]])  # noqa: S608
+                inserts = count - updates - deletes
+                connection.execute(self._shape.insert("postgres", self._next, inserts).encode())
+                connection.commit()
+                self._next += inserts
+                self.updated += updates
+                self.deleted += deletes
+                self.inserted += inserts
+
+
+def _lines(result: LakeDrain) -> dict[str, str]:
+    return {
+        "changes per second": f"{result.events_per_second:,}",
+        "seconds": f"{result.seconds:.2f}",
+        "peak memory of run and Spark": f"{result.peak_rss_mb:,} MiB",
+    } | {
+        f"cpu seconds per million, {name}": f"{value:.2f}"
+        for name, value in result.cpu_seconds_per_million.items()
+    }
+
+
+def _print(title: str, lines: dict[str, str]) -> None:
+    table = Table("measure", "value", title=title)
+    for name, value in lines.items():
+        table.add_row(name, value)
+    Console().print(table)
