@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -28,19 +28,19 @@ from deltaforge_dagster.typed_rows.schema import TypedSchema
 TableMode = Literal["changelog", "current", "history"]
 """What a table holds: every change, one row per key, or every version of each row."""
 
-META = pa.schema(
-    [
-        pa.field("df_op", pa.string(), nullable=False),
-        pa.field("df_segment", pa.int64(), nullable=False),
-        pa.field("df_ordinal", pa.int64(), nullable=False),
-        pa.field("df_event_time", pa.timestamp("us", "UTC"), nullable=False),
-        pa.field("df_source_position", pa.string()),
-        pa.field("df_tx_id", pa.string()),
-        pa.field("df_event_id", pa.string(), nullable=False),
-        pa.field("df_schema_version", pa.string()),
-        pa.field("df_absent", pa.list_(pa.string())),
-    ]
-)
+_META: list[pa.Field[Any]] = [
+    pa.field("df_op", pa.string(), nullable=False),
+    pa.field("df_segment", pa.int64(), nullable=False),
+    pa.field("df_ordinal", pa.int64(), nullable=False),
+    pa.field("df_event_time", pa.timestamp("us", "UTC"), nullable=False),
+    pa.field("df_source_position", pa.string()),
+    pa.field("df_tx_id", pa.string()),
+    pa.field("df_event_id", pa.string(), nullable=False),
+    pa.field("df_schema_version", pa.string()),
+    pa.field("df_absent", pa.list_(pa.string())),
+]
+
+META = pa.schema(_META)
 """Columns of staged files beside those of the table.
 
 `df_segment` and `df_ordinal` are the change's place in the journal. `df_source_position` is its position in the
