@@ -116,7 +116,7 @@ def completed(rows: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     if not missing:
         return rows
     masks = absent.masks_of(cast("pa.ListArray[Any]", rows.column("df_absent")))
-    updates = pc.equal(rows.column("df_op"), "u").to_numpy(zero_copy_only=False)
+    updates = pc.equal(rows.column("df_op"), pa.scalar("u")).to_numpy(zero_copy_only=False)
     made: dict[str, pa.Array[Any]] = dict(zip(rows.schema.names, rows.columns, strict=True))
     for name in missing:
         made[name] = pa.nulls(rows.num_rows, columns.field(name).type)
