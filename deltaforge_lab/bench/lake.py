@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.resources.lake_jars import LAKE_JARS
 from deltaforge_lab.bench.cost.processes import Sampler
@@ -152,10 +152,10 @@ def lake_command(pair: str) -> Callable[..., None]:
     ) -> None:
         with (
             progress(quiet=as_json) as say,
-            _opened(source, form, mode, SHAPES[shape], say) as bench,
+            _opened(pair, mode, SHAPES[shape], min(_WARM_ROWS, rows), say) as bench,
         ):
-            result = bench.drain(pair, rows, lambda: _filled(bench.source, _WARM_ROWS, rows, say))
-            bench.expect(_WARM_ROWS + rows)
+            result = bench.drain(pair, rows, lambda: bench.fill(rows))
+            bench.expect(bench.rows + rows)
         if as_json:
             typer.echo(json.dumps(asdict(result)))
         else:
@@ -187,8 +187,15 @@ def lake(
     ] = False,
 ) -> None:
     """Measure what changes of random rows of a large table cost: 70 % updates, 10 % deletes, 20 % inserts."""
-    with progress(quiet=as_json) as say, _opened("pg", form, mode, ORDERS6, say) as bench:
-        result = _changes(bench, f"pg-{form}", table_rows, changes, (commits, commit_changes))
+    total = changes + commits * commit_changes
+    if table_rows < total:
+        raise NotAllowed(f"--table-rows must be at least {total:,}, the number of all changes")
+    pair, warm = f"pg-{form}", min(_WARM_ROWS, table_rows)
+    with progress(quiet=as_json) as say, _opened(pair, mode, ORDERS6, warm, say) as bench:
+        bench.fill(table_rows - warm)
+        say("delivering the rows")
+        bench.deliver()
+        result = _changes(bench, pair, table_rows, changes, (commits, commit_changes))
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
@@ -201,15 +208,21 @@ def lake(
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
-    """Everything that runs: the source, the pipeline and the table, which has the first rows."""
+class _LakeBench:
+    """Everything that runs: the source, the pipeline and the table, both of which have the first `rows`."""
 
     source: BenchSource
     installation: Installation
     tables: LakeTables
     mode: LakeMode
     shape: Shape
+    rows: int
     say: Say
+
+    def fill(self, rows: int) -> None:
+        """Write rows behind the first ones."""
+        for written in self.source.write(1 + self.rows, rows):
+            self.say(f"filling the backlog: {written:,} of {rows:,} rows")
 
     def drain(self, pair: str, rows: int, write: Callable[[], None]) -> LakeDrain:
         """Write a backlog of `rows` changes, and deliver it."""
@@ -254,10 +267,9 @@ class _Bench:
 
 
 @contextmanager
-def _opened(
-    source_kind: SourceKind, form: LakeFormat, mode: LakeMode, shape: Shape, say: Say
-) -> Iterator[_Bench]:
-    """Start everything, and deliver the first rows."""
+def _opened(pair: str, mode: LakeMode, shape: Shape, rows: int, say: Say) -> Iterator[_LakeBench]:
+    """Start everything, and deliver the first `rows`."""
+    source_kind, form = LAKE_PAIRS[pair]
     with ExitStack() as owned:
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-lake-")))
         say("starting the servers")
@@ -267,28 +279,18 @@ def _opened(
         installation = owned.enter_context(
             installed(source, tables, jars=fetch(LAKE_JARS), say=say)
         )
-        bench = _Bench(source, installation, tables, mode, shape, say)
+        bench = _LakeBench(source, installation, tables, mode, shape, rows, say)
         say("warming up")
-        fill(source, 1, _WARM_ROWS)
+        fill(source, 1, rows)
         bench.deliver()
         yield bench
 
 
-def _filled(source: BenchSource, present: int, rows: int, say: Say) -> None:
-    for written in source.write(1 + present, rows):
-        say(f"filling the backlog: {written:,} of {rows:,} rows")
-
-
 def _changes(
-    bench: _Bench, pair: str, table_rows: int, changes: int, small: tuple[int, int]
+    bench: _LakeBench, pair: str, table_rows: int, changes: int, small: tuple[int, int]
 ) -> LakeChanges:
     commits, size = small
     total = changes + commits * size
-    if table_rows < total:
-        raise DeltaforgeError(f"--table-rows must be at least {total:,}, the number of changes")
-    _filled(bench.source, _WARM_ROWS, table_rows - _WARM_ROWS, bench.say)
-    bench.say("delivering the rows")
-    bench.deliver()
     keys = random.Random(1).sample(range(1, table_rows + 1), total)  # noqa: S311 - no secret
     writer = _ChangeWriter(bench.source, bench.shape, keys, table_rows)
 

@@ -22,7 +22,7 @@ from deltaforge_dagster.processes import java
 from deltaforge_dagster.resources.lake_jars import LAKE_JARS
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_lab.servers.maven import fetch
-from tests.fix_spark import SparkAddress, connected
+from tests.fix_spark import connected
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -138,28 +138,6 @@ def test_a_server_that_lacks_jars_is_replaced(home: Path) -> None:
 
     assert server.remote != other.remote
     assert SparkServer.ensure(home).remote == server.remote
-
-
-def test_tables_of_both_formats(spark_server: SparkAddress, tmp_path: Path) -> None:
-    """A server with the jars writes Delta tables at a path and Iceberg tables of a catalog of the session."""
-    session = connected(spark_server.remote)
-    for name, value in {
-        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.lake.type": "hadoop",
-        "spark.sql.catalog.lake.warehouse": str(tmp_path / "warehouse"),
-        "spark.sql.shuffle.partitions": "1",
-        "spark.databricks.delta.snapshotPartitions": "1",
-    }.items():
-        session.conf.set(name, value)
-    for form, table in {"iceberg": "lake.shop.t", "delta": f"delta.`{tmp_path}/table`"}.items():
-        session.sql(f"CREATE TABLE {table} (id INT, name STRING) USING {form}")
-        session.sql(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
-        session.sql(
-            f"MERGE INTO {table} t USING (SELECT 2 AS id) s ON s.id = t.id WHEN MATCHED THEN DELETE"
-        )
-        assert [row.asDict() for row in session.table(table).collect()] == [{"id": 1, "name": "a"}]
-    session.sql("ALTER TABLE lake.shop.t CREATE BRANCH other")  # Iceberg's own syntax
-    session.stop()
 
 
 def test_killed_server_is_replaced(home: Path) -> None:

@@ -60,12 +60,10 @@ def wider(one: ValueType, other: ValueType) -> ValueType | None:
             assert other.element is not None
             element = wider(one.element, other.element)
             return None if element is None else list_of(element)
-        case (kind, same) if kind == same and "plain" in {one.form, other.form}:
-            # A form is read beside the usual one, so it has the values of both. Geometries have no usual form.
-            special = one if other.form == "plain" else other
-            return special if replace(special, form="plain") in {one, other} else None
         case _:
-            return None
+            # A form is read beside the usual one, so it has the values of both. Geometries have no usual form.
+            pairs = ((one, other), (other, one))
+            return next((a for a, b in pairs if replace(a, form="plain") == b), None)
 
 
 def _wider_decimal(one: ValueType, other: ValueType) -> ValueType | None:

@@ -382,8 +382,9 @@ def _table(
     known = plan.schema(name)
     key = plan.key(name)
     added = {field for one in files for field in one.added}
-    missing = [one for one in key if one not in {column.name for column in known.columns}]
-    columns = known.with_added(sorted(added | set(missing)))
+    if plan.mode != "changelog":
+        added |= set(key) - {column.name for column in known.columns}
+    columns = known.with_added(sorted(added))
     check_names(columns.columns, full_name(name))
     return _Table(name, destination, columns, key, files)
 
@@ -399,7 +400,7 @@ def _fold_tasks(tables: Sequence[_Table], most: int) -> list[list[FoldTask]]:
                 rows[bucket] = rows.get(bucket, 0) + count
         group: set[int] = set()
         for bucket in sorted(rows):
-            if room <= 0:
+            if room <= rows[bucket] // 2:
                 if group:
                     tasks[-1].append(_fold_task(number, table, group))
                     group = set()

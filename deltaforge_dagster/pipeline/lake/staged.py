@@ -1,15 +1,19 @@
 """What Spark's tasks have made of the segments of a commit: files of typed rows, by table, ready to be added to it.
 
-A table's rows are in Parquet files with one column for each column of the table, and the columns of `META`. The files
-of a step contain these rows, where `df_absent` names the columns whose values the change does not have (unchanged
-TOAST, the other columns of a delete's key):
+A table's rows are in Parquet files with one column for each column of the table, and the columns of `META`. A file of a
+changelog may lack columns that are null in all of its rows; others lack the columns of `META` that only a changelog has
+(`LOGGED`). The files of a step contain these rows, where `df_absent` names the columns whose values the change does not
+have (unchanged TOAST, columns that other table versions have):
 
-``changelog``  every change, `df_op` being its operation (`c`, `u`, `d`, `r`)
+``changelog``  every change, `df_op` being its operation: `c`, `u`, `d`, `r`, or `t` for a truncate, which has no values.
+               There is one step.
 ``current``    one row per key, the last: `df_op` is `u` (insert or update) or `d` (delete; only the key is sure to be
-               there). An update that changes its key is a delete of the old and an update of the new key.
+               there, and `df_absent` is null). An update that changes its key is a delete of the old and an update of
+               the new key.
 ``history``    the versions of each key, with the columns of `VALIDITY` too. `df_op` is `u` for a version that begins,
-               or `d` for the end of the version before it. For a key's first row in a step, columns in `df_absent`
-               are those of the version that the table has.
+               or `d` for the end of the version that the table has: it is then the first row of its key in the step.
+               For a key's first row in a step, columns in `df_absent` are those of the version that the table has;
+               other rows lack none unless the first does.
 
 A step of kind `rekey` has updates that change the key and lack values: its rows are those of the new key, with the old
 one in the columns of `old_key`; what is absent is in the table's row of the old key.
@@ -47,6 +51,9 @@ META = pa.schema(_META)
 source's log as text, `df_schema_version` the fingerprint of its table version. `df_absent` is null if nothing is absent.
 """
 
+LOGGED = frozenset({"df_source_position", "df_tx_id", "df_event_id", "df_schema_version"})
+"""The columns of `META` that only a changelog has."""
+
 VALIDITY = pa.schema(
     [
         pa.field("df_valid_from", pa.timestamp("us", "UTC"), nullable=False),
@@ -75,7 +82,8 @@ class StagedStep:
         kind: `rows`, `rekey` (see the module) or `truncate`, which has no files.
         files: Parquet files, as Spark names them.
         rows: Number of rows in them.
-        inserts_only: Whether all changes are inserts, of keys that differ (changelog: always true).
+        inserts_only: Whether all changes are inserts (snapshots' rows are none), of keys that differ; changelog: always
+            true.
         last: Place of the last change.
         event_time_us: Of a truncate: when it was committed, microseconds since 1970 UTC.
     """

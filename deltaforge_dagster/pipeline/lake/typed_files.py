@@ -536,9 +536,21 @@ def table_codes(frame: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[Tabl
 
 
 def write_parquet(path: str, table: pa.Table) -> None:
-    """Write a file that Spark reads."""
+    """Write a file that Spark reads.
+
+    Only columns that are dictionaries already are written as such, and there are no statistics: each would take as long as
+    everything else.
+    """
+    dictionaries: Any = [one.name for one in table.schema if pa.types.is_dictionary(one.type)]
     with encoded_files.new_file(path) as file:
-        pq.write_table(table, cast("IO[bytes]", file), version="2.6", compression="zstd")
+        pq.write_table(
+            table,
+            cast("IO[bytes]", file),
+            version="2.6",
+            compression="zstd",
+            use_dictionary=dictionaries,
+            write_statistics=False,
+        )
 
 
 def _write_buckets(path: str, table: pa.Table, buckets: int) -> list[tuple[int, int]]:

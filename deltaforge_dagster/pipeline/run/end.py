@@ -71,8 +71,9 @@ class RunEnd:
         moved_at = self._moved_at()
         if self._options.awaits():
             return "capture failed" if self._capture_failed() else None
-        if now - self._began >= self._limits.max_seconds and self._may_pause_reading():
-            return "max_seconds" if self._deliverers.wind_up() else None
+        over = now - self._began >= self._limits.max_seconds and self._may_pause_reading()
+        if over and self._deliverers.wind_up():
+            return "max_seconds"
         # Checked before the sinks: these must have chunks that were merged meanwhile, but need not have
         # what was captured after the goal.
         chunks_waiting = self._chunks_waiting()

@@ -29,6 +29,7 @@ from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.database.tables import leases
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import SparkAddress
+from tests.state.make import NAME, capture, deliver, held
 
 PIPELINE = """\
 metadata: {name: shop, tenant: acme}
@@ -80,6 +81,41 @@ def test_wrong_use_is_one_message(arguments: list[str], code: int, message: str)
     assert result.exit_code == code
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+LAKE = f"""
+metadata: {{name: {NAME}, tenant: acme}}
+spec:
+  source:
+    type: postgres
+    config: {{id: db, dsn: "postgres://u:sekret@127.0.0.1:1/x", slot: s, publication: p, tables: [public.orders]}}
+  sinks: [{{type: delta, config: {{id: lake, path: /nowhere}}}}]
+"""
+
+
+def test_tables_keep_what_they_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A replay to them needs no Spark, and says so; they cannot be reprocessed."""
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / f"{NAME}.yaml").write_text(LAKE)
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "lake"))
+    store = StateStore.open(Settings.from_env().state_url)
+    lease = held(store, "lake")
+    capture(store, lease, 1, 2)
+    deliver(store, lease, "lake", 2)
+    with store.fenced(lease) as writer:
+        writer.lease.release()
+    store.close()
+    replay = ["replay", NAME, "--range", "1", "--sink", "lake"]
+
+    result = CliRunner().invoke(app, replay)
+    assert result.exit_code == 0
+    assert result.stdout == (
+        "The tables of lake have 1 range of 1, and keep what they have: nothing was written again, "
+        "0 changes for the first time.\n"
+    )
+    result = CliRunner().invoke(app, [*replay, "--reprocess"])
+    assert result.exit_code == 1
+    assert "the tables of sink lake keep what they have" in result.stderr
 
 
 def test_an_unreachable_source_is_one_message_without_its_password() -> None:

@@ -54,6 +54,10 @@ class Delivering:
         """Return the sinks that are not waited for."""
         return set()
 
+    def wind_up(self) -> bool:
+        """Return whether no sink is amid a commit."""
+        return not self._capture.segments
+
 
 def options(*, until_caught_up: bool) -> RunOptions:
     """Return what a run is asked to do."""
@@ -167,3 +171,25 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
     broken.error = broken.failing_since = None
     broken.position = LsnPosition(9)
     assert end(LsnPosition(9), until_caught_up=True) == "caught up"
+
+
+def test_a_commit_that_has_begun_is_finished(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """A run whose time is over ends after it; what waits for the next commit does not matter."""
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    sqlite_store.pipelines.register("p", "hash", ["s"])
+    capture = Capturing()
+    capture.splice()
+    end = RunEnd(
+        load_pipeline(tmp_path / "p.yaml"),
+        cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+        options(until_caught_up=False),
+        None,
+        deliverers=cast("Any", Delivering(capture)),
+        pressure=cast("Any", SimpleNamespace(paused=None)),
+        capture=None,
+    )
+    end._began -= 3600
+
+    assert end.reason() is None
+    capture.segments.clear()
+    assert end.reason() == "max_seconds"
