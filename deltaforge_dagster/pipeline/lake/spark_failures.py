@@ -44,7 +44,7 @@ _CONFLICTS = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGED|"
     r"FIELD_ALREADY_EXISTS|TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_TABLE_ALREADY_EXISTS|"
     r"iceberg\.exceptions\.(CommitFailed|CommitStateUnknown|Validation|AlreadyExists)Exception|"
-    r"Cannot fast-forward|Branch does not exist|Ref .* does not exist|Concurrent\w*Exception"
+    r"Cannot fast-forward|(?i:\b(ref|branch)\b[^\n]* does not exist|does not exist: deltaforge_)|Concurrent\w*Exception"
 )
 _MISSING = re.compile(
     r"DATA_SOURCE_NOT_FOUND|CATALOG_NOT_FOUND|Cannot find catalog plugin class|"

@@ -205,7 +205,7 @@ class LakeWriter:
 
 def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through: int) -> None:
     """Find out which commits the table has, and make a branch where it is now."""
-    heads = {row.name: row.id for row in commit.rows(branches.references(target.name))}
+    heads = _heads(commit, target, branches)
     head = heads.get("main")
     known = _stamped(commit.rows(branches.snapshots(target.name)), head, commit.owner)
     if known is None and head is not None and _has_last_row(commit, target):
@@ -216,7 +216,16 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
     # Never a name that was used before: a statement of a dead writer may still be on its way to that branch.
     branch = prefix + secrets.token_hex(4)
     commit.execute(branches.create(target.name, branch, head))
-    target.branch = branch
+    if head is None and "main" in _heads(commit, target, branches):
+        # No longer empty, and perhaps so before the branch was made, which may then begin anywhere.
+        _begin(commit, target, branches, through)
+    else:
+        target.branch = branch
+
+
+def _heads(commit: TableCommit, target: LakeTarget, branches: Branches) -> Mapping[str, int]:
+    """Return the newest snapshot of each branch."""
+    return {row.name: row.id for row in commit.rows(branches.references(target.name))}
 
 
 def _stamped(snapshots: Sequence[Row], head: int | None, owner: LakeOwner) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +31,7 @@ from deltaforge_dagster.sinks.lake.config import (
 from deltaforge_dagster.sinks.lake.delta import DeltaDialect
 from deltaforge_dagster.sinks.lake.dialect import LakeDialect
 from deltaforge_dagster.sinks.lake.iceberg import IcebergDialect
+from deltaforge_dagster.sinks.lake.sql import quoted
 from deltaforge_dagster.sources.value_types import INT64, TEXT, ValueType
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 from tests.fix_spark import connected
@@ -51,14 +52,9 @@ def moment(seconds: int) -> dt.datetime:
 
 @dataclass
 class LakeSessions:
-    """Sessions on the tests' server; implements `SessionProvider`.
-
-    Attributes:
-        before: Called with each statement that changes a table, before Spark gets it.
-    """
+    """Sessions on the tests' server; implements `SessionProvider`."""
 
     remote: str
-    before: Callable[[str], None] | None = None
     elsewhere: bool = False
     _session: SparkSession | None = None
 
@@ -112,6 +108,25 @@ class Lake:
         config = self.config(**options)
         return LakeWriter(sessions or self.sessions(), dialect_of(config), config, owner)
 
+    def rows(
+        self, *names: str, destination: Sequence[str] = ("public", "orders")
+    ) -> list[tuple[Any, ...]]:
+        """The rows of a table, as a new session reads them, by their place in the journal."""
+        found = self.arrow(*names, destination=destination)
+        return [tuple(row.values()) for row in found.to_pylist()]
+
+    def arrow(self, *names: str, destination: Sequence[str] = ("public", "orders")) -> pa.Table:
+        """The same in Arrow."""
+        sessions, config = self.sessions(), self.config()
+        dialect = dialect_of(config)
+        for name, value in dialect.settings.items():
+            sessions.session().conf.set(name, value)
+        columns = ", ".join(quoted(name) for name in names)
+        query = (
+            f"SELECT {columns} FROM {dialect.table(destination)} ORDER BY df_position, df_ordinal"
+        )
+        return sessions.session().sql(query).toArrow()
+
     def write(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> str:
         """Write staged rows and return the file's name."""
         path = self.folder / f"staged-{next(self.numbers)}.parquet"
@@ -150,6 +165,10 @@ class Staging:
         return StagedTable(
             self.destination, self.source, columns, self.key, frozenset(absent), steps, 0
         )
+
+    def renamed(self, table: StagedTable) -> StagedTable:
+        """The same changes for the destination that is set now."""
+        return replace(table, destination=self.destination)
 
     def step(
         self,

@@ -1,0 +1,366 @@
+"""Applying staged changes to tables: what both formats must do, with Spark and the formats themselves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaforge_dagster.errors import LeaseLost, TableRejected
+from deltaforge_dagster.sources.value_types import (
+    DATE,
+    FLOAT32,
+    FLOAT64,
+    INT16,
+    INT32,
+    INT64,
+    TEXT,
+    TIMESTAMP,
+    decimal,
+    list_of,
+)
+from tests.fix_spark import SparkAddress
+from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging, moment
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(params=FORMATS)
+def lake(
+    request: pytest.FixtureRequest, tmp_path: Path, spark_server: SparkAddress
+) -> Iterator[Lake]:
+    """An empty folder for tables of each format."""
+    made = Lake(request.param, tmp_path, spark_server.remote)
+    yield made
+    made.close()
+
+
+def unguarded() -> None:
+    """A guard that lets everything pass."""
+
+
+def test_a_changelog_has_every_change(lake: Lake) -> None:
+    """A changelog has each change once, and a row for a truncate, whoever repeats a commit."""
+    staging, writer = Staging(lake, "changelog"), lake.writer(mode="changelog")
+    first = staging.table(staging.step({"id": 1, "name": "a", "df_op": "c"}))
+    second = staging.table(
+        staging.truncate(3, 0),
+        staging.step(
+            {"id": 2, "name": "b", "df_ordinal": 1, "df_absent": ["note"]},
+            {"id": 2, "df_op": "d", "df_ordinal": 2, "df_tx_id": "7", "df_source_position": "0/1"},
+            segment=4,
+        ),
+    )
+    writer.commit(first, 2, unguarded)
+    writer.commit(second, 4, unguarded)
+    writer.commit(second, 4, unguarded)
+    lake.writer(mode="changelog").commit(second, 4, unguarded)
+    lake.writer(mode="changelog").commit(first, 2, unguarded)
+    names = ["id", "name", "df_op", "df_position", "df_ordinal", "df_event_id", "df_tx_id"]
+    assert lake.rows(*names) == [
+        (1, "a", "c", 0, 0, "e0", None),
+        (None, None, "t", 3, 0, None, None),
+        (2, "b", "u", 4, 1, "e1", None),
+        (2, None, "d", 4, 2, "e2", "7"),
+    ]
+
+
+def test_a_current_table_has_the_source_s_rows(lake: Lake) -> None:
+    """Inserts, updates, deletes, changes of keys and truncates; what a change lacks stays as it is."""
+    staging, writer = Staging(lake, "current"), lake.writer()
+    inserts = [{"id": key, "name": f"n{key}", "note": f"x{key}"} for key in range(1, 6)]
+    writer.commit(staging.table(staging.step(*inserts, inserts_only=True)), 0, unguarded)
+    changes = staging.table(
+        staging.step(
+            {"id": 1, "name": "new", "df_absent": ["note"]},
+            {"id": 2, "df_op": "d", "df_absent": ["name", "note"]},
+            {"id": 9, "name": "unknown", "df_absent": ["note"]},
+            {"id": 8, "df_op": "d", "df_absent": ["name", "note"]},
+            segment=1,
+        ),
+        # Each key moves to where another one was, so all of them read what was there before.
+        staging.step(
+            {"id": 4, "name": "was 3", "df_old_id": 3, "df_absent": ["note"]},
+            {"id": 5, "name": "was 4", "df_old_id": 4, "df_absent": ["note"]},
+            {"id": 6, "name": "was 5", "df_old_id": 5, "note": "own"},
+            segment=2,
+            rekey=True,
+        ),
+        absent=["name", "note"],
+    )
+    writer.commit(changes, 2, unguarded)
+    expected = [
+        (1, "new", "x1"), (4, "was 3", "x3"), (5, "was 4", "x4"), (6, "was 5", "own"), (9, "unknown", None),
+    ]  # fmt: skip
+    assert sorted(lake.rows("id", "name", "note")) == expected
+    lake.writer().commit(changes, 2, unguarded)
+    assert sorted(lake.rows("id", "name", "note")) == expected
+    emptied = staging.table(
+        staging.truncate(3, 5), staging.step({"id": 1, "name": "after", "df_ordinal": 6}, segment=3)
+    )
+    writer.commit(emptied, 3, unguarded)
+    assert lake.rows("id", "name", "note", "df_position") == [(1, "after", None, 3)]
+
+
+def test_soft_deletes_keep_rows(lake: Lake) -> None:
+    """With soft deletes, deletes, truncates and changes of keys mark rows, and inserts bring them back."""
+    staging, writer = Staging(lake, "current"), lake.writer(soft_deletes=True)
+    rows = [{"id": key, "name": f"n{key}"} for key in range(4)]
+    writer.commit(staging.table(staging.step(*rows, inserts_only=True)), 0, unguarded)
+    changes = staging.table(
+        staging.step(
+            {"id": 1, "df_op": "d", "df_absent": ["name", "note"]},
+            {"id": 2, "df_op": "d", "df_absent": ["name", "note"]},
+            segment=1,
+        ),
+        staging.step({"id": 2, "name": "again"}, segment=2, inserts_only=True),
+        staging.step(
+            {"id": 7, "df_old_id": 3, "df_absent": ["name", "note"]}, segment=3, rekey=True
+        ),
+        absent=["name", "note"],
+    )
+    writer.commit(changes, 3, unguarded)
+    assert sorted(lake.rows("id", "name", "df_deleted")) == [
+        (0, "n0", False), (1, "n1", True), (2, "again", False), (3, "n3", True), (7, "n3", False),
+    ]  # fmt: skip
+    writer.commit(staging.table(staging.truncate(4, 0)), 4, unguarded)
+    assert [row[0] for row in lake.rows("df_deleted")] == [True] * 5
+
+
+def test_a_history_has_every_version(lake: Lake) -> None:
+    """A history has each version with its validity, also of keys that change and of truncated rows."""
+    staging, writer = Staging(lake, "history"), lake.writer(mode="history")
+    first = staging.step(
+        {"id": 1, "name": "a", "note": "x", "df_valid_to": moment(1)},
+        {"id": 1, "name": "b", "note": "x"},
+        {"id": 2, "name": "c", "note": "y"},
+        {"id": 3, "name": "d", "note": "z"},
+    )
+    writer.commit(staging.table(first), 0, unguarded)
+    changes = staging.table(
+        staging.step(
+            {"id": 1, "name": "b2", "df_absent": ["note"], "df_valid_to": moment(101)},
+            {"id": 1, "df_op": "d", "df_absent": ["name", "note"], "df_valid_to": moment(102)},
+            {"id": 1, "name": "again", "note": "w"},
+            {"id": 2, "df_op": "d", "df_absent": ["name", "note"]},
+            segment=1,
+        ),
+        staging.step(
+            {"id": 4, "name": "moved", "df_old_id": 3, "df_absent": ["note"]}, segment=2, rekey=True
+        ),
+        staging.truncate(3, 0),
+        absent=["name", "note"],
+    )
+    writer.commit(changes, 3, unguarded)
+    lake.writer(mode="history").commit(changes, 3, unguarded)
+    names = ["id", "name", "note", "df_valid_from", "df_valid_to", "df_is_current"]
+    assert sorted(lake.rows(*names)) == [
+        (1, "a", "x", moment(0), moment(1), False),
+        (1, "again", "w", moment(102), moment(300), False),
+        (1, "b", "x", moment(1), moment(100), False),
+        (1, "b2", "x", moment(100), moment(101), False),
+        (2, "c", "y", moment(2), moment(103), False),
+        (3, "d", "z", moment(3), moment(200), False),
+        (4, "moved", "z", moment(200), moment(300), False),
+    ]
+
+
+def two_commits(staging: Staging) -> Sequence[Any]:
+    """Two commits of a changelog, each with two statements."""
+    return [
+        staging.table(
+            staging.step({"id": 10 * segment, "df_op": "c"}, segment=segment),
+            staging.truncate(segment, 1),
+        )
+        for segment in (1, 2)
+    ]
+
+
+ONCE = [(10, "c", 1), (None, "t", 1), (20, "c", 2), (None, "t", 2)]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_commit_takes_effect_once_wherever_its_writer_is_replaced(
+    lake: Lake, *, dies: bool
+) -> None:
+    """Before each statement of a commit, a successor makes the same one and the next; the first goes on, or dies."""
+    staging = Staging(lake, "changelog")
+    old, new = two_commits(staging)
+    interrupted = 0
+    for number in range(100):
+        staging.destination = ("public", f"t{number}")
+        first, second = (staging.renamed(one) for one in (old, new))
+        calls = 0
+        successor = lake.writer(mode="changelog")
+
+        def guard() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number + 1:  # noqa: B023 - called in this round
+                successor.commit(first, 1, unguarded)  # noqa: B023
+                successor.commit(second, 2, unguarded)  # noqa: B023
+                if dies:
+                    raise LeaseLost("somebody else has it")
+
+        try:
+            lake.writer(mode="changelog").commit(first, 1, guard)
+        except LeaseLost:
+            assert dies
+        if calls <= number:
+            break
+        interrupted += 1
+        rows = lake.rows("id", "df_op", "df_position", destination=staging.destination)
+        assert sorted(rows, key=lambda row: (row[2], row[1])) == ONCE, f"before statement {number}"
+    assert interrupted >= 3
+
+
+def test_two_writers_at_once(lake: Lake) -> None:
+    """Two sessions make the same commits at the same time; both succeed, and the rows are there once."""
+    staging = Staging(lake, "changelog")
+    commits = two_commits(staging)
+    errors: list[BaseException] = []
+    ready = threading.Barrier(2)
+
+    def work() -> None:
+        try:
+            writer = lake.writer(mode="changelog")
+            writer.sessions.session()
+            ready.wait()
+            for segment, one in enumerate(commits, start=1):
+                writer.commit(one, segment, unguarded)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not errors
+    rows = lake.rows("id", "df_op", "df_position")
+    assert sorted(rows, key=lambda row: (row[2], row[1])) == ONCE
+
+
+def test_columns_are_added_and_widened(lake: Lake) -> None:
+    """New columns are added; a smaller type fits into a wider one; a dropped column stays."""
+    staging = Staging(lake, "current", {"id": INT64, "n": INT32, "wide": INT64, "gone": TEXT})
+    options: dict[str, Any] = {"type_widening": True} if lake.format == "delta" else {}
+    writer = lake.writer(**options)
+    writer.commit(
+        staging.table(staging.step({"id": 1, "n": 1, "wide": 2, "gone": "g"})), 0, unguarded
+    )
+    staging.types = {
+        "id": INT64, "n": INT64, "wide": INT16, "Odd, `name`": decimal(5, 2), "ts": TIMESTAMP,
+    }  # fmt: skip
+    later = moment(0).replace(tzinfo=None)
+    row = {"id": 2, "n": 2**40, "wide": 3, "Odd, `name`": 1, "ts": later}
+    writer.commit(staging.table(staging.step(row, segment=1)), 1, unguarded)
+    assert sorted(lake.rows("id", "n", "wide", "gone", "Odd, `name`", "ts")) == [
+        (1, 1, 2, "g", None, None),
+        (2, 2**40, 3, None, 1, later),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(TEXT, FLOAT64), (INT64, TEXT), (decimal(5, 2), decimal(5, 3)), (DATE, TIMESTAMP)],
+)
+def test_a_type_that_does_not_hold_the_values_is_rejected(lake: Lake, old: Any, new: Any) -> None:
+    """The message names the column and both types, and nothing is written."""
+    staging = Staging(lake, "changelog", {"id": INT64, "some": old})
+    writer = lake.writer(mode="changelog")
+    writer.commit(staging.table(staging.step({"id": 1})), 0, unguarded)
+    staging.types = {"id": INT64, "some": new}
+    with pytest.raises(TableRejected, match=r"column some has the type .* `types`"):
+        writer.commit(staging.table(staging.step({"id": 2}, segment=1)), 1, unguarded)
+    assert lake.rows("id") == [(1,)]
+
+
+def test_delta_widens_by_choice_only(lake: Lake) -> None:
+    """Few readers understand Delta's type widening, so it needs an option."""
+    staging = Staging(lake, "changelog", {"id": INT32, "list": list_of(FLOAT32)})
+    writer = lake.writer(mode="changelog")
+    writer.commit(staging.table(staging.step({"id": 1, "list": [1.5]})), 0, unguarded)
+    staging.types = {"id": INT64, "list": list_of(FLOAT32)}
+    wider = staging.table(staging.step({"id": 2**40, "list": None}, segment=1))
+    if lake.format == "delta":
+        with pytest.raises(TableRejected, match="column id has the type int"):
+            writer.commit(wider, 1, unguarded)
+    else:
+        writer.commit(wider, 1, unguarded)
+        assert sorted(lake.rows("id", "list")) == [(1, [1.5]), (2**40, None)]
+
+
+@pytest.mark.parametrize("name", ["df_x", "DF_y", "ID", ""])
+def test_names_that_a_table_cannot_have(lake: Lake, name: str) -> None:
+    """A table with such a column is rejected, before anything is made."""
+    staging = Staging(lake, "changelog", {"id": INT64, name: TEXT})
+    with pytest.raises(TableRejected, match="cannot have the column"):
+        lake.writer(mode="changelog").commit(staging.table(), 0, unguarded)
+    assert not (lake.folder / "lake").exists()
+
+
+def test_whose_a_table_is(lake: Lake) -> None:
+    """A table of another source table, of another sink or of others is rejected; a reset pipeline keeps its own."""
+    staging = Staging(lake, "current")
+    lake.writer().commit(
+        staging.table(staging.step({"id": 1, "name": "a"}, segment=7)), 7, unguarded
+    )
+    one = staging.table(staging.step({"id": 1, "name": "b"}, segment=0))
+    with pytest.raises(TableRejected, match="belongs to sink lake of pipeline shop"):
+        lake.writer(pipeline="other").commit(one, 0, unguarded)
+    staging.source = ("shop", "public", "others")
+    with pytest.raises(TableRejected, match=r"rows of shop\.public\.orders"):
+        lake.writer().commit(staging.table(staging.step({"id": 1}, segment=8)), 8, unguarded)
+    lake.writer(uid="uid-2").commit(one, 0, unguarded)
+    assert lake.rows("id", "name", "df_position") == [(1, "b", 8)]
+    again = lake.writer(uid="uid-2")
+    more = Staging(lake, "current")
+    again.commit(more.table(more.step({"id": 1, "name": "c"}, segment=1)), 1, unguarded)
+    assert lake.rows("id", "name", "df_position") == [(1, "c", 9)]
+
+
+def test_a_table_of_others(lake: Lake) -> None:
+    """A table that somebody has made beforehand is used if it is empty, with its own columns and types."""
+    writer = lake.writer()
+    spark = writer.sessions.session()
+    staging = Staging(lake, "current")
+    writer.commit(staging.table(), 0, unguarded)  # so that the session has the catalog
+    using = lake.format
+    for name in ("empty", "full"):
+        table = writer.dialect.table(("public", name))
+        spark.sql(f"CREATE TABLE {table} (ID DECIMAL(20,0), more STRING) USING {using}")
+        if name == "full":
+            spark.sql(f"INSERT INTO {table} VALUES (1, 'x')")
+    staging.destination = ("public", "empty")
+    writer.commit(staging.table(staging.step({"id": 1, "name": "a"})), 0, unguarded)
+    assert lake.rows("ID", "more", "name", destination=staging.destination) == [(1, None, "a")]
+    staging.destination = ("public", "full")
+    with pytest.raises(TableRejected, match="exists, with rows that are not from DeltaForge"):
+        writer.commit(staging.table(staging.step({"id": 1, "name": "a"})), 0, unguarded)
+
+
+def test_a_conflict_with_maintenance_is_tried_again(lake: Lake) -> None:
+    """Somebody rewrites the table between two statements of a commit: it is applied to what is there then."""
+    staging, writer, other = Staging(lake, "current"), lake.writer(), lake.writer()
+    rows = [{"id": key, "name": f"n{key}"} for key in range(3)]
+    writer.commit(staging.table(staging.step(*rows)), 0, unguarded)
+    other.commit(staging.table(staging.step(*rows)), 0, unguarded)
+    table = other.dialect.table(("public", "orders"))
+    statement = f"DELETE FROM {table} WHERE id = 0"
+    pending = [statement] * 2
+
+    def guard() -> None:
+        if pending:
+            other.sessions.session().sql(pending.pop())
+
+    changes = staging.table(
+        staging.step({"id": 1, "name": "new"}, segment=1),
+        staging.step({"id": 2, "name": "newer"}, segment=2),
+    )
+    writer.commit(changes, 2, guard)
+    assert sorted(lake.rows("id", "name")) == [(1, "new"), (2, "newer")]
