@@ -112,6 +112,16 @@ def test_fields_of_processors_are_text() -> None:
     assert again.present["b"].to_pylist() == [False]
 
 
+def test_other_fields_are_left_out() -> None:
+    """On request only the columns are read: no other field becomes one, and a row without any column is a row."""
+    images = pa.array(['{"b":5,"id":1}', '{"b":6}', "7"])
+    rows = typed_rows(images, schema("id"), other_fields=False)
+
+    assert rows.batch.to_pylist() == [{"id": 1}, {"id": None}, {"id": None}]
+    assert rows.present["id"].to_pylist() == [True, False, False]
+    assert [one.row for one in rows.misfits] == [2]
+
+
 def test_the_first_of_equal_names_counts() -> None:
     """Of several members with one name the first is the value, as wherever images are read."""
     assert typed('{"id":1,"id":2}', columns=schema("id")).batch.to_pylist() == [{"id": 1}]

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.pipeline.encode import files as encoded_files
@@ -116,7 +116,7 @@ def completed(rows: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     if not missing:
         return rows
     masks = absent.masks_of(cast("pa.ListArray[Any]", rows.column("df_absent")))
-    updates = np.array(rows.column("df_op").to_pylist()) == "u"
+    updates = pc.equal(rows.column("df_op"), pa.scalar("u")).to_numpy(zero_copy_only=False)
     made: dict[str, pa.Array[Any]] = dict(zip(rows.schema.names, rows.columns, strict=True))
     for name in missing:
         made[name] = pa.nulls(rows.num_rows, columns.field(name).type)

@@ -84,3 +84,8 @@ def _hash_texts(source: Bytes, ends: npt.NDArray[np.int32], out: Words) -> None:
         for at in range(ends[row], ends[row + 1]):
             hashed = (hashed ^ np.uint64(source[at])) * np.uint64(_PRIME)
         out[row] = hashed
+
+
+def warm() -> None:
+    """Compile the kernel, or load it from the cache."""
+    key_hashes([pa.array(["a"])])

@@ -9,6 +9,7 @@ import json
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -57,8 +58,7 @@ def run_tasks(
             except DeltaforgeError as error:
                 rows = [{"error": type(error).__name__, "text": str(error)}]
             except Exception as error:  # noqa: BLE001 - its text may quote a value of a row
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                text = f"staging broke: {type(error).__name__} in {place.name}, line {place.lineno}"
+                text = f"staging broke: {type(error).__name__} in {_place(error)}"
                 rows = [{"error": DeltaforgeError.__name__, "text": text}]
             if rows:
                 yield pa.RecordBatch.from_pylist(rows, _REPORT)
@@ -75,6 +75,13 @@ def reported(report: pa.Table) -> list[TaskReport]:
         if row["error"] is not None:
             raise getattr(errors, row["error"])(row["text"])
     return [TaskReport(json.loads(row["report"]), row["data"] or b"") for row in rows]
+
+
+def _place(error: Exception) -> str:
+    """Return where in this package an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [one for one in frames if "deltaforge_dagster" in one.filename]
+    return f"{ours[-1].name}, line {ours[-1].lineno} of {Path(ours[-1].filename).name}"
 
 
 def _row(report: TaskReport) -> dict[str, Any]:

@@ -263,7 +263,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Table:
+class _TableReports:
     """What tasks have reported of a table."""
 
     name: TableName
@@ -345,12 +345,12 @@ def _tables(
     files: Sequence[TypedFile],
     plan: StagePlan,
     destination_of: Callable[[TableName], tuple[tuple[str, ...], TableRejected | None]],
-) -> tuple[list[_Table], dict[tuple[str, ...], Exception]]:
+) -> tuple[list[_TableReports], dict[tuple[str, ...], Exception]]:
     """Return the tables that tasks have reported, and those that cannot be staged."""
     by_name: dict[TableName, list[TypedFile]] = {}
     for one in sorted(files, key=lambda one: one.first or _NOWHERE):
         by_name.setdefault(one.table, []).append(one)
-    tables: list[_Table] = []
+    tables: list[_TableReports] = []
     failed: dict[tuple[str, ...], Exception] = {}
     names: dict[tuple[str, ...], list[TableName]] = {}
     for name in by_name:
@@ -375,7 +375,7 @@ def _tables(
 
 def _table(
     name: TableName, destination: tuple[str, ...], files: list[TypedFile], plan: StagePlan
-) -> _Table:
+) -> _TableReports:
     for one in files:
         if one.error is not None:
             raise TableRejected(one.error)
@@ -386,10 +386,10 @@ def _table(
         added |= set(key) - {column.name for column in known.columns}
     columns = known.with_added(sorted(added))
     check_names(columns.columns, full_name(name))
-    return _Table(name, destination, columns, key, files)
+    return _TableReports(name, destination, columns, key, files)
 
 
-def _fold_tasks(tables: Sequence[_Table], most: int) -> list[list[FoldTask]]:
+def _fold_tasks(tables: Sequence[_TableReports], most: int) -> list[list[FoldTask]]:
     """Distribute the buckets of tables among tasks with about `most` rows each."""
     tasks: list[list[FoldTask]] = []
     room = 0
@@ -413,7 +413,7 @@ def _fold_tasks(tables: Sequence[_Table], most: int) -> list[list[FoldTask]]:
     return tasks
 
 
-def _fold_task(number: int, table: _Table, buckets: Collection[int]) -> FoldTask:
+def _fold_task(number: int, table: _TableReports, buckets: Collection[int]) -> FoldTask:
     batches: list[tuple[str, Sequence[int]]] = []
     for file in table.files:
         found = [place for place, (bucket, _) in enumerate(file.buckets) if bucket in buckets]

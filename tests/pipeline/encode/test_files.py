@@ -177,11 +177,14 @@ def test_sweep(tmp_path: Path, scheme: str) -> None:
     (dead,) = written(folder, "dead-1.2.job", [batch([(1, 0)])])
     written(folder, "live-1.job", [batch([(1, 0)])])
     (tmp_path / "notes.txt").touch()
+    typed = Path(f"{tmp_path}/dead-1.2.job.0.parquet")
+    typed.touch()
     for path in tmp_path.iterdir():
         os.utime(path, (time.time() - 100,) * 2)
     written(folder, "young.job", [batch([(1, 0)])])
 
-    assert sweep_encoded(folder, {"live-1"}, older_than=50) == [dead.path]
+    swept = sweep_encoded(folder, {"live-1"}, older_than=50)
+    assert sorted(swept) == sorted([dead.path, f"{scheme}{typed}"])
     assert len(list(tmp_path.iterdir())) == 3
     assert sweep_encoded(folder, set(), older_than=10**6) == []
     assert sweep_encoded(f"{folder}/missing", set(), older_than=0) == []

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.connect.session import SparkSession
 
-from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.pipeline.lake import stage as staging
 from deltaforge_dagster.pipeline.lake.stage import LakeStager
 from deltaforge_dagster.pipeline.lake.staged import StagedStep
-from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.state.store import StateStore
-from tests.pipeline.encode.test_encoder import OneSession, segment
-from tests.pipeline.lake.changes import PIPELINE, change, table
+from tests.pipeline.encode.test_encoder import segment
+from tests.pipeline.lake.changes import change, stager_here, table
 from tests.processors.rows import Row
 from tests.state.make import held, position
 
 KEYS = range(5)
 COLUMNS = ("a", "b")
 Values = dict[str, int | None]
-Run = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
-class HereSession:
-    """Runs the functions of tasks in this process, each task with its own number, as Spark does."""
-
-    def range(self, start: int, end: int, step: int, tasks: int) -> HereSession:
-        """Note the numbers."""
-        assert (start, end, step) == (0, tasks, 1)
-        self._numbers = range(end)
-        return self
-
-    def mapInArrow(self, run: Run, _schema: str) -> HereSession:  # noqa: N802 - Spark's name
-        """Run the tasks."""
-        batches = [pa.RecordBatch.from_pydict({"id": [one]}) for one in self._numbers]
-        self._made = [made for one in batches for made in run([one])]
-        return self
-
-    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        """Return what they yielded."""
-        names = ("report", "data", "error", "text")
-        empty = pa.RecordBatch.from_pydict({name: [] for name in names})
-        return pa.Table.from_batches(self._made or [empty])
 
 
 @dataclass
@@ -170,9 +143,8 @@ class Place:
         with few, patch.object(encoder, "TASK_BYTES", 20_000):
             commit = self.stagers[mode].stage(segments)
         assert not commit.failed
-        (found,) = commit.tables or [None]
-        assert found is None or found.changes == len(changes)
-        return [] if found is None else found.steps
+        assert sum(one.changes for one in commit.tables) == len(changes)
+        return [step for one in commit.tables for step in one.steps]
 
 
 @pytest.fixture(scope="module")
@@ -183,14 +155,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with store.fenced(held(store)) as writer:
         stamp = writer.schemas.register("acme", table("id", *COLUMNS), position(1))
     journal = Journal((folder / "journal").as_uri())
-    sessions = OneSession(cast("SparkSession", HereSession()))
-    stagers = {}
-    for mode in ("current", "history"):
-        file = folder / "orders.yaml"
-        file.write_text(PIPELINE.replace("OPTIONS", f"mode: {mode}"))
-        spec = load_pipeline(file).spec
-        config = cast("LakeSinkConfig", spec.spec.sinks[0].config)
-        stagers[mode] = LakeStager(spec, config, journal, sessions, store, "run-1")
+    stagers = {
+        mode: stager_here(folder, journal, store, f"mode: {mode}")
+        for mode in ("current", "history")
+    }
     yield Place(stamp.fingerprint, journal, stagers)
     store.close()
 
@@ -231,23 +199,22 @@ def write_current(target: dict[int, Values], steps: Sequence[StagedStep]) -> Non
 def write_history(target: list[list[Any]], steps: Sequence[StagedStep]) -> None:
     """Apply steps as the writer does: the first row of a key ends the version that the table has."""
     for step in steps:
-        open_ones = {one[0]: one for one in target if one[3] is None}
+        open_ones = {version[0]: version for version in target if version[3] is None}
         if step.kind == "truncate":
-            for one in open_ones.values():
-                one[3] = step.event_time_us
+            for version in open_ones.values():
+                version[3] = step.event_time_us
             continue
         rows = sorted(rows_of(step), key=lambda one: (one["df_segment"], one["df_ordinal"]))
         assert len(rows) == step.rows
         met = set()
-        for one in rows:
-            begin, end = micros(one["df_valid_from"]), micros(one["df_valid_to"])
-            key = one["id"]
-            known = open_ones.get(one.get("df_old_id", key))
-            assert one["df_op"] == "u" or key not in met  # a delete behind other rows ends none
+        for row in rows:
+            key, begin, end = row["id"], micros(row["df_valid_from"]), micros(row["df_valid_to"])
+            known = open_ones.get(row.get("df_old_id", key))
+            assert row["df_op"] == "u" or key not in met  # a delete behind other rows ends none
             if key not in met and known is not None:
                 known[3] = begin
-            if one["df_op"] == "u":
-                target.append([key, merged(one, known and known[1]), begin, end])
+            if row["df_op"] == "u":
+                target.append([key, merged(row, None if known is None else known[1]), begin, end])
             met.add(key)
 
 

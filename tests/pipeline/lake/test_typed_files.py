@@ -1,0 +1,151 @@
+"""What tasks make of changes: keys, columns that processors add, and which changes a sink gets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.encode import encoder
+from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedStep
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.encode.test_encoder import segment
+from tests.pipeline.lake.changes import change, stager_here, table
+from tests.processors.rows import Row
+from tests.state.make import held, position
+
+Stage = Callable[..., StagedCommit]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """An empty journal."""
+    return Journal((tmp_path / "journal").as_uri())
+
+
+@pytest.fixture
+def version(sqlite_store: StateStore) -> str:
+    """The fingerprint of the only version of `public.orders`, with columns id, a and b."""
+    with sqlite_store.fenced(held(sqlite_store)) as writer:
+        return writer.schemas.register("acme", table("id", "a", "b"), position(1)).fingerprint
+
+
+@pytest.fixture
+def stage(tmp_path: Path, journal: Journal, sqlite_store: StateStore) -> Stage:
+    """Stages changes, those of each list in a segment and a task of their own."""
+
+    def of(
+        *changes: Sequence[Row], options: str = "mode: current", sinks: Sequence[str] = ()
+    ) -> StagedCommit:
+        segments: list[SegmentRow] = [
+            dataclasses.replace(segment(journal, number, rows), sinks=sinks)
+            for number, rows in enumerate(changes, 1)
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(encoder, "TASK_BYTES", 1 + min(one.bytes for one in segments) // 2)
+            return stager_here(tmp_path, journal, sqlite_store, options).stage(segments)
+
+    return of
+
+
+def steps(commit: StagedCommit) -> Sequence[StagedStep]:
+    """Return the steps of the only table."""
+    assert not commit.failed
+    (found,) = commit.tables
+    return found.steps
+
+
+def rows(step: StagedStep, *names: str) -> list[tuple[Any, ...]]:
+    """Return some columns of a step's rows, sorted."""
+    found = [row for path in step.files for row in pq.read_table(path).to_pylist()]
+    return sorted((tuple(one[name] for name in names) for one in found), key=repr)
+
+
+def error(commit: StagedCommit) -> str:
+    """Return why the only table cannot be staged."""
+    assert not commit.tables
+    (found,) = commit.failed.values()
+    return str(found)
+
+
+def test_images_without_the_key(version: str, stage: Stage) -> None:
+    """MySQL's minimal images of an update lack the key, which the key's image or the image before has."""
+    commit = stage(
+        [
+            change("u", 1, version, after={"a": 5}, key={"id": 1}),
+            change("u", 2, version, before={"id": 2}, after={"a": 6}, key=None),
+            change("u", 3, version, before={"id": 3}, after={"a": 7}, key={"id": 4}),
+        ]
+    )
+    first, rekey = steps(commit)
+    assert rows(first, "id", "a", "b", "df_absent") == [(1, 5, None, ["b"]), (2, 6, None, ["b"])]
+    assert rows(rekey, "df_old_id", "id", "a", "df_absent") == [(3, 4, 7, ["b"])]
+
+
+def test_another_key(version: str, stage: Stage) -> None:
+    """`keys` replaces the primary key, also where updates change it; values are compared, not their spelling."""
+    commit = stage(
+        [
+            change("c", 1, version, after={"id": 1, "a": 1, "b": 1}),
+            change("u", 2, version, before={"a": 1, "b": 1}, after={"id": 2, "a": 1, "b": 2}),
+            change("u", 3, version, before={"a": 5, "b": 5}, after={"id": 3, "a": "5", "b": 5.0}),
+        ],
+        options="keys: {public.orders: [b, a]}",
+    )
+    (step,) = steps(commit)
+    assert rows(step, "df_op", "b", "a", "id") == [
+        ("d", 1, 1, None), ("u", 2, 1, 2), ("u", 5, 5, 3),
+    ]  # fmt: skip
+    assert commit.tables[0].key == ("b", "a")
+
+
+@pytest.mark.parametrize("image", [{"b": 1}, {"id": 1, "a": None}])
+def test_changes_without_a_key(version: str, stage: Stage, image: dict[str, Any]) -> None:
+    """A change without a value of a key column cannot be merged: the table fails, with column and place."""
+    made = change("d", 1, version, before=image)
+    text = error(stage([made], options="keys: {public.orders: [a]}"))
+    assert "segment 1, ordinal 0" in text
+    assert "key column a" in text
+
+
+def test_added_fields(stage: Stage) -> None:
+    """Fields and tables of processors are text; an update in a file without a field lacks it, an insert has null."""
+    commit = stage(
+        [change("c", 1, None, after={"id": "x", "more": 1})],
+        [change("u", 2, None, after={"id": "y"}), change("c", 3, None, after={"id": "z"})],
+        options="keys: {public.orders: [id]}",
+    )
+    (step,) = steps(commit)
+    assert rows(step, "id", "more", "df_absent") == [
+        ("x", "1", None), ("y", None, ["more"]), ("z", None, None),
+    ]  # fmt: skip
+    assert [one.name for one in commit.tables[0].columns.columns] == ["id", "more"]
+
+
+def test_chosen_changes(version: str, stage: Stage) -> None:
+    """A sink gets neither operations that it skips, nor what its filter leaves out, nor segments for others."""
+    changes = [
+        change("c", 1, version, after={"id": 1}),
+        change("d", 2, version, before={"id": 1}),
+        change("t", 3, version),
+    ]
+    (step,) = steps(stage(changes, options="skipped_operations: [d, t]"))
+    assert rows(step, "df_op", "id") == [("u", 1)]
+    assert step.inserts_only
+    assert not stage(changes, options="filter: {synthetic_only: true}").tables
+    assert not stage(changes, sinks=("other",)).tables
+
+
+def test_one_key_in_two_spellings(version: str, stage: Stage) -> None:
+    """Text keys of any characters are told apart byte by byte, and are the same in every task."""
+    texts = ["a", "A", "ä", "", "a ", "\U0001f600"]
+    changes = [change("c", 1, version, after={"id": one, "a": 1}) for one in texts]
+    again = [change("u", 1, version, after={"id": one, "a": 2}) for one in texts]
+    (step,) = steps(stage(changes, again, options="types: {public.orders: {id: text}}"))
+    assert rows(step, "id", "a") == sorted(((one, 2) for one in texts), key=repr)
