@@ -40,7 +40,8 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     timing = frozenset({"commit_seconds", "commit_changes"})
     consequences: Mapping[str, str] = {
         **dict.fromkeys(["table", "path", "catalog"], _MOVED),
-        **dict.fromkeys(["mode", "keys", "soft_deletes"], _RESYNC),
+        **dict.fromkeys(["mode", "soft_deletes"], _RESYNC),
+        "keys": f"lets a table go on that is held because it has no key; a table that exists {_RESYNC}",
         "types": (
             "applies to columns that are created from now on, and lets a held table go on if the column is "
             "new; a table that has the column with another type needs a resync"
