@@ -64,7 +64,7 @@ class LakeWriter:
     """Applies staged changes to the tables of a sink; used by one thread.
 
     Args:
-        sessions: Provides the session, which nobody else may use meanwhile.
+        sessions: Provides the session, which nobody else may write with: what stamps our statements stays set.
         dialect: Format of the tables.
         config: Options of the sink.
         owner: Who writes.

@@ -108,6 +108,13 @@ class Lake:
         config = self.config(**options)
         return LakeWriter(sessions or self.sessions(), dialect_of(config), config, owner)
 
+    def reading(self) -> SparkSession:
+        """A session that knows the tables, and is not a writer's."""
+        session = self.sessions().session()
+        for name, value in dialect_of(self.config()).settings.items():
+            session.conf.set(name, value)
+        return session
+
     def rows(
         self, *names: str, destination: Sequence[str] = ("public", "orders")
     ) -> list[tuple[Any, ...]]:
@@ -117,15 +124,12 @@ class Lake:
 
     def arrow(self, *names: str, destination: Sequence[str] = ("public", "orders")) -> pa.Table:
         """The same in Arrow."""
-        sessions, config = self.sessions(), self.config()
-        dialect = dialect_of(config)
-        for name, value in dialect.settings.items():
-            sessions.session().conf.set(name, value)
+        dialect = dialect_of(self.config())
         columns = ", ".join(quoted(name) for name in names)
         query = (
             f"SELECT {columns} FROM {dialect.table(destination)} ORDER BY df_position, df_ordinal"
         )
-        return sessions.session().sql(query).toArrow()
+        return self.reading().sql(query).toArrow()
 
     def write(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> str:
         """Write staged rows and return the file's name."""

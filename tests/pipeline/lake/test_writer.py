@@ -346,17 +346,16 @@ def test_a_table_of_others(lake: Lake) -> None:
 
 def test_a_conflict_with_maintenance_is_tried_again(lake: Lake) -> None:
     """Somebody rewrites the table between two statements of a commit: it is applied to what is there then."""
-    staging, writer, other = Staging(lake, "current"), lake.writer(), lake.writer()
+    staging, writer = Staging(lake, "current"), lake.writer()
     rows = [{"id": key, "name": f"n{key}"} for key in range(3)]
     writer.commit(staging.table(staging.step(*rows)), 0, unguarded)
-    other.commit(staging.table(staging.step(*rows)), 0, unguarded)
-    table = other.dialect.table(("public", "orders"))
-    statement = f"DELETE FROM {table} WHERE id = 0"
-    pending = [statement] * 2
+    other = lake.reading()
+    table = writer.dialect.table(("public", "orders"))
+    pending = [f"DELETE FROM {table} WHERE id = 0"]
 
     def guard() -> None:
         if pending:
-            other.sessions.session().sql(pending.pop())
+            other.sql(pending.pop())
 
     changes = staging.table(
         staging.step({"id": 1, "name": "new"}, segment=1),
