@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
 
 
-class Failure(Enum):
+class SparkFailure(Enum):
     """What an error means."""
 
     LOST = auto()
@@ -62,23 +62,23 @@ _UNAVAILABLE = re.compile(
 )
 
 
-def failure_of(error: PySparkException, sessions: SessionProvider) -> Failure:
+def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailure:
     """Return what an error means."""
     if sessions.lost(error):
-        return Failure.LOST
+        return SparkFailure.LOST
     text = f"{error.getCondition() or ''} {error}"
     for pattern, failure in (
-        (_MISSING, Failure.MISSING),
-        (_CONFLICTS, Failure.CONFLICT),
-        (_DENIED, Failure.DENIED),
-        (_UNAVAILABLE, Failure.UNAVAILABLE),
+        (_MISSING, SparkFailure.MISSING),
+        (_CONFLICTS, SparkFailure.CONFLICT),
+        (_DENIED, SparkFailure.DENIED),
+        (_UNAVAILABLE, SparkFailure.UNAVAILABLE),
     ):
         if pattern.search(text):
             return failure
-    return Failure.REJECTED
+    return SparkFailure.REJECTED
 
 
-def translated(error: PySparkException, failure: Failure, table: str) -> DeltaforgeError:
+def translated(error: PySparkException, failure: SparkFailure, table: str) -> DeltaforgeError:
     """Return the error to raise for a table.
 
     Args:
@@ -88,19 +88,19 @@ def translated(error: PySparkException, failure: Failure, table: str) -> Deltafo
     """
     reason = _reason(error)
     match failure:
-        case Failure.LOST:
+        case SparkFailure.LOST:
             return SparkUnavailable(f"Spark was lost while it wrote to {table} ({reason})")
-        case Failure.MISSING:
+        case SparkFailure.MISSING:
             return SettingsError(
                 f"the Spark server lacks what it needs to write {table} ({reason}); install it with "
                 "`deltaforge lake install` and start the server again, or add the same jars to the server that "
                 "DELTAFORGE_SPARK_REMOTE names"
             )
-        case Failure.DENIED:
+        case SparkFailure.DENIED:
             return TableRejected(
                 f"{table}: Spark may not write there ({reason}); grant it access to the table's folder"
             )
-        case Failure.UNAVAILABLE:
+        case SparkFailure.UNAVAILABLE:
             return SinkUnavailable(f"{table}: its storage cannot be written now ({reason})")
         case _:
             return TableRejected(

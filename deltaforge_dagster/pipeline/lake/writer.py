@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.errors import SinkUnavailable
-from deltaforge_dagster.pipeline.lake.spark_failures import Failure, failure_of, translated
+from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.pipeline.lake.target import (
     LakeOwner,
@@ -101,7 +101,7 @@ class LakeWriter:
             except PySparkException as error:
                 self._targets.pop(table.destination, None)
                 failure = failure_of(error, self.sessions)
-                if failure is not Failure.CONFLICT:
+                if failure is not SparkFailure.CONFLICT:
                     raise translated(error, failure, label) from None
             except BaseException:
                 self._targets.pop(table.destination, None)
