@@ -372,12 +372,12 @@ FAULTS = (
     Fault(
         "pinned-file",
         "order of two writes",
-        "deltaforge_lab/servers/maven.py",
-        "    content = _download(artifact)\n",
-        "    content = _download(artifact)\n"
-        "    file.parent.mkdir(parents=True, exist_ok=True)\n"
-        "    file.write_bytes(content)\n",
-        ("tests/lab/servers/test_maven.py",),
+        "deltaforge_dagster/processes/maven.py",
+        "        _receive(artifact, f\"{repository.rstrip('/')}/{artifact.path}\", part, stream, progress)\n"
+        "        _finish(stream, file)\n",
+        "        _finish(stream, file)\n"
+        "        _receive(artifact, f\"{repository.rstrip('/')}/{artifact.path}\", file, stream, progress)\n",
+        ("tests/processes/test_maven.py",),
         "A download that is not the pinned file is kept, and used without a word the next time.",
     ),
 )

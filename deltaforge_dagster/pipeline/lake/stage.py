@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 import numpy as np
@@ -144,9 +144,9 @@ class LakeStager:
         typing = TypingJob(self._journal.url, plan, tasks, buckets, job.folder, job.name)
         what = f"segments {segments[0].segment} to {segments[-1].segment}"
         files = [TypedFile.of_report(one) for one in self._run(typing.run, len(tasks), what)]
-        tables, failed = _tables(
-            [one for one in files if wants(one.table)], plan, self._destination
-        )
+        files = [one for one in files if wants(one.table)]
+        plan = self._with_truncated(plan, {one.table for one in files})
+        tables, failed = _tables(files, plan, self._destination)
         if plan.mode == "changelog":
             staged = [one.logged() for one in tables]
         else:
@@ -236,6 +236,18 @@ class LakeStager:
             refused=refused,
             skipped=frozenset(skipped),
         )
+
+    def _with_truncated(self, plan: StagePlan, reported: Collection[TableName]) -> StagePlan:
+        """Return the plan with the registered tables that have events but no rows: they were truncated."""
+        if not any(name not in plan.schemas for name in reported):
+            return plan
+        schemas, keys = dict(plan.schemas), dict(plan.keys)
+        for history in self._store.schemas.histories(self._spec.metadata.name):
+            newest = history.newest.table
+            name = newest.db, newest.schema, newest.table
+            if name in reported and name not in schemas:
+                schemas[name], keys[name] = self._typed_schema(newest), newest.primary_key
+        return replace(plan, schemas=schemas, keys=keys)
 
     def _typed_schema(self, table: TableSchema) -> TypedSchema:
         declared = self._config.types_of(table.db, table.schema, table.table)

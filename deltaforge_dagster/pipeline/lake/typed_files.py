@@ -257,10 +257,6 @@ class _TableRows:
         self._known = len(self.schema.columns)
         self._batches: list[pa.RecordBatch] = []
         self._file = TypedFile(name)
-        try:
-            plan.check(name)
-        except TableRejected as error:
-            self._file.error = str(error)
 
     def truncate(self, rows: pa.RecordBatch) -> None:
         """Add truncates."""
@@ -280,6 +276,7 @@ class _TableRows:
         if self._file.error is not None:
             return 0
         try:
+            self._plan.check(self._file.table)
             self._check(typed.rows, rows)
             batch = self._keyed(typed.rows, rows) if self._key else self._logged(typed.rows, rows)
         except TableRejected as error:

@@ -185,6 +185,21 @@ def test_history_with_truncates(
     assert [step.kind for step in current.steps] == ["truncate", "rows"]
 
 
+def test_a_truncate_alone(
+    journal: Journal, register: Callable[[TableSchema], str], stage: Stage
+) -> None:
+    """The segments do not say which version the table has, so its columns and key are those of the newest."""
+    alone = [segment(journal, 1, [change("t", 1, None)])]
+    unknown = only(stage(alone))
+    assert ([step.kind for step in unknown.steps], unknown.key) == (["truncate"], ())
+    register(table("id", "a"))
+    for mode, kind in (("current", "truncate"), ("history", "truncate"), ("changelog", "rows")):
+        found = only(stage(alone, f"mode: {mode}"))
+        assert [step.kind for step in found.steps] == [kind]
+        assert [one.name for one in found.columns.columns] == ["id", "a"]
+        assert found.key == ("id",)
+
+
 def test_many_buckets(
     journal: Journal,
     register: Callable[[TableSchema], str],
