@@ -285,6 +285,8 @@ class CheckpointWrites:
     ) -> None:
         """Record a failure of a sink and when to try again.
 
+        The failure of a sink that was detached meanwhile is only counted: its last error stays why it is detached.
+
         Args:
             sink: The sink's id.
             error_text: The error's message, truncated to 2,000 characters.
@@ -293,15 +295,16 @@ class CheckpointWrites:
             tally: Metrics to count with it.
         """
         row = self._row(sink)
-        self._update(
-            sink,
-            {
-                "failures": row["failures"] + 1,
-                "last_error": error_text[:_ERROR_LENGTH],
-                "next_attempt_at": next_attempt_at,
-                "failing_since": row["failing_since"] if row["failures"] else clock(),
-            },
-        )
+        if row["state"] != "detached":
+            self._update(
+                sink,
+                {
+                    "failures": row["failures"] + 1,
+                    "last_error": error_text[:_ERROR_LENGTH],
+                    "next_attempt_at": next_attempt_at,
+                    "failing_since": row["failing_since"] if row["failures"] else clock(),
+                },
+            )
         metrics.count(self._connection, self._pipeline, tally)
 
     def held(
@@ -316,6 +319,8 @@ class CheckpointWrites:
             since: When the first of them was held.
             next_attempt_at: When the next of them is tried again.
         """
+        if self._row(sink)["state"] == "detached":
+            return  # its last error says why
         self._update(
             sink,
             {

@@ -218,6 +218,15 @@ class TestDetached:
 
         assert [one.segment for one in gone] == [1, 2, 3]
 
+    def test_a_late_failure_does_not_hide_why(self, store: StateStore) -> None:
+        """Its deliverer may fail once more before it is stopped."""
+        lease = self.journal(store)
+        with store.fenced(lease) as writer:
+            writer.checkpoints.failed("b", "refused", 5.0)
+            writer.checkpoints.held("b", "a table", failures=1, since=1.0, next_attempt_at=5.0)
+        row = store.checkpoints.read(NAME)["b"]
+        assert (row.last_error, row.failures) == ("the journal is full", 0)
+
     def test_attached_from_the_journal(self, store: StateStore) -> None:
         """It goes on after its checkpoint, also while a run holds the lease."""
         lease = self.journal(store)
