@@ -76,7 +76,7 @@ def build_definitions(
         from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415 - has an HTTP client
 
         sensors.append(build_alerts_sensor(told, cache))
-    sensors.append(build_files_sensor(settings, pipelines, cache))
+    sensors.append(build_files_sensor(settings, pipelines, tables, cache))
     retention, hourly = build_retention(good)
     return dg.Definitions(
         assets=[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
@@ -49,12 +50,9 @@ def lake_tables(
     settings: Settings, pipelines: Sequence[str]
 ) -> Mapping[str, Sequence[StoredWrite]]:
     """Return what was last written to each table of pipelines; nothing while the state store cannot be read."""
-    if not pipelines:
-        return {}
-    try:
-        with existing_store(settings) as store:
-            return (
-                {} if store is None else {one: store.lake_commits.tables(one) for one in pipelines}
-            )
-    except DeltaforgeError:
-        return {}
+    found: dict[str, Sequence[StoredWrite]] = dict.fromkeys(pipelines, ())
+    if found:
+        with suppress(DeltaforgeError), existing_store(settings) as store:
+            if store is not None:
+                found |= {one: store.lake_commits.tables(one) for one in pipelines}
+    return found

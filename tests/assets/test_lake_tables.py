@@ -49,6 +49,25 @@ def events(instance: dg.DagsterInstance) -> list[dg.AssetMaterialization]:
     return [one.asset_materialization for one in found.records if one.asset_materialization]
 
 
+def installation(folder: Path, kind: str) -> Settings:
+    """Return the settings of an installation with one pipeline, whose sink writes tables."""
+    place: dict[str, object] = {"path": str(folder / "lake")}
+    if kind == "iceberg":
+        place = {"catalog_properties": {"type": "hadoop", "warehouse": place["path"]}}
+    source = {"id": "pg", "dsn": "postgres://u@localhost/app", "slot": "s", "publication": "p"}
+    document = {
+        "metadata": {"name": NAME, "tenant": "acme"},
+        "spec": {
+            "source": {"type": "postgres", "config": source | {"tables": ["public.*"]}},
+            "sinks": [{"type": kind, "config": {"id": SINK, "mode": "current", **place}}],
+        },
+    }
+    (folder / "orders.yaml").write_text(yaml.safe_dump(document))
+    return Settings.from_env(
+        {"DELTAFORGE_PIPELINES": str(folder), "DELTAFORGE_HOME": str(folder / "home")}
+    )
+
+
 def test_each_commit_is_a_materialization(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
@@ -104,23 +123,8 @@ def test_other_assets_follow_a_table(
     tmp_path: Path, instance: dg.DagsterInstance, kind: str
 ) -> None:
     """Each table that was written is an asset below its sink's; one that waits for new data gets it once per commit."""
-    home = tmp_path / "home"
-    place: dict[str, object] = {"path": str(tmp_path / "lake")}
-    if kind == "iceberg":
-        place = {"catalog_properties": {"type": "hadoop", "warehouse": place["path"]}}
-    source = {"id": "pg", "dsn": "postgres://u@localhost/app", "slot": "s", "publication": "p"}
-    document = {
-        "metadata": {"name": NAME, "tenant": "acme"},
-        "spec": {
-            "source": {"type": "postgres", "config": source | {"tables": ["public.*"]}},
-            "sinks": [{"type": kind, "config": {"id": SINK, "mode": "current", **place}}],
-        },
-    }
-    (tmp_path / "orders.yaml").write_text(yaml.safe_dump(document))
-    settings = Settings.from_env(
-        {"DELTAFORGE_PIPELINES": str(tmp_path), "DELTAFORGE_HOME": str(home)}
-    )
-    store = StateStore.open(f"sqlite:///{home}/state.db")
+    settings = installation(tmp_path, kind)
+    store = StateStore.open(settings.state_url)
     lease = held(store, SINK)
     commit(store, lease, 1, *NAMES)
 
@@ -154,3 +158,27 @@ def test_other_assets_follow_a_table(
             dg.materialize([report], instance=instance)
     store.close()
     assert asked == [0, 1, 0, 1, 0]
+
+
+def test_a_new_table_makes_dagster_reload(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """The sensor of the files asks for it, also if there was no state store when the definitions were loaded."""
+    settings = installation(tmp_path, "delta")
+
+    def said() -> str:
+        sensor = definitions.get_repository_def().get_sensor_def("pipeline_files")
+        data = sensor.evaluate_tick(dg.build_sensor_context(instance))
+        return str(data.skip_message)
+
+    definitions = build_definitions(settings)
+    assert said() == "Dagster's definitions are up to date"
+    store = StateStore.open(settings.state_url)
+    lease = held(store, SINK)
+    commit(store, lease, 1, "orders")
+    assert said().startswith("new tables: orders/lake/public/orders: press Reload")
+
+    definitions = build_definitions(settings)
+    commit(store, lease, 2, "orders")
+    assert said() == "Dagster's definitions are up to date"
+    commit(store, lease, 3, "a_b")
+    assert said().startswith("new tables: orders/lake/public/a_b: press Reload")
+    store.close()
