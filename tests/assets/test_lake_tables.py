@@ -1,7 +1,5 @@
 """Lake tables in Dagster: an asset for each, and a materialization for each commit, on which other assets can wait."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,11 @@ import pytest
 import yaml
 
 from deltaforge_dagster.assets.lake_tables import publish_writes
+from deltaforge_dagster.assets.observer import RunObserver
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
@@ -116,6 +117,24 @@ def test_an_event_without_its_mark_is_not_written_again(
     assert publish(instance, sqlite_store) == 1
     assert len(events(instance)) == 2
     assert sqlite_store.lake_commits.unpublished(NAME) == []
+
+
+def test_a_run_reports_them(sqlite_store: StateStore, instance: dg.DagsterInstance) -> None:
+    """Although the tables are not among the assets that the run was started for."""
+    lease = held(sqlite_store, SINK)
+    commit(sqlite_store, lease, 1, "orders")
+    nothing: Any = None
+    run_context = RunContext(sqlite_store, Journal("memory://x"), *[nothing] * 4)
+
+    @dg.asset
+    def ranges(context: dg.AssetExecutionContext) -> None:
+        RunObserver(context, run_context, NAME).publish()
+
+    result = dg.materialize([ranges], instance=instance)
+
+    (record,) = instance.fetch_materializations(KEY, limit=9).records
+    assert record.run_id == result.run_id
+    assert publish(instance, sqlite_store) == 0
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
