@@ -1,8 +1,9 @@
 """The sensor that compares Dagster's definitions with the pipeline files, and makes Dagster reload them.
 
 Definitions are only as new as the loaded code location. A pipeline that was added, changed or removed since then
-appears once the location is reloaded, and so does a lake table that was written for the first time: automatically if the webserver's URL is known (`deltaforge dev` and `demo`, or
-`DELTAFORGE_DAGSTER_URL`), else when a user presses Reload, as the tick's message says.
+appears once the location is reloaded, and so does a lake table that was written for the first time. That happens by
+itself if the webserver's URL is known (`deltaforge dev` and `demo`, or `DELTAFORGE_DAGSTER_URL`), else when a user
+presses Reload, as the tick's message says.
 """
 
 from __future__ import annotations
