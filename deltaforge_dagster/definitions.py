@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import dagster as dg
 
 from deltaforge_dagster.assets.health import build_health_asset, build_health_check
+from deltaforge_dagster.assets.lake_tables import lake_table_specs, writes_tables
 from deltaforge_dagster.assets.pipeline import build_pipeline_asset, build_pipeline_job
 from deltaforge_dagster.assets.schemas import build_schemas_asset
 from deltaforge_dagster.assets.snapshot import build_snapshot_asset, build_snapshot_job
@@ -19,7 +20,11 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline
-from deltaforge_dagster.resources.installed import former_pipelines, installed_pipelines
+from deltaforge_dagster.resources.installed import (
+    former_pipelines,
+    installed_pipelines,
+    lake_tables,
+)
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.files import build_files_sensor
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
@@ -50,6 +55,8 @@ def build_definitions(
     good = [one for one in pipelines if isinstance(one, LoadedPipeline)]
     former = former_pipelines(settings, pipelines)
     shown: list[LoadedPipeline | FormerPipeline] = [*good, *former]
+    known = [*good, *(one.loaded for one in former)]
+    tables = lake_tables(settings, [one.name for one in known if writes_tables(one)])
     platform = Platform(settings, single_process=single_process)
     cache = TickCache(platform)
     room = WatchRoom(sum(one.spec.spec.engine.dagster.schedule is None for one in good))
@@ -69,13 +76,14 @@ def build_definitions(
         from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415 - has an HTTP client
 
         sensors.append(build_alerts_sensor(told, cache))
-    sensors.append(build_files_sensor(settings, pipelines, cache))
+    sensors.append(build_files_sensor(settings, pipelines, tables, cache))
     retention, hourly = build_retention(good)
     return dg.Definitions(
         assets=[
             *(build_pipeline_asset(one) for one in shown),
             *(build_snapshot_asset(one) for one in shown),
-            *(build_schemas_asset(one) for one in (*good, *(one.loaded for one in former))),
+            *(build_schemas_asset(one) for one in known),
+            *(spec for one in known for spec in lake_table_specs(one, tables.get(one.name, ()))),
             *(build_health_asset(one) for one in pipelines),
         ],
         asset_checks=[build_health_check(one) for one in pipelines],

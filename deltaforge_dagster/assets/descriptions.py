@@ -14,6 +14,7 @@ from deltaforge_dagster.assets.names import (
     asset_key,
     dagster_name,
     health_key,
+    lake_table_key,
     schemas_key,
     snapshot_key,
 )
@@ -25,6 +26,7 @@ from deltaforge_dagster.pipeline.control.code_versions import CodeParts
 from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
+from deltaforge_dagster.state.lake_commits import TableWrite
 
 
 def asset_specs(loaded: LoadedPipeline, parts: CodeParts) -> list[dg.AssetSpec]:
@@ -60,6 +62,30 @@ def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
         ),
         kinds={_source_kind(loaded)},
         **_everywhere(loaded),
+    )
+
+
+def lake_table_spec(
+    loaded: LoadedPipeline, sink: SinkBlock, table: TableWrite, columns: dg.TableSchema
+) -> dg.AssetSpec:
+    """Return the spec of a table that a sink has written."""
+    config, kind = sink.config, sink_types()[sink.type]
+    name, source = ".".join(table.destination), ".".join(table.source)
+    return dg.AssetSpec(
+        lake_table_key(loaded.name, config.id, table.source),
+        deps=[asset_key(loaded.name, config.id)],
+        description=(
+            f"Table `{name}`, in which sink {config.id} keeps `{source}`. Each commit that reaches it is a "
+            "materialization, whose data version is the position that the table has."
+        ),
+        kinds={kind.dagster_kind()},
+        **_everywhere(loaded),
+        metadata={
+            "dagster/column_schema": columns,
+            "dagster/table_name": name,
+            "source": source,
+            **kind.metadata(config),
+        },
     )
 
 

@@ -62,6 +62,11 @@ def asset_key(pipeline: str, asset: str) -> dg.AssetKey:
     return dg.AssetKey([pipeline, "sinks", asset])
 
 
+def lake_table_key(pipeline: str, sink: str, source: tuple[str, str]) -> dg.AssetKey:
+    """Return the key of the table in which a sink keeps a table of the source, given by schema and name."""
+    return dg.AssetKey([pipeline, sink, *source])
+
+
 def partitions_name(pipeline: str) -> str:
     """Return the name of the dynamic partitions that are the pipeline's ranges."""
     return f"{pipeline}/ranges"

@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.publish import add_partition, publish
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.pipeline.failpoints import failpoint
@@ -24,10 +25,11 @@ class RunObserver:
         self._context.log.info("range %s opened", number)
 
     def publish(self) -> None:
-        """Publish the ranges and table versions that are due."""
+        """Publish the ranges, table versions and commits to tables that are due."""
         instance, run_context = self._context.instance, self._run_context
         publish(instance, run_context.store, self._pipeline, self._emit, run_context.journal)
         publish_versions(instance, run_context.store, self._pipeline, self._context.log_event)
+        publish_writes(instance, run_context.store, self._pipeline, self._context.log_event)
 
     def warn(self, message: str) -> None:
         """Log a warning."""

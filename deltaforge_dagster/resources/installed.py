@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
@@ -10,6 +11,7 @@ from deltaforge_dagster.errors import DeltaforgeError, SpecError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed, united
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline, former_pipeline
 from deltaforge_dagster.resources.platform import existing_store
+from deltaforge_dagster.state.lake_commits import StoredWrite
 
 UNREADABLE = "pipelines-of-the-state-store"
 """Name of the placeholder for the pipelines in the state store while it cannot be read."""
@@ -42,3 +44,15 @@ def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> li
     except DeltaforgeError:
         return []
     return [one for one in found if one is not None]
+
+
+def lake_tables(
+    settings: Settings, pipelines: Sequence[str]
+) -> Mapping[str, Sequence[StoredWrite]]:
+    """Return what was last written to each table of pipelines; nothing while the state store cannot be read."""
+    found: dict[str, Sequence[StoredWrite]] = dict.fromkeys(pipelines, ())
+    if found:
+        with suppress(DeltaforgeError), existing_store(settings) as store:
+            if store is not None:
+                found |= {one: store.lake_commits.tables(one) for one in pipelines}
+    return found

@@ -1,8 +1,9 @@
 """The sensor that compares Dagster's definitions with the pipeline files, and makes Dagster reload them.
 
 Definitions are only as new as the loaded code location. A pipeline that was added, changed or removed since then
-appears once the location is reloaded: automatically if the webserver's URL is known (`deltaforge dev` and `demo`, or
-`DELTAFORGE_DAGSTER_URL`), else when a user presses Reload, as the tick's message says.
+appears once the location is reloaded, and so does a lake table that was written for the first time. That happens by
+itself if the webserver's URL is known (`deltaforge dev` and `demo`, or `DELTAFORGE_DAGSTER_URL`), else when a user
+presses Reload, as the tick's message says.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
+from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.config.file.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
@@ -21,6 +23,7 @@ from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.report import report_health
 from deltaforge_dagster.sensors.tick_cache import TickCache
+from deltaforge_dagster.state.lake_commits import StoredWrite
 
 _INTERVAL_SECONDS = 4
 """In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
@@ -30,17 +33,21 @@ _AGAIN_TICKS = 12
 
 
 def build_files_sensor(
-    settings: Settings, pipelines: Sequence[AnyPipeline], cache: TickCache
+    settings: Settings,
+    pipelines: Sequence[AnyPipeline],
+    tables: Mapping[str, Sequence[StoredWrite]],
+    cache: TickCache,
 ) -> dg.SensorDefinition:
     """Return the sensor of the installation's pipeline files.
 
     Args:
         settings: The installation.
         pipelines: The pipelines that the definitions were built from.
+        tables: The lake tables that they have, for each pipeline that writes such tables.
         cache: The resources that ticks share.
     """
     files = PipelineFiles(settings)
-    loaded = _contents(pipelines)
+    loaded, shown = _contents(pipelines), _table_names(tables)
     reload = _Reload(settings.dagster_url)
 
     @dg.sensor(
@@ -54,6 +61,7 @@ def build_files_sensor(
         try:
             with cache.lend(context) as (instance, opened):
                 found = files.installed(opened.store)
+                written = {name: opened.store.lake_commits.tables(name) for name in tables}
                 for one in found:
                     if isinstance(one, BrokenPipeline):
                         note_broken(opened.store, one.name)
@@ -63,6 +71,9 @@ def build_files_sensor(
             return red(dg.SkipReason(f"{NOT_WELL}{error}"))
         said = [f"{NOT_WELL}{one.error}" for one in found if isinstance(one, BrokenPipeline)]
         changes = _differences(loaded, _contents(found))
+        if added := _table_names(written) - shown:
+            new = f"new tables: {', '.join(sorted(added))}"
+            changes = f"{changes}; {new}" if changes else new
         if changes:
             said.append(f"{changes}: {reload.ask(changes)}")
         return red(dg.SkipReason("; ".join(said) or "Dagster's definitions are up to date"))
@@ -98,6 +109,15 @@ class _Reload:
 
 def _contents(pipelines: Sequence[AnyPipeline]) -> dict[str, AnyPipeline]:
     return {one.name: one for one in pipelines}
+
+
+def _table_names(tables: Mapping[str, Sequence[StoredWrite]]) -> set[str]:
+    """Return the names of the assets of tables, by pipeline."""
+    return {
+        lake_table_key(name, one.sink, one.write.source).to_user_string()
+        for name, found in tables.items()
+        for one in found
+    }
 
 
 def _differences(loaded: Mapping[str, AnyPipeline], found: Mapping[str, AnyPipeline]) -> str:

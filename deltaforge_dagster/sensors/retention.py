@@ -11,6 +11,7 @@ from deltaforge_dagster.assets.names import (
     chunks_name,
     dagster_name,
     health_key,
+    lake_table_key,
     partition_key,
     partitions_name,
 )
@@ -129,6 +130,10 @@ def _delete_history(
     first = kept[0].range if kept else row.next_range
     keys = [asset_key(loaded.name, one) for one in (CHANGES, *store.checkpoints.read(loaded.name))]
     keys.append(health_key(loaded.name))
+    keys += [
+        lake_table_key(loaded.name, one.sink, one.write.source)
+        for one in store.lake_commits.tables(loaded.name)
+    ]
     return runs, forget_events(instance, keys, partition_key(first), oldest)
 
 

@@ -24,6 +24,7 @@ from deltaforge_dagster.assets.checks import (
     preflight_evaluation,
     source_evaluation,
 )
+from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key, job_name
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
@@ -99,6 +100,7 @@ def tick(
     if not _lease_is_held(store, loaded.name):
         _publish(instance, store, loaded.name, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
+        publish_writes(instance, store, loaded.name, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
     note_tick(store, loaded.name, outdated=outdated)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]

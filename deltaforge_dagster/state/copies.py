@@ -46,6 +46,7 @@ from deltaforge_dagster.state.database.migrate import VERSION_TABLE, migrate
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
     lake_commits,
+    lake_writes,
     leases,
     metadata,
     pipelines,
@@ -253,3 +254,5 @@ def _make_safe(target: Connection, epochs: Mapping[str, int]) -> None:
     target.execute(update(pipelines).values(probe_after=0.0, probe_wait=0.0))
     target.execute(update(checkpoints).values(next_attempt_at=0.0))
     target.execute(delete(lake_commits))
+    # Most of what the copy has not published is published since, and Dagster would take it for newer.
+    target.execute(update(lake_writes).values(published=True))

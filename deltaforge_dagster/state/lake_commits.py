@@ -7,21 +7,34 @@ The *front* is the last segment that is in all tables, except for the *held* one
 table has everything up to a segment of its own; its commits are planned, and repeated, separately. It is held until it
 has reached the front. The sink's checkpoint is the minimum of all of these. If it is elsewhere, it was set by a user or
 a rebuilt journal, and `restart` puts everything there.
+
+What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front, or the held table. Each
+is published in Dagster; the last one of a table is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    and_,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.tables import lake_commits
+from deltaforge_dagster.state.database.tables import lake_commits, lake_writes
 
 Destination: TypeAlias = tuple[str, ...]
 """Name of a table in the lake, outermost part first."""
@@ -93,6 +106,44 @@ class Rejection:
     next_attempt_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class TableWrite:
+    """What a commit has added to a table.
+
+    Attributes:
+        source: Schema (the database if there are no schemas) and name of the source's table.
+        destination: Name of the table in the lake.
+        columns: Name and type of each of its columns, as Spark names types.
+        changes: Number of changes of the source.
+        position: Position in the source up to which the table has everything, JSON text.
+        changed_at: When the last change before this position was committed, in seconds since 1970.
+    """
+
+    source: tuple[str, str]
+    destination: Destination
+    columns: Sequence[tuple[str, str]]
+    changes: int
+    position: str
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWrite:
+    """What a commit has added to a table, as it is stored.
+
+    Attributes:
+        sink: The sink.
+        segment: The last segment of the commit.
+        write: What it has added.
+        written_at: When that was recorded, by the database's clock.
+    """
+
+    sink: str
+    segment: int
+    write: TableWrite
+    written_at: float
+
+
 class LakeCommitRepository:
     """The commits of all sinks that write tables: `StateStore.lake_commits`."""
 
@@ -103,6 +154,40 @@ class LakeCommitRepository:
         """Return how far a sink's tables have come, None before its first `restart`."""
         with self._database.read() as connection:
             return _read(connection, name, sink)
+
+    def tables(self, name: str) -> list[StoredWrite]:
+        """Return the last write of each table of a pipeline's sinks, by sink and source."""
+        newest: dict[tuple[str, tuple[str, str]], StoredWrite] = {}
+        for one in self._writes(lake_writes.c.pipeline == name):
+            newest[one.sink, one.write.source] = one
+        return [newest[key] for key in sorted(newest)]
+
+    def unpublished(self, name: str) -> list[StoredWrite]:
+        """Return the writes that are not published in Dagster yet, in the order of the journal."""
+        return self._writes(
+            and_(lake_writes.c.pipeline == name, lake_writes.c.published.is_(False))
+        )
+
+    def mark_published(self, name: str, stored: StoredWrite) -> None:
+        """Record that a write is published in Dagster."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(lake_writes)
+                .where(
+                    _of_table(name, stored.sink, stored.write),
+                    lake_writes.c.segment == stored.segment,
+                )
+                .values(published=True)
+            )
+
+    def _writes(self, where: ColumnElement[bool]) -> list[StoredWrite]:
+        query = (
+            select(lake_writes)
+            .where(where)
+            .order_by(lake_writes.c.segment, lake_writes.c.sink, lake_writes.c.source)
+        )
+        with self._database.read() as connection:
+            return [_stored(row) for row in connection.execute(query).mappings()]
 
 
 class LakeCommitWrites:
@@ -149,8 +234,20 @@ class LakeCommitWrites:
             )
         self._update(sink, _key(destination), {"planned_to": to})
 
-    def advance(self, sink: str, to: int, rejected: Iterable[Rejection] = ()) -> bool:
+    def advance(
+        self,
+        sink: str,
+        to: int,
+        rejected: Iterable[Rejection] = (),
+        writes: Iterable[TableWrite] = (),
+    ) -> bool:
         """Move the front to the end of a commit, and hold the tables that could not be written.
+
+        Args:
+            sink: The sink.
+            to: The last segment of the commit.
+            rejected: The tables that could not be written.
+            writes: What the others have got.
 
         Returns:
             Whether the front has moved; False if it was there already.
@@ -170,6 +267,7 @@ class LakeCommitWrites:
                 failures=1,
             )
         self._update(sink, _FRONT, {"segment": to, "planned_to": None})
+        self._add_writes(sink, to, writes)
         self._forget_ends(sink)
         return True
 
@@ -186,8 +284,20 @@ class LakeCommitWrites:
             },
         )
 
-    def wrote(self, sink: str, destination: Destination, to: int) -> bool:
+    def wrote(
+        self,
+        sink: str,
+        destination: Destination,
+        to: int,
+        writes: Iterable[TableWrite] = (),
+    ) -> bool:
         """Record that a held table has everything up to a segment; it is no longer held once that is the front.
+
+        Args:
+            sink: The sink.
+            destination: The table.
+            to: The segment.
+            writes: What the table has got; nothing if the segments have no changes of it.
 
         Returns:
             Whether the table has moved; False if it was there already.
@@ -207,8 +317,34 @@ class LakeCommitWrites:
                 _key(destination),
                 {"segment": to, "planned_to": None, "next_attempt_at": 0.0, "failures": 0},
             )
+        self._add_writes(sink, to, writes)
         self._forget_ends(sink)
         return True
+
+    def _add_writes(self, sink: str, to: int, writes: Iterable[TableWrite]) -> None:
+        """Store writes, except those of commits that tables had before: after a `restart`, they skip them."""
+        for one in writes:
+            mine = _of_table(self._pipeline, sink, one)
+            last = select(func.max(lake_writes.c.segment)).where(mine)
+            before = self._connection.execute(last).scalar()
+            if before is not None and before >= to:
+                continue
+            self._connection.execute(delete(lake_writes).where(mine, lake_writes.c.published))
+            self._connection.execute(
+                insert(lake_writes).values(
+                    pipeline=self._pipeline,
+                    sink=sink,
+                    source=_source_key(one),
+                    segment=to,
+                    destination=one.destination,
+                    columns=one.columns,
+                    changes=one.changes,
+                    position=one.position,
+                    changed_at=one.changed_at,
+                    written_at=clock(),
+                    published=False,
+                )
+            )
 
     def _forget_ends(self, sink: str) -> None:
         rows = _rows(self._connection, self._pipeline, sink)
@@ -277,6 +413,31 @@ def _rows(connection: Connection, pipeline: str, sink: str) -> dict[str, RowMapp
 
 def _of(pipeline: str, sink: str) -> ColumnElement[bool]:
     return and_(lake_commits.c.pipeline == pipeline, lake_commits.c.sink == sink)
+
+
+def _stored(row: RowMapping) -> StoredWrite:
+    schema, table = orjson.loads(row["source"])
+    write = TableWrite(
+        (schema, table),
+        tuple(row["destination"]),
+        tuple((name, type_) for name, type_ in row["columns"]),
+        row["changes"],
+        row["position"],
+        row["changed_at"],
+    )
+    return StoredWrite(row["sink"], row["segment"], write, row["written_at"])
+
+
+def _of_table(pipeline: str, sink: str, write: TableWrite) -> ColumnElement[bool]:
+    return and_(
+        lake_writes.c.pipeline == pipeline,
+        lake_writes.c.sink == sink,
+        lake_writes.c.source == _source_key(write),
+    )
+
+
+def _source_key(write: TableWrite) -> str:
+    return orjson.dumps(write.source).decode()
 
 
 def _key(destination: Destination | None) -> str:

@@ -33,6 +33,7 @@ from deltaforge_dagster.state.database.tables import (
     checkpoints,
     kv,
     lake_commits,
+    lake_writes,
     leases,
     log,
     metadata,
@@ -358,7 +359,7 @@ def _register(
             )
         )
     if not held.live:
-        for table in (checkpoints, lake_commits):
+        for table in (checkpoints, lake_commits, lake_writes):
             connection.execute(
                 delete(table).where(table.c.pipeline == name, table.c.sink.not_in(sorted(sinks)))
             )

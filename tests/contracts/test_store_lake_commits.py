@@ -8,9 +8,14 @@ import pytest
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.copies import back_up, restore
-from deltaforge_dagster.state.lake_commits import LakeCommits, LakeFront, Rejection
+from deltaforge_dagster.state.lake_commits import (
+    LakeCommits,
+    LakeFront,
+    Rejection,
+    TableWrite,
+)
 from deltaforge_dagster.state.store import StateStore
-from tests.state.make import NAME, capture, deliver, held, new_segment
+from tests.state.make import NAME, capture, deliver, held, new_segment, position
 
 ORDERS, ITEMS = ("public", "orders"), ("public", "a.b")
 SINK = "lake"
@@ -28,6 +33,25 @@ def places(store: StateStore) -> tuple[object, ...]:
     found = commits(store)
     tables = {name: (one.segment, one.planned_to) for name, one in found.held.items()}
     return (found.front.segment, found.front.planned_to, found.front.ends, tables)
+
+
+def write(name: str, changes: int, segment: int) -> TableWrite:
+    """Return what a commit up to a segment has added to a table."""
+    columns = (("id", "bigint"), ("größe", "decimal(10,2)"))
+    source = ("public", name)
+    return TableWrite(source, ("raw", name), columns, changes, position(segment), segment / 8)
+
+
+def writes(store: StateStore) -> list[tuple[int, str, int]]:
+    """Return what is to be published: end of the commit, table and changes."""
+    found = store.lake_commits.unpublished(NAME)
+    return [(one.segment, one.write.source[1], one.write.changes) for one in found]
+
+
+def publish(store: StateStore) -> None:
+    """Publish everything."""
+    for one in store.lake_commits.unpublished(NAME):
+        store.lake_commits.mark_published(NAME, one)
 
 
 def test_a_commit_is_planned_then_done(store: StateStore) -> None:
@@ -171,3 +195,77 @@ def test_a_sink_that_goes_on_although_tables_are_held(store: StateStore) -> None
     found = store.checkpoints.read(NAME)[SINK]
     assert (found.segment, found.failures, found.last_error) == (1, 3, "orders: no")
     assert (found.failing_since, found.next_attempt_at) == (17.0, 21.0)
+
+
+def test_each_write_is_published_and_the_last_is_kept(store: StateStore) -> None:
+    """A commit that is recorded a second time is one; a table without changes in it has none."""
+    lease = held(store, SINK)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 0)
+    for to, added in ((3, ["orders", "a.b"]), (5, ["orders"])):
+        for _ in range(2):
+            with store.fenced(lease) as writer:
+                writer.lake_commits.advance(SINK, to, (), [write(one, to, to) for one in added])
+    assert writes(store) == [(3, "a.b", 3), (3, "orders", 3), (5, "orders", 5)]
+
+    store.lake_commits.mark_published(NAME, store.lake_commits.unpublished(NAME)[1])
+    assert writes(store) == [(3, "a.b", 3), (5, "orders", 5)]
+    publish(store)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.advance(SINK, 6, (), [write("orders", 6, 6)])
+
+    assert writes(store) == [(6, "orders", 6)]
+    items, orders = store.lake_commits.tables(NAME)
+    assert (items.sink, items.segment, items.write) == (SINK, 3, write("a.b", 3, 3))
+    assert (orders.segment, orders.write) == (6, write("orders", 6, 6))
+    assert 0 < orders.written_at <= store.now()
+
+
+def test_writes_of_a_held_table(store: StateStore) -> None:
+    """They come later than those of the others."""
+    lease = held(store, SINK)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 0)
+        writer.lake_commits.advance(SINK, 3, [Rejection(ITEMS, "no", 0.0)], [write("orders", 3, 3)])
+        writer.lake_commits.advance(SINK, 4, (), [write("orders", 4, 4)])
+    for to in (3, 4):
+        for _ in range(2):
+            with store.fenced(lease) as writer:
+                writer.lake_commits.wrote(SINK, ITEMS, to, [write("a.b", to, to)])
+
+    assert writes(store) == [(3, "a.b", 3), (3, "orders", 3), (4, "a.b", 4), (4, "orders", 4)]
+
+
+def test_commits_that_a_table_had_are_not_published_again(store: StateStore) -> None:
+    """After the checkpoint was set back, tables skip what they have."""
+    lease = held(store, SINK)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 0)
+        for to in (3, 5):
+            writer.lake_commits.advance(SINK, to, (), [write("orders", to, to)])
+    publish(store)
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 0)
+        for to in (3, 5, 7):
+            writer.lake_commits.advance(SINK, to, (), [write("orders", to, to)])
+
+    assert writes(store) == [(7, "orders", 7)]
+
+
+def test_tables_stay_known(store: StateStore, tmp_path: Path) -> None:
+    """After a reset and in a restored store, which publishes nothing of before; not without the sink."""
+    lease = held(store, SINK)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 0)
+        writer.lake_commits.advance(SINK, 3, (), [write("orders", 3, 3)])
+        writer.lease.release()
+    back_up(store, tmp_path / "copy.db")
+    store.journals.reset(NAME)
+    assert len(store.lake_commits.tables(NAME)) == 1
+
+    restore(tmp_path / "copy.db", store, force=True)
+    assert (len(store.lake_commits.tables(NAME)), writes(store)) == (1, [])
+
+    store.pipelines.register(NAME, "spec-2", ["other"])
+    assert store.lake_commits.tables(NAME) == []

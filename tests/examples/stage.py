@@ -70,14 +70,14 @@ class Example:
         self.loaded: LoadedPipeline = load_pipeline(path)
         database = _DATABASES.get(self.loaded.spec.spec.source.type, Shop)
         self._database: Shop = database(dsn, redis_uri="")
-        self._store = stage.opened.store
+        self.store = stage.opened.store
         self._context = warm_tools(stage.opened, self.loaded)
 
     def start(self) -> None:
         """Fix where the pipeline begins: now."""
         source = self._context.build_source()
         try:
-            ensure_start(self._store, self.loaded, register(self._store, self.loaded), source)
+            ensure_start(self.store, self.loaded, register(self.store, self.loaded), source)
         finally:
             source.close()
 
@@ -93,7 +93,7 @@ class Example:
                 self._context,
                 RunOptions(
                     str(uuid.uuid4()),
-                    Watcher(self._store, self.loaded.name),
+                    Watcher(self.store, self.loaded.name),
                     until_caught_up=True,
                 ),
             )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.table import StaticTable
 
+from deltaforge_dagster.assets.lake_tables import publish_writes
 from tests.examples.stage import Play
 
 pytestmark = [
@@ -26,8 +28,8 @@ def delta(folder: Path, columns: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.postgres
-def test_orders_postgres_to_delta(play: Play, tmp_path: Path) -> None:
-    """One table has the orders as they are, the other every change of them."""
+def test_orders_postgres_to_delta(play: Play, tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """One table has the orders as they are, the other every change of them; Dagster knows what they are."""
     example = play(
         "orders-postgres-to-delta",
         "CREATE TABLE orders (id int PRIMARY KEY, total numeric(12,2))",
@@ -52,6 +54,17 @@ def test_orders_postgres_to_delta(play: Play, tmp_path: Path) -> None:
         ("u", 1),
         ("d", 2),
     ]
+
+    name = example.loaded.name
+    publish_writes(instance, example.store, name, instance.report_runless_asset_event)
+    key = dg.AssetKey([name, "audit", "public", "orders"])
+    (record,) = instance.fetch_materializations(key, limit=9).records
+    assert record.asset_materialization is not None
+    metadata = record.asset_materialization.metadata
+    assert metadata["changes"].value == 4
+    columns: Any = metadata["dagster/column_schema"].value
+    types = {one.name: one.type for one in columns.columns}
+    assert (types["id"], types["total"], types["df_op"]) == ("int", "decimal(12,2)", "string")
 
 
 @pytest.mark.mysql

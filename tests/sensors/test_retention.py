@@ -16,6 +16,7 @@ from dagster._core.storage.event_log.schema import (
 )
 
 from deltaforge_dagster.assets.checks import evaluate
+from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.names import partitions_name
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
@@ -24,8 +25,9 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.sensors.retention import _forget
 from deltaforge_dagster.state.database import tables
+from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
-from tests.state.make import NAME, capture, deliver, expire, held
+from tests.state.make import NAME, capture, deliver, expire, held, position
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +89,16 @@ def a_day(
     for number in range(day * ranges + 1, (day + 1) * ranges + 1):
         capture(store, lease, number)
     deliver(store, lease, "redis", (day + 1) * ranges)
+    with store.fenced(lease) as writer:
+        if day == 0:
+            writer.lake_commits.restart("redis", 0)
+        for number in range(day * ranges + 1, (day + 1) * ranges + 1):
+            written = TableWrite(("a", "b"), ("a", "b"), (), 1, position(number), 0.0)
+            writer.lake_commits.advance("redis", number, (), [written])
     expire(store)
     emit = instance.report_runless_asset_event
     publish(instance, store, NAME, emit, opened.journal)
+    publish_writes(instance, store, NAME, emit)
     for evaluation in evaluate(instance, store, loaded, None, []):
         emit(evaluation)
     _forget(instance, opened, loaded)

@@ -40,6 +40,7 @@ from deltaforge_dagster.state.lake_commits import (
     LakeCommits,
     LakeFront,
     Rejection,
+    TableWrite,
 )
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import FencedWriter
@@ -65,8 +66,13 @@ class Stager(Protocol):
 class TableWriter(Protocol):
     """Adds staged changes to tables (`writer.LakeWriter`)."""
 
-    def commit(self, table: StagedTable, through: int, guard: SendGuard) -> None:
+    def commit(
+        self, table: StagedTable, through: int, guard: SendGuard
+    ) -> Sequence[tuple[str, str]]:
         """Add the changes of a commit that ends with segment `through`, unless the table has them.
+
+        Returns:
+            Name and type of each column that the table has then.
 
         Raises:
             TableRejected: This table cannot be written.
@@ -333,6 +339,7 @@ class LakeDelivery:
             )
         own = self._own(rows)
         rejected: Mapping[Destination, Exception] = {}
+        writes: Sequence[TableWrite] = ()
         if own:
             if not commit.planned:
                 self._lease.write(
@@ -344,17 +351,17 @@ class LakeDelivery:
             written = self._write(own, commit, commits)
             if written is None:
                 return
-            rejected = written
+            writes, rejected = written
             failpoint("lake-committed")
         if commit.table is None:
-            self._front_moves(commit, commits, rows, rejected)
+            self._front_moves(commit, commits, rows, rejected, writes)
         else:
-            self._table_moves(commit, commit.table, commits, rejected)
+            self._table_moves(commit, commit.table, commits, rejected, writes)
 
     def _write(
         self, rows: Sequence[SegmentRow], commit: _Commit, commits: LakeCommits
-    ) -> Mapping[Destination, Exception] | None:
-        """Write a commit; return the tables that cannot be written, or None if asked to stop."""
+    ) -> tuple[Sequence[TableWrite], Mapping[Destination, Exception]] | None:
+        """Write a commit; return what tables got and which cannot be written, or None if asked to stop."""
         destination = commit.destination
         self._lease.guard()
         staged = self._stager.stage(
@@ -363,6 +370,7 @@ class LakeDelivery:
             skip=frozenset(commits.held) if destination is None else frozenset(),
         )
         rejected: dict[Destination, Exception] = dict(staged.failed)
+        writes: list[TableWrite] = []
         try:
             failpoint("lake-staged")
             for table in staged.tables:
@@ -372,17 +380,18 @@ class LakeDelivery:
                 self._meter.sends()
                 writer = self._writer or self._open(commits.front.owner)
                 try:
-                    writer.commit(table, commit.last, self._lease.guard)
+                    columns = writer.commit(table, commit.last, self._lease.guard)
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue
                 failpoint("lake-table-committed")
+                writes.append(_table_write(table, columns, rows[-1]))
                 self._meter.wrote(table.changes)
                 self.progress.rows += table.changes
                 self.progress.moved_at = time.monotonic()
         finally:
             staged.discard()
-        return rejected
+        return writes, rejected
 
     def _open(self, owner: str) -> TableWriter:
         self._writer = self._opened.enter_context(self._open_writer(owner))
@@ -395,6 +404,7 @@ class LakeDelivery:
         commits: LakeCommits,
         rows: Sequence[SegmentRow],
         rejected: Mapping[Destination, Exception],
+        writes: Sequence[TableWrite],
     ) -> None:
         """Move the front to the end of a commit, and hold the tables that could not be written."""
         now = self._store.now()
@@ -409,7 +419,9 @@ class LakeDelivery:
             replace(commits.front, segment=commit.last, planned_to=None), {**commits.held, **held}
         )
         self._record(
-            lambda writer: writer.lake_commits.advance(self._sink_id, commit.last, rejections),
+            lambda writer: writer.lake_commits.advance(
+                self._sink_id, commit.last, rejections, writes
+            ),
             after,
             rows,
         )
@@ -420,6 +432,7 @@ class LakeDelivery:
         table: HeldTable,
         commits: LakeCommits,
         rejected: Mapping[Destination, Exception],
+        writes: Sequence[TableWrite],
     ) -> None:
         """Record what became of a commit to a held table."""
         name = table.destination
@@ -443,7 +456,7 @@ class LakeDelivery:
         if commit.last < commits.front.segment:
             held[name] = replace(table, segment=commit.last, planned_to=None, failures=0)
         self._record(
-            lambda writer: writer.lake_commits.wrote(self._sink_id, name, commit.last),
+            lambda writer: writer.lake_commits.wrote(self._sink_id, name, commit.last, writes),
             replace(commits, held=held),
         )
 
@@ -516,6 +529,21 @@ class LakeDelivery:
             return
         self._held_error = TableRejected(_held_text(self._sink_id, held)) if held else None
         attempts.error = self._held_error
+
+
+def _table_write(
+    table: StagedTable, columns: Sequence[tuple[str, str]], last: SegmentRow
+) -> TableWrite:
+    """Return what a commit, whose last segment with changes is `last`, has added to a table."""
+    database, schema, name = table.source
+    return TableWrite(
+        (schema or database, name),
+        table.destination,
+        columns,
+        table.changes,
+        last.end_position,
+        last.last_ts_us / 1e6,
+    )
 
 
 def _held_text(sink_id: str, held: Mapping[Destination, HeldTable]) -> str:

@@ -77,7 +77,9 @@ class LakeWriter:
     _session: SparkSession | None = field(default=None, init=False)
     _targets: dict[tuple[str, ...], LakeTarget] = field(default_factory=dict, init=False)
 
-    def commit(self, table: StagedTable, through: int, guard: SendGuard) -> None:
+    def commit(
+        self, table: StagedTable, through: int, guard: SendGuard
+    ) -> Sequence[tuple[str, str]]:
         """Apply the changes of a table, unless it has them already; return when they are durable.
 
         Args:
@@ -85,6 +87,9 @@ class LakeWriter:
             through: Number of the commit's last segment. A commit that is repeated has the same changes; later
                 commits have larger numbers.
             guard: Called before each statement that changes anything.
+
+        Returns:
+            Name and type of each column that the table has then.
 
         Raises:
             TableRejected: The table cannot take the changes.
@@ -107,7 +112,7 @@ class LakeWriter:
                 self._targets.pop(table.destination, None)
                 raise
             else:
-                return
+                return tuple(self._targets[table.destination].columns.values())
         raise SinkUnavailable(
             f"{label}: others changed the table during each of {_ATTEMPTS} attempts to write to it"
         )

@@ -266,6 +266,23 @@ lake_commits = Table(
     Column("failures", BigInteger, nullable=False),
 )
 
+lake_writes = Table(
+    "lake_write",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("sink", Text, primary_key=True),
+    # Schema and table in the source, as a JSON array.
+    Column("source", Text, primary_key=True),
+    Column("segment", BigInteger, primary_key=True, autoincrement=False),
+    Column("destination", JSON, nullable=False),
+    Column("columns", JSON, nullable=False),
+    Column("changes", BigInteger, nullable=False),
+    Column("position", Text, nullable=False),
+    Column("changed_at", Double, nullable=False),
+    Column("written_at", Double, nullable=False),
+    Column("published", Boolean, nullable=False),
+)
+
 snapshots = Table(
     "snapshot",
     metadata,

@@ -39,6 +39,7 @@ from tests.pipeline.deliver.scene import NAME, SINK, Scene, lsn, place, scene
 __all__ = ["scene"]
 
 ORDERS, ITEMS = ("public", "orders"), ("public", "items")
+COLUMNS = (("id", "bigint"), ("df_position", "bigint"))
 NEVER = 1e9
 AT_ONCE = CommitLimits(NEVER, 1000, at_once=True)
 
@@ -101,7 +102,9 @@ class Lake:
         }
         return StagedCommit(tables, failed, self._discard)
 
-    def commit(self, table: StagedTable, through: int, guard: SendGuard) -> None:
+    def commit(
+        self, table: StagedTable, through: int, guard: SendGuard
+    ) -> Sequence[tuple[str, str]]:
         """Add the segments, unless the table has a commit that ends there or later."""
         guard()
         self.fault(table.destination)
@@ -110,6 +113,7 @@ class Lake:
         if self.versions[table.destination] < through:
             self.rows[table.destination] += [int(one) for one in table.steps[0].files]
             self.versions[table.destination] = through
+        return COLUMNS
 
     @contextmanager
     def writer(self, owner: str) -> Iterator[Lake]:
@@ -120,6 +124,14 @@ class Lake:
 
     def _discard(self) -> None:
         self.discarded += 1
+
+
+def writes(scene: Scene) -> list[tuple[str, int, int]]:
+    """Return what is to be published: table, end of the commit, and segments in it."""
+    return [
+        (one.write.destination[1], one.segment, one.write.changes)
+        for one in scene.store.lake_commits.unpublished(NAME)
+    ]
 
 
 @dataclass
@@ -253,6 +265,7 @@ def test_a_killed_run_is_repeated_exactly(
 
     assert [numbers for numbers, _ in lake.commits][-2:] == [[1, 2], [3, 4]]
     assert lake.rows == {ORDERS: [1, 2, 3, 4], ITEMS: [1, 2, 3, 4]}
+    assert writes(scene) == [("items", 2, 2), ("orders", 2, 2), ("items", 4, 2), ("orders", 4, 2)]
     assert len(set(lake.opened)) == 1
 
 
@@ -344,6 +357,20 @@ def test_a_held_table_does_not_stop_the_others(scene: Scene, which: str) -> None
     stored = scene.checkpoint
     assert (place(stored), stored.failures, stored.last_error) == ((3, 2, True), 0, None)
     assert (work.thread.attempts.error, work.delivery.stuck(None)) == (None, False)
+    assert writes(scene) == [("items", 2, 2), ("orders", 2, 2), ("items", 3, 1), ("orders", 3, 1)]
+
+
+def test_what_a_commit_added_is_stored(scene: Scene) -> None:
+    """With the columns of the table, and where the commit ends in the source."""
+    capture(scene, 2)
+    Work(scene, Lake()).go()
+
+    (items, orders) = scene.store.lake_commits.tables(NAME)
+
+    assert (items.sink, items.write.source, orders.write.source) == (SINK, ITEMS, ORDERS)
+    assert (orders.write.columns, orders.write.position) == (COLUMNS, lsn(6))
+    (last,) = scene.store.segments.read(NAME, first=2)
+    assert orders.write.changed_at == last.last_ts_us / 1e6
 
 
 def test_a_sink_with_a_held_table_has_work(scene: Scene) -> None:

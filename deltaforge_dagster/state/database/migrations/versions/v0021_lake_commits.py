@@ -1,4 +1,4 @@
-"""What the commits of sinks that write tables have reached."""
+"""What the commits of sinks that write tables have reached, and what they have added."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0020"
 
 
 def upgrade() -> None:
-    """Make the table."""
+    """Make the tables."""
     op.create_table(
         "lake_commit",
         sa.Column("pipeline", sa.Text, primary_key=True),
@@ -24,4 +24,18 @@ def upgrade() -> None:
         sa.Column("since", sa.Double),
         sa.Column("next_attempt_at", sa.Double, nullable=False),
         sa.Column("failures", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
+        "lake_write",
+        sa.Column("pipeline", sa.Text, primary_key=True),
+        sa.Column("sink", sa.Text, primary_key=True),
+        sa.Column("source", sa.Text, primary_key=True),
+        sa.Column("segment", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("destination", sa.JSON, nullable=False),
+        sa.Column("columns", sa.JSON, nullable=False),
+        sa.Column("changes", sa.BigInteger, nullable=False),
+        sa.Column("position", sa.Text, nullable=False),
+        sa.Column("changed_at", sa.Double, nullable=False),
+        sa.Column("written_at", sa.Double, nullable=False),
+        sa.Column("published", sa.Boolean, nullable=False),
     )

@@ -1,0 +1,99 @@
+"""The assets of lake tables: what a sink that writes tables keeps of each table of the source.
+
+Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports each commit that has reached a table
+(`publish_writes`). The data version is the position that the table has reached, so that assets which depend on a table
+can be materialized whenever it has new data.
+
+Dagster shows a new table once it loads the definitions again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import dagster as dg
+
+from deltaforge_dagster.assets.descriptions import lake_table_spec
+from deltaforge_dagster.assets.names import lake_table_key
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
+from deltaforge_dagster.state.lake_commits import StoredWrite
+from deltaforge_dagster.state.store import StateStore
+
+_DATA_VERSION = "dagster/data_version"
+_COLUMN_SCHEMA = "dagster/column_schema"
+
+
+def writes_tables(loaded: LoadedPipeline) -> bool:
+    """Return whether a pipeline has a sink that writes tables."""
+    kinds = sink_types()
+    return any(isinstance(kinds[one.type], LakeSinkType) for one in loaded.spec.spec.sinks)
+
+
+def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[StoredWrite]) -> list[dg.AssetSpec]:
+    """Return the specs of the tables that a pipeline's sinks have written, given by their last writes."""
+    kinds = sink_types()
+    sinks = {
+        sink.config.id: sink
+        for sink in loaded.spec.spec.sinks
+        if isinstance(kinds[sink.type], LakeSinkType)
+    }
+    return [
+        lake_table_spec(loaded, sinks[table.sink], table.write, column_schema(table))
+        for table in tables
+        if table.sink in sinks
+    ]
+
+
+def column_schema(stored: StoredWrite) -> dg.TableSchema:
+    """Return the columns of a table as Dagster's column schema."""
+    return dg.TableSchema([dg.TableColumn(*column) for column in stored.write.columns])
+
+
+def publish_writes(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    pipeline: str,
+    emit: Callable[[dg.AssetMaterialization], None],
+) -> int:
+    """Report each commit to a table that is not reported yet; return how many events were written.
+
+    The event is written first, then the write is marked as published; if the event is already there, only the mark is
+    written.
+    """
+    written = 0
+    for stored in store.lake_commits.unpublished(pipeline):
+        event = materialization(pipeline, stored)
+        if not _is_recorded(instance, event):
+            emit(event)
+            written += 1
+        store.lake_commits.mark_published(pipeline, stored)
+    return written
+
+
+def materialization(pipeline: str, stored: StoredWrite) -> dg.AssetMaterialization:
+    """Return the event of a commit that has reached a table."""
+    write = stored.write
+    name = ".".join(write.destination)
+    return dg.AssetMaterialization(
+        lake_table_key(pipeline, stored.sink, write.source),
+        description=f"{name} has everything up to segment {stored.segment}",
+        metadata={
+            "lag_seconds": round(max(0.0, stored.written_at - write.changed_at), 3),
+            "changes": write.changes,
+            "table": name,
+            "segment": str(stored.segment),
+            "position": write.position,
+            "written_at": dg.MetadataValue.timestamp(stored.written_at),
+            _COLUMN_SCHEMA: column_schema(stored),
+        },
+        # Segments of a snapshot have the same position in the source.
+        tags={_DATA_VERSION: f"{stored.segment}:{write.position}"},
+    )
+
+
+def _is_recorded(instance: dg.DagsterInstance, event: dg.AssetMaterialization) -> bool:
+    """Return whether the newest event of a table is this one."""
+    found = instance.fetch_materializations(event.asset_key, limit=1)
+    newest = found.records[0].asset_materialization if found.records else None
+    return newest is not None and newest.tags == event.tags

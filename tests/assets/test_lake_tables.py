@@ -1,0 +1,203 @@
+"""Lake tables in Dagster: an asset for each, and a materialization for each commit, on which other assets can wait."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from deltaforge_dagster.assets.lake_tables import publish_writes
+from deltaforge_dagster.assets.observer import RunObserver
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.state.lake_commits import TableWrite
+from deltaforge_dagster.state.records import Lease
+from deltaforge_dagster.state.store import StateStore
+from tests.state.make import NAME, held, position
+
+SINK = "lake"
+NAMES = ("orders", "a-b", "a_b", "größe/x y")
+"""Tables; Dagster takes some of these names for one when it makes Python names of them."""
+KEY = dg.AssetKey([NAME, SINK, "public", "orders"])
+
+
+def commit(store: StateStore, lease: Lease, to: int, *names: str) -> None:
+    """Record a commit of five changes to each table."""
+    columns = [("id", "bigint"), ("total", "decimal(10,2)")]
+    changed = store.now() - 60
+    with store.fenced(lease) as writer:
+        if to == 1:
+            writer.lake_commits.restart(SINK, 0)
+        writes = [
+            TableWrite(("public", one), ("raw", one), columns, 5, position(to), changed)
+            for one in names
+        ]
+        writer.lake_commits.advance(SINK, to, (), writes)
+
+
+def publish(instance: dg.DagsterInstance, store: StateStore) -> int:
+    """Publish; return how many events were written."""
+    return publish_writes(instance, store, NAME, instance.report_runless_asset_event)
+
+
+def events(instance: dg.DagsterInstance) -> list[dg.AssetMaterialization]:
+    """Return the events of `orders`, oldest first."""
+    found = instance.fetch_materializations(KEY, limit=10, ascending=True)
+    return [one.asset_materialization for one in found.records if one.asset_materialization]
+
+
+def installation(folder: Path, kind: str) -> Settings:
+    """Return the settings of an installation with one pipeline, whose sink writes tables."""
+    place: dict[str, object] = {"path": str(folder / "lake")}
+    if kind == "iceberg":
+        place = {"catalog_properties": {"type": "hadoop", "warehouse": place["path"]}}
+    source = {"id": "pg", "dsn": "postgres://u@localhost/app", "slot": "s", "publication": "p"}
+    document = {
+        "metadata": {"name": NAME, "tenant": "acme"},
+        "spec": {
+            "source": {"type": "postgres", "config": source | {"tables": ["public.*"]}},
+            "sinks": [{"type": kind, "config": {"id": SINK, "mode": "current", **place}}],
+        },
+    }
+    (folder / "orders.yaml").write_text(yaml.safe_dump(document))
+    return Settings.from_env(
+        {"DELTAFORGE_PIPELINES": str(folder), "DELTAFORGE_HOME": str(folder / "home")}
+    )
+
+
+def test_each_commit_is_a_materialization(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
+    """It is written once, with changes, columns, lag, and the position as data version."""
+    lease = held(sqlite_store, SINK)
+    commit(sqlite_store, lease, 1, "orders", "a_b")
+    commit(sqlite_store, lease, 2, "orders")
+
+    assert (publish(instance, sqlite_store), publish(instance, sqlite_store)) == (3, 0)
+    commit(sqlite_store, lease, 3, "a_b")
+    assert publish(instance, sqlite_store) == 1
+
+    first, second = events(instance)
+    assert [one.tags for one in (first, second)] == [
+        {"dagster/data_version": f"{number}:{position(number)}"} for number in (1, 2)
+    ]
+    shown: dict[str, Any] = {name: one.value for name, one in second.metadata.items()}
+    assert 60 <= shown.pop("lag_seconds") < 3600
+    assert shown.pop("written_at") > 0
+    assert shown == {
+        "changes": 5,
+        "table": "raw.orders",
+        "segment": "2",
+        "position": position(2),
+        "dagster/column_schema": dg.TableSchema(
+            [dg.TableColumn("id", "bigint"), dg.TableColumn("total", "decimal(10,2)")]
+        ),
+    }
+
+
+def test_an_event_without_its_mark_is_not_written_again(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
+    """After a kill between event and mark, the next publisher writes only the mark."""
+    lease = held(sqlite_store, SINK)
+    commit(sqlite_store, lease, 1, "orders")
+
+    def report_and_die(event: dg.AssetMaterialization) -> None:
+        instance.report_runless_asset_event(event)
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        publish_writes(instance, sqlite_store, NAME, report_and_die)
+    commit(sqlite_store, lease, 2, "orders")
+
+    assert publish(instance, sqlite_store) == 1
+    assert len(events(instance)) == 2
+    assert sqlite_store.lake_commits.unpublished(NAME) == []
+
+
+def test_a_run_reports_them(sqlite_store: StateStore, instance: dg.DagsterInstance) -> None:
+    """Although the tables are not among the assets that the run was started for."""
+    lease = held(sqlite_store, SINK)
+    commit(sqlite_store, lease, 1, "orders")
+    nothing: Any = None
+    run_context = RunContext(sqlite_store, Journal("memory://x"), *[nothing] * 4)
+
+    @dg.asset
+    def ranges(context: dg.AssetExecutionContext) -> None:
+        RunObserver(context, run_context, NAME).publish()
+
+    result = dg.materialize([ranges], instance=instance)
+
+    (record,) = instance.fetch_materializations(KEY, limit=9).records
+    assert record.run_id == result.run_id
+    assert publish(instance, sqlite_store) == 0
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_other_assets_follow_a_table(
+    tmp_path: Path, instance: dg.DagsterInstance, kind: str
+) -> None:
+    """Each table that was written is an asset below its sink's; one that waits for new data gets it once per commit."""
+    settings = installation(tmp_path, kind)
+    store = StateStore.open(settings.state_url)
+    lease = held(store, SINK)
+    commit(store, lease, 1, *NAMES)
+
+    @dg.asset(deps=[KEY], automation_condition=dg.AutomationCondition.eager())
+    def report() -> None:
+        """What somebody makes of the table."""
+
+    definitions = dg.Definitions.merge(build_definitions(settings), dg.Definitions(assets=[report]))
+    dg.Definitions.validate_loadable(definitions)
+    graph = definitions.resolve_asset_graph()
+    for one in NAMES:
+        node = graph.get(dg.AssetKey([NAME, SINK, "public", one]))
+        assert (node.kinds, node.group_name) == ({kind}, NAME)
+        assert node.parent_keys == {dg.AssetKey([NAME, "sinks", SINK])}
+        assert not node.is_executable
+        assert node.metadata["dagster/table_name"] == f"raw.{one}"
+        assert node.metadata["dagster/column_schema"].columns[1].type == "decimal(10,2)"
+
+    cursor, asked = None, []
+    for step in (0, 1, 0, 2, 0):
+        if step == 2:
+            commit(store, lease, 2, "orders")
+        if step:
+            publish(instance, store)
+        found = dg.evaluate_automation_conditions(
+            definitions, instance, dg.AssetSelection.assets(report), cursor=cursor
+        )
+        cursor = found.cursor
+        asked.append(found.get_num_requested(report.key))
+        if asked[-1]:
+            dg.materialize([report], instance=instance)
+    store.close()
+    assert asked == [0, 1, 0, 1, 0]
+
+
+def test_a_new_table_makes_dagster_reload(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """The sensor of the files asks for it, also if there was no state store when the definitions were loaded."""
+    settings = installation(tmp_path, "delta")
+
+    def said() -> str:
+        sensor = definitions.get_repository_def().get_sensor_def("pipeline_files")
+        data = sensor.evaluate_tick(dg.build_sensor_context(instance))
+        return str(data.skip_message)
+
+    definitions = build_definitions(settings)
+    assert said() == "Dagster's definitions are up to date"
+    store = StateStore.open(settings.state_url)
+    lease = held(store, SINK)
+    commit(store, lease, 1, "orders")
+    assert said().startswith("new tables: orders/lake/public/orders: press Reload")
+
+    definitions = build_definitions(settings)
+    commit(store, lease, 2, "orders")
+    assert said() == "Dagster's definitions are up to date"
+    commit(store, lease, 3, "a_b")
+    assert said().startswith("new tables: orders/lake/public/a_b: press Reload")
+    store.close()
