@@ -6,6 +6,7 @@ Texts of errors may quote values of rows, so only conditions and names of classe
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,42 @@ _DENIED = re.compile(
 )
 
 
+_TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
+    SparkFailure.LOST: (SparkUnavailable, "Spark was lost while it wrote to {table} ({reason})"),
+    SparkFailure.CONFLICT: (
+        TableRejected,
+        "{table}: others changed the table during each attempt to write to it ({reason}); it is tried again later",
+    ),
+    SparkFailure.MISSING: (
+        SettingsError,
+        (
+            "the Spark server lacks what it needs to write {table} ({reason}); install it with `deltaforge lake install` "
+            "and start the server again, or add the same jars to the server that DELTAFORGE_SPARK_REMOTE names"
+        ),
+    ),
+    SparkFailure.PLACE: (
+        SettingsError,
+        (
+            "the Spark server cannot use the place of {table} ({reason}); correct the sink's path or catalog, or add the "
+            "catalog or the storage's jars to the server that DELTAFORGE_SPARK_REMOTE names"
+        ),
+    ),
+    SparkFailure.UNAVAILABLE: (
+        SinkUnavailable,
+        "{table}: its storage or catalog cannot be used now ({reason})",
+    ),
+    SparkFailure.DENIED: (
+        TableRejected,
+        "{table}: Spark cannot write there ({reason}); make sure that it may make folders and files there",
+    ),
+    SparkFailure.REJECTED: (
+        TableRejected,
+        "{table} cannot be written ({reason}); the log of the Spark server says more",
+    ),
+}
+"""The errors to raise, and their texts."""
+
+
 def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailure:
     """Return what an error means."""
     if sessions.lost(error):
@@ -98,36 +135,8 @@ def translated(error: PySparkException, failure: SparkFailure, table: str) -> De
         failure: What it means.
         table: What messages call the table.
     """
-    reason = _reason(error)
-    match failure:
-        case SparkFailure.LOST:
-            return SparkUnavailable(f"Spark was lost while it wrote to {table} ({reason})")
-        case SparkFailure.CONFLICT:
-            return TableRejected(
-                f"{table}: others changed the table during each attempt to write to it ({reason}); it is tried "
-                "again later"
-            )
-        case SparkFailure.MISSING:
-            return SettingsError(
-                f"the Spark server lacks what it needs to write {table} ({reason}); install it with "
-                "`deltaforge lake install` and start the server again, or add the same jars to the server that "
-                "DELTAFORGE_SPARK_REMOTE names"
-            )
-        case SparkFailure.PLACE:
-            return SettingsError(
-                f"the Spark server cannot use the place of {table} ({reason}); correct the sink's path or catalog, "
-                "or add the catalog or the storage's jars to the server that DELTAFORGE_SPARK_REMOTE names"
-            )
-        case SparkFailure.DENIED:
-            return TableRejected(
-                f"{table}: Spark cannot write there ({reason}); make sure that it may make folders and files there"
-            )
-        case SparkFailure.UNAVAILABLE:
-            return SinkUnavailable(f"{table}: its storage or catalog cannot be used now ({reason})")
-        case SparkFailure.REJECTED:
-            return TableRejected(
-                f"{table} cannot be written ({reason}); the log of the Spark server says more"
-            )
+    made, text = _TRANSLATIONS[failure]
+    return made(text.format(table=table, reason=_reason(error)))
 
 
 def _reason(error: PySparkException) -> str:

@@ -88,12 +88,13 @@ class Lake:
         """Options of the sink."""
         options.setdefault("table", "${source.schema}.${source.table}")
         if self.format == "delta":
-            return DeltaSinkConfig(id="lake", path=str(self.folder / "lake"), **options)
+            place = {} if "catalog" in options else {"path": str(self.folder / "lake")}
+            return DeltaSinkConfig(id="lake", **place, **options)
         properties = {
             "type": SecretStr("hadoop"),
             "warehouse": SecretStr(str(self.folder / "lake")),
         }
-        return IcebergSinkConfig(id="lake", catalog_properties=properties, **options)
+        return IcebergSinkConfig(id="lake", **{"catalog_properties": properties, **options})
 
     def sessions(self) -> LakeSessions:
         """A provider with a session of its own."""
