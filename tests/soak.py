@@ -24,6 +24,7 @@ SCENARIOS = {
     "snapshots": "snapshots killed at random, read again by chunks, and for sinks that join",
     "faults": "networks that cut connections for minutes, disks that are full",
     "versions": "other versions of PostgreSQL, MySQL, MariaDB and libSQL",
+    "formats": "what is the same in both formats of lake tables, with the one that CI leaves out",
     "benchmarks": "`bench` with the pairs that CI leaves out, and `demo` with a SQLite file",
     "properties": "property tests that need no server, with Hypothesis's profile `soak`",
     "large": "transactions of millions of rows, values of a gigabyte",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from deltaforge_dagster.pipeline.pandas_later import standing_in_for_pandas
@@ -13,5 +14,10 @@ with standing_in_for_pandas():
     from pyspark.errors.exceptions.connect import SparkConnectGrpcException
     from pyspark.sql.connect import functions
     from pyspark.sql.connect.session import SparkSession
+
+# These loggers of PySpark print Spark's error messages whole, including values of rows. They are silenced by
+# level, because configuring logging later, as Dagster does, enables disabled loggers again.
+for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 __all__ = ["SparkConnectGrpcException", "SparkSession", "functions"]

@@ -23,6 +23,7 @@ from deltaforge_dagster.resources.lake_jars import LAKE_JARS
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_lab.servers.maven import fetch
 from tests.fix_spark import connected
+from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -131,6 +132,11 @@ def test_a_server_that_lacks_jars_is_replaced(home: Path) -> None:
     jars = fetch(LAKE_JARS)
     other, ours = SparkServer.ensure(home), SparkServer.ensure(home, jars=jars)
     assert ours.remote == other.remote
+    for format_ in FORMATS:
+        lake = Lake(format_, home, ours.remote)
+        with pytest.raises(SettingsError, match="deltaforge lake install"):
+            lake.writer().commit(Staging(lake, "current").table(), 0, lambda: None)
+        lake.close()
     ours.release()
     other.release()
 

@@ -6,6 +6,7 @@ Texts of errors may quote values of rows, so only conditions and names of classe
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -31,47 +32,95 @@ class SparkFailure(Enum):
     """Somebody else has changed the table meanwhile."""
     MISSING = auto()
     """The server does not have the format."""
+    PLACE = auto()
+    """The server does not have the catalog, or nothing to reach the storage with."""
     UNAVAILABLE = auto()
     """The storage or the catalog cannot be reached, or is full."""
     DENIED = auto()
-    """Spark may not do that."""
+    """Spark may not or cannot make files there."""
     REJECTED = auto()
     """Anything else: the table cannot take the changes."""
 
 
 _CLASS = re.compile(r"\(((?:[a-z]\w*\.)+[A-Z][\w$]*)\)|^((?:[a-z]\w*\.)+[A-Z][\w$]*)", re.MULTILINE)
-_CONFLICTS = re.compile(
-    r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGED|"
-    r"FIELD_ALREADY_EXISTS|TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_TABLE_ALREADY_EXISTS|"
-    r"iceberg\.exceptions\.(CommitFailed|CommitStateUnknown|Validation|AlreadyExists)Exception|"
-    r"Cannot fast-forward|(?i:\b(ref|branch)\b[^\n]* does not exist|does not exist: deltaforge_)|Concurrent\w*Exception"
-)
+_CAUSE = re.compile(r"^Caused by: (?:[a-z]\w*\.)+([A-Z][\w$]*)", re.MULTILINE)
+_TELLING = re.compile(r"\A.*|^Caused by: .*", re.MULTILINE)
+"""Matches the lines of an error's text that say what it is; others are plans, with values, and places in code."""
 _MISSING = re.compile(
-    r"DATA_SOURCE_NOT_FOUND|CATALOG_NOT_FOUND|Cannot find catalog plugin class|"
+    r"DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin class|"
     r"ClassNotFoundException: (org\.apache\.iceberg|io\.delta|org\.apache\.spark\.sql\.delta)|"
     r"DELTA_CONFIGURE_SPARK_SESSION"
 )
-_DENIED = re.compile(
-    r"Permission denied|AccessControlException|AccessDenied|ForbiddenException|NotAuthorizedException|"
-    r"Operation not permitted|\b403\b"
+_PLACE = re.compile(
+    r"CATALOG_NOT_FOUND|REQUIRES_SINGLE_PART_NAMESPACE|Unknown catalog type|Cannot initialize Catalog|"
+    r"No suitable driver|No FileSystem for scheme|ClassNotFoundException: (Class )?[\w.]*FileSystem\b"
 )
 _UNAVAILABLE = re.compile(
     r"No space left on device|Disk quota exceeded|ConnectException|Connection refused|Connection reset|"
-    r"UnknownHostException|SocketTimeoutException|SocketException|NoRouteToHostException|"
-    r"ServiceUnavailableException|ServiceFailureException|SlowDown|\b503\b"
+    r"Failed to connect|UnknownHostException|SocketTimeoutException|SocketException|NoRouteToHostException|"
+    r"ServiceUnavailableException|ServiceFailureException|SlowDown|(?i:\bcode:? 503\b)|503 Service Unavailable"
 )
+_CONFLICTS = re.compile(
+    r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGED|"
+    r"FIELD_ALREADY_EXISTS|TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_TABLE_ALREADY_EXISTS|"
+    r"iceberg\.exceptions\.(CommitFailed|CommitStateUnknown|AlreadyExists)Exception|"
+    r"iceberg\.exceptions\.ValidationException(?!\W+Invalid )|"
+    r"Cannot fast-forward|(?i:\b(ref|branch)\b[^\n]* does not exist|does not exist: deltaforge_)|Concurrent\w*Exception"
+)
+_DENIED = re.compile(
+    r"Permission denied|AccessControlException|AccessDenied|ForbiddenException|NotAuthorizedException|"
+    r"Operation not permitted|Read-only file system|(?i:\bcode:? 403\b)|403 Forbidden|"
+    r"DELTA_CANNOT_CREATE_LOG_PATH|Mkdirs failed|is not a directory"
+)
+
+
+_TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
+    SparkFailure.LOST: (SparkUnavailable, "Spark was lost while it wrote to {table} ({reason})"),
+    SparkFailure.CONFLICT: (
+        TableRejected,
+        "{table}: others changed the table during each attempt to write to it ({reason}); it is tried again later",
+    ),
+    SparkFailure.MISSING: (
+        SettingsError,
+        (
+            "the Spark server lacks what it needs to write {table} ({reason}); install it with `deltaforge lake install` "
+            "and start the server again, or add the same jars to the server that DELTAFORGE_SPARK_REMOTE names"
+        ),
+    ),
+    SparkFailure.PLACE: (
+        SettingsError,
+        (
+            "the Spark server cannot use the place of {table} ({reason}); correct the sink's path or catalog, or add the "
+            "catalog or the storage's jars to the server that DELTAFORGE_SPARK_REMOTE names"
+        ),
+    ),
+    SparkFailure.UNAVAILABLE: (
+        SinkUnavailable,
+        "{table}: its storage or catalog cannot be used now ({reason})",
+    ),
+    SparkFailure.DENIED: (
+        TableRejected,
+        "{table}: Spark cannot write there ({reason}); make sure that it may make folders and files there",
+    ),
+    SparkFailure.REJECTED: (
+        TableRejected,
+        "{table} cannot be written ({reason}); the log of the Spark server says more",
+    ),
+}
+"""The errors to raise, and their texts."""
 
 
 def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailure:
     """Return what an error means."""
     if sessions.lost(error):
         return SparkFailure.LOST
-    text = f"{error.getCondition() or ''} {error}"
+    text = "\n".join([error.getCondition() or "", *_TELLING.findall(str(error))])
     for pattern, failure in (
         (_MISSING, SparkFailure.MISSING),
+        (_PLACE, SparkFailure.PLACE),
+        (_UNAVAILABLE, SparkFailure.UNAVAILABLE),
         (_CONFLICTS, SparkFailure.CONFLICT),
         (_DENIED, SparkFailure.DENIED),
-        (_UNAVAILABLE, SparkFailure.UNAVAILABLE),
     ):
         if pattern.search(text):
             return failure
@@ -86,32 +135,16 @@ def translated(error: PySparkException, failure: SparkFailure, table: str) -> De
         failure: What it means.
         table: What messages call the table.
     """
-    reason = _reason(error)
-    match failure:
-        case SparkFailure.LOST:
-            return SparkUnavailable(f"Spark was lost while it wrote to {table} ({reason})")
-        case SparkFailure.MISSING:
-            return SettingsError(
-                f"the Spark server lacks what it needs to write {table} ({reason}); install it with "
-                "`deltaforge lake install` and start the server again, or add the same jars to the server that "
-                "DELTAFORGE_SPARK_REMOTE names"
-            )
-        case SparkFailure.DENIED:
-            return TableRejected(
-                f"{table}: Spark may not write there ({reason}); grant it access to the table's folder"
-            )
-        case SparkFailure.UNAVAILABLE:
-            return SinkUnavailable(f"{table}: its storage cannot be written now ({reason})")
-        case _:
-            return TableRejected(
-                f"{table} cannot be written ({reason}); the log of the Spark server says more"
-            )
+    made, text = _TRANSLATIONS[failure]
+    return made(text.format(table=table, reason=_reason(error)))
 
 
 def _reason(error: PySparkException) -> str:
-    """Return a short name of the error: its condition, or the class of Java's exception."""
-    if condition := error.getCondition():
-        return condition
-    if found := _CLASS.search(str(error)):
-        return (found[1] or found[2]).rpartition(".")[2]
-    return spark_condition(error)
+    """Return a short name of the error, its condition or the class of Java's exception, and that of its cause."""
+    text = str(error)
+    name = error.getCondition()
+    if name is None or name.startswith("_LEGACY"):
+        found = _CLASS.search(text)
+        name = (found[1] or found[2]).rpartition(".")[2] if found else spark_condition(error)
+    causes = [one for one in _CAUSE.findall(text) if one != name]
+    return f"{name}, caused by {causes[-1]}" if causes else name

@@ -195,20 +195,26 @@ def open_target(commit: TableCommit) -> LakeTarget:
     """Return the table of a commit, made if it does not exist.
 
     Raises:
-        TableRejected: It is somebody else's.
+        TableRejected: It is somebody else's, or cannot be partitioned as configured.
     """
     dialect, destination = commit.dialect, commit.table.destination
     name = dialect.table(destination)
-    owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
-    commit.execute(
-        *dialect.prepare(destination),
-        dialect.create(
-            destination,
-            [*commit.columns, *commit.own_columns],
-            commit.config.partition_of(*commit.table.source),
-            {OWNER: owned.to_json(), SOURCE: commit.source},
-        ),
-    )
+    columns = [*commit.columns, *commit.own_columns]
+    partition_by = commit.config.partition_of(*commit.table.source)
+    known = {column.name.lower() for column in columns}
+    unknown = [one.column for one in partition_by if one.column.lower() not in known]
+    if not unknown:
+        owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
+        stamps = {OWNER: owned.to_json(), SOURCE: commit.source}
+        commit.execute(
+            *dialect.prepare(destination),
+            dialect.create(destination, columns, partition_by, stamps),
+        )
+    elif not _exists(commit, name):  # a table keeps columns that the source has dropped
+        raise TableRejected(
+            f"{commit.label} cannot be partitioned by {', '.join(unknown)}, which {commit.source} does not have; "
+            "correct the sink's `partition_by`"
+        )
     properties = {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
     target = LakeTarget(name, _columns(commit.session, name))
     target.base = _own(commit, target, properties)
@@ -275,6 +281,16 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     changed = properties_text({OWNER: owned.to_json(), SOURCE: commit.source})
     commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({changed})")
     return owned.base
+
+
+def _exists(commit: TableCommit, name: str) -> bool:
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - slow
+
+    try:
+        commit.rows(f"SHOW TBLPROPERTIES {name}")
+    except AnalysisException:
+        return False
+    return True
 
 
 def _columns(session: SparkSession, table: str) -> dict[str, tuple[str, str]]:

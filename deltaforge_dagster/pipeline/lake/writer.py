@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.pipeline.lake.target import (
@@ -92,30 +91,29 @@ class LakeWriter:
             Name and type of each column that the table has then.
 
         Raises:
-            TableRejected: The table cannot take the changes.
-            SinkUnavailable: The storage or the catalog cannot be reached, or others keep changing the table.
+            TableRejected: The table cannot take the changes, or others keep changing it.
+            SinkUnavailable: The storage or the catalog cannot be reached.
             SparkUnavailable: The session is gone.
-            SettingsError: The Spark server lacks the format.
+            SettingsError: The Spark server lacks the format, the catalog, or what the storage needs.
         """
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         label = table_label(self.dialect, self.owner, table)
-        for _ in range(_ATTEMPTS):
+        left = _ATTEMPTS
+        while True:
+            left -= 1
             try:
                 self._attempt(table, through, guard)
             except PySparkException as error:
                 self._targets.pop(table.destination, None)
                 failure = failure_of(error, self.sessions)
-                if failure is not SparkFailure.CONFLICT:
+                if failure is not SparkFailure.CONFLICT or not left:
                     raise translated(error, failure, label) from None
             except BaseException:
                 self._targets.pop(table.destination, None)
                 raise
             else:
                 return tuple(self._targets[table.destination].columns.values())
-        raise SinkUnavailable(
-            f"{label}: others changed the table during each of {_ATTEMPTS} attempts to write to it"
-        )
 
     def close(self) -> None:
         """Forget the session, which belongs to its provider."""

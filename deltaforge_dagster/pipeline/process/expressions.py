@@ -10,7 +10,6 @@ expression is evaluated, so `where` guards expressions that would fail.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -48,11 +47,6 @@ from deltaforge_dagster.processors.sql.transit import (
     READABLE,
     transit_schema,
 )
-
-# These loggers of PySpark print Spark's error messages whole, including values of rows. They are silenced by
-# level, because configuring logging later, as Dagster does, enables disabled loggers again.
-for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 _SCALARS = (
     BinaryType, BooleanType, DateType, NullType, NumericType, StringType, TimestampNTZType,

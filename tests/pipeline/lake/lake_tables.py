@@ -88,12 +88,15 @@ class Lake:
         """Options of the sink."""
         options.setdefault("table", "${source.schema}.${source.table}")
         if self.format == "delta":
-            return DeltaSinkConfig(id="lake", path=str(self.folder / "lake"), **options)
+            if "catalog" not in options:
+                options["path"] = str(self.folder / "lake")
+            return DeltaSinkConfig(id="lake", **options)
         properties = {
             "type": SecretStr("hadoop"),
             "warehouse": SecretStr(str(self.folder / "lake")),
         }
-        return IcebergSinkConfig(id="lake", catalog_properties=properties, **options)
+        options.setdefault("catalog_properties", properties)
+        return IcebergSinkConfig(id="lake", **options)
 
     def sessions(self) -> LakeSessions:
         """A provider with a session of its own."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -38,6 +39,12 @@ def lake(
     made.close()
 
 
+ONE_FORMAT = pytest.mark.parametrize(
+    "lake", [pytest.param("delta", marks=pytest.mark.soak("formats")), "iceberg"], indirect=True
+)
+"""For tests of what is the same in both formats, statements above all, which take long with Delta."""
+
+
 def unguarded() -> None:
     """A guard that lets everything pass."""
 
@@ -68,6 +75,7 @@ def test_a_changelog_has_every_change(lake: Lake) -> None:
     ]
 
 
+@ONE_FORMAT
 def test_a_current_table_has_the_source_s_rows(lake: Lake) -> None:
     """Inserts, updates, deletes, changes of keys and truncates; what a change lacks stays as it is."""
     staging, writer = Staging(lake, "current"), lake.writer()
@@ -105,6 +113,7 @@ def test_a_current_table_has_the_source_s_rows(lake: Lake) -> None:
     assert lake.rows("id", "name", "note", "df_position") == [(1, "after", None, 3)]
 
 
+@ONE_FORMAT
 def test_soft_deletes_keep_rows(lake: Lake) -> None:
     """With soft deletes, deletes, truncates and changes of keys mark rows, and inserts bring them back."""
     staging, writer = Staging(lake, "current"), lake.writer(soft_deletes=True)
@@ -182,7 +191,7 @@ def two_commits(staging: Staging) -> Sequence[Any]:
 ONCE = [(10, "c", 1), (None, "t", 1), (20, "c", 2), (None, "t", 2)]
 
 
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.soak("kills"))])
 def test_a_commit_takes_effect_once_wherever_its_writer_is_replaced(
     lake: Lake, *, dies: bool
 ) -> None:
@@ -267,6 +276,7 @@ def test_columns_are_added_and_widened(lake: Lake) -> None:
     ]
 
 
+@ONE_FORMAT
 @pytest.mark.parametrize(
     ("old", "new"),
     [(TEXT, FLOAT64), (INT64, TEXT), (decimal(5, 2), decimal(5, 3)), (DATE, TIMESTAMP)],
@@ -326,6 +336,7 @@ def test_whose_a_table_is(lake: Lake) -> None:
     assert lake.rows("id", "name", "df_position") == [(1, "c", 9)]
 
 
+@ONE_FORMAT
 def test_a_table_of_others(lake: Lake) -> None:
     """A table that somebody has made beforehand is used if it is empty, with its own columns and types."""
     writer = lake.writer()
@@ -346,6 +357,7 @@ def test_a_table_of_others(lake: Lake) -> None:
         writer.commit(staging.table(staging.step({"id": 1, "name": "a"})), 0, unguarded)
 
 
+@ONE_FORMAT
 def test_a_conflict_with_maintenance_is_tried_again(lake: Lake) -> None:
     """Somebody rewrites the table between two statements of a commit: it is applied to what is there then."""
     staging, writer = Staging(lake, "current"), lake.writer()
@@ -365,3 +377,43 @@ def test_a_conflict_with_maintenance_is_tried_again(lake: Lake) -> None:
     )
     writer.commit(changes, 2, guard)
     assert sorted(lake.rows("id", "name")) == [(1, "new"), (2, "newer")]
+
+
+def test_options_of_new_tables(lake: Lake) -> None:
+    """Partitions, properties, copy-on-write, Delta in a catalog; a partition column that the source drops stays."""
+    iceberg = lake.format == "iceberg"
+    option = ("write.parquet.compression-codec", "gzip")
+    options: dict[str, Any] = {"write_mode": "copy_on_write"}
+    partitions = ["days(at)", "bucket(2, id)", "truncate(1, odd, x)", "NAME"]
+    if not iceberg:
+        option, partitions = ("delta.dataSkippingNumIndexedCols", "3"), ["NAME", "odd, x"]
+        options["catalog"] = "spark_catalog"
+    options |= {"partition_by": {"public.orders": tuple(partitions)}, "properties": dict([option])}
+    schema = f"options_{lake.format}_{uuid4().hex}"
+    types = {"id": INT64, "name": TEXT, "odd, x": TEXT, "at": TIMESTAMP}
+    staging = Staging(lake, "current", types, destination=(schema, "orders"))
+    day = moment(0).replace(tzinfo=None)
+    writer = lake.writer(**options)
+    rows = [{"id": key, "name": f"n{key % 2}", "odd, x": "ab", "at": day} for key in (1, 2, 3)]
+    writer.commit(staging.table(staging.step(*rows, inserts_only=True)), 0, unguarded)
+    staging.types = {"id": INT64, "name": TEXT}
+    changes = staging.step({"id": 1, "name": "n0"}, {"id": 2, "df_op": "d"}, segment=1)
+    lake.writer(**options).commit(staging.table(changes), 1, unguarded)
+
+    table = writer.dialect.table(staging.destination)
+    session = lake.reading()
+    found = session.sql(f"SELECT id, name, `odd, x`, at FROM {table} ORDER BY id").collect()
+    assert [tuple(row) for row in found] == [(1, "n0", "ab", day), (3, "n1", "ab", day)]
+    known = {row.key: row.value for row in session.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+    assert known[option[0]] == option[1]
+    if iceberg:
+        (one, _) = session.sql(f"SELECT partition FROM {table}.partitions ORDER BY ALL").collect()
+        assert one["partition"].asDict().keys() == {"at_day", "id_bucket", "odd, x_trunc", "name"}
+        deletes = session.sql(f"SELECT 1 FROM {table}.files WHERE content <> 0").collect()
+        assert (known["write.merge.mode"], deletes) == ("copy-on-write", [])
+    else:
+        (detail,) = session.sql(f"DESCRIBE DETAIL {table}").collect()
+        assert detail["partitionColumns"] == ["name", "odd, x"]
+        assert known["delta.enableDeletionVectors"] == "false"
+        session.sql(f"DROP TABLE {table}")
+        session.sql(f"DROP NAMESPACE spark_catalog.{schema}")
