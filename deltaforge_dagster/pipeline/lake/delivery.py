@@ -67,7 +67,7 @@ class TableWriter(Protocol):
     """Adds staged changes to tables (`writer.LakeWriter`)."""
 
     def commit(
-        self, table: StagedTable, through: int, guard: SendGuard
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool
     ) -> Sequence[tuple[str, str]]:
         """Add the changes of a commit that ends with segment `through`, unless the table has them.
 
@@ -370,6 +370,11 @@ class LakeDelivery:
             skip=frozenset(commits.held) if destination is None else frozenset(),
         )
         rejected: dict[Destination, Exception] = dict(staged.failed)
+        written = {
+            one.write.destination
+            for one in self._store.lake_commits.tables(self._pipeline)
+            if one.sink == self._sink_id and one.segment <= commit.after
+        }
         writes: list[TableWrite] = []
         try:
             failpoint("lake-staged")
@@ -380,7 +385,8 @@ class LakeDelivery:
                 self._meter.sends()
                 writer = self._writer or self._open(commits.front.owner)
                 try:
-                    columns = writer.commit(table, commit.last, self._lease.guard)
+                    exists = table.destination in written
+                    columns = writer.commit(table, commit.last, self._lease.guard, exists=exists)
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue

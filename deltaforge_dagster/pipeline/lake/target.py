@@ -93,6 +93,7 @@ class TableCommit:
         owner: Who writes.
         table: The changes.
         guard: Called before each statement that changes anything.
+        exists: Whether the table has everything before these changes, so that it must not be made.
     """
 
     session: SparkSession
@@ -101,6 +102,7 @@ class TableCommit:
     owner: LakeOwner
     table: StagedTable
     guard: SendGuard
+    exists: bool
 
     @property
     def label(self) -> str:
@@ -195,10 +197,16 @@ def open_target(commit: TableCommit) -> LakeTarget:
     """Return the table of a commit, made if it does not exist.
 
     Raises:
-        TableRejected: It is somebody else's, or cannot be partitioned as configured.
+        TableRejected: It is gone, is somebody else's, or cannot be partitioned as configured.
     """
     dialect, destination = commit.dialect, commit.table.destination
     name = dialect.table(destination)
+    if commit.exists and not _exists(commit, name):
+        pipeline, sink = commit.owner.pipeline, commit.owner.sink_id
+        raise TableRejected(
+            f"{commit.label} is gone, with everything that it had; bring it back, or let it begin again with what the "
+            f"journal still has: deltaforge checkpoint reset {pipeline} --sink {sink} --to oldest"
+        )
     columns = [*commit.columns, *commit.own_columns]
     partition_by = commit.config.partition_of(*commit.table.source)
     known = {column.name.lower() for column in columns}

@@ -77,7 +77,7 @@ class LakeWriter:
     _targets: dict[tuple[str, ...], LakeTarget] = field(default_factory=dict, init=False)
 
     def commit(
-        self, table: StagedTable, through: int, guard: SendGuard
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool = False
     ) -> Sequence[tuple[str, str]]:
         """Apply the changes of a table, unless it has them already; return when they are durable.
 
@@ -86,6 +86,8 @@ class LakeWriter:
             through: Number of the commit's last segment. A commit that is repeated has the same changes; later
                 commits have larger numbers.
             guard: Called before each statement that changes anything.
+            exists: Whether the table has everything before these changes. If it is gone then, it is not made anew,
+                because it would lack that without a sign.
 
         Returns:
             Name and type of each column that the table has then.
@@ -103,7 +105,7 @@ class LakeWriter:
         while True:
             left -= 1
             try:
-                self._attempt(table, through, guard)
+                self._attempt(table, through, guard, exists=exists)
             except PySparkException as error:
                 self._targets.pop(table.destination, None)
                 failure = failure_of(error, self.sessions)
@@ -120,9 +122,9 @@ class LakeWriter:
         self._session = None
         self._targets.clear()
 
-    def _attempt(self, table: StagedTable, through: int, guard: SendGuard) -> None:
+    def _attempt(self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool) -> None:
         session = self._connected()
-        commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard)
+        commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard, exists)
         check_names(commit)
         target = self._targets.get(table.destination)
         if target is None:

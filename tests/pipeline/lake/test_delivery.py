@@ -60,6 +60,7 @@ class Lake:
         unstaged: Tables whose changes cannot be staged.
         fault: Called with the table before each write, and None before staging.
         opened: The series of commits for which a writer was opened.
+        known: For each write, whether the table must exist.
     """
 
     rows: dict[Destination, list[int]] = field(default_factory=lambda: {ORDERS: [], ITEMS: []})
@@ -69,6 +70,7 @@ class Lake:
     unstaged: set[Destination] = field(default_factory=set)
     fault: Callable[[Destination | None], None] = lambda _table: None
     opened: list[str] = field(default_factory=list)
+    known: list[bool] = field(default_factory=list)
     closed: int = 0
     discarded: int = 0
 
@@ -103,10 +105,11 @@ class Lake:
         return StagedCommit(tables, failed, self._discard)
 
     def commit(
-        self, table: StagedTable, through: int, guard: SendGuard
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool
     ) -> Sequence[tuple[str, str]]:
         """Add the segments, unless the table has a commit that ends there or later."""
         guard()
+        self.known += [exists]
         self.fault(table.destination)
         if table.destination in self.rejects:
             raise TableRejected("cannot be written")
@@ -371,6 +374,19 @@ def test_what_a_commit_added_is_stored(scene: Scene) -> None:
     assert (orders.write.columns, orders.write.position) == (COLUMNS, lsn(6))
     (last,) = scene.store.segments.read(NAME, first=2)
     assert orders.write.changed_at == last.last_ts_us / 1e6
+
+
+def test_a_table_that_was_written_must_exist(scene: Scene) -> None:
+    """Not so when its changes come again from before what it had, as after a checkpoint was reset."""
+    lake = Lake()
+    for _ in range(2):
+        capture(scene, 1)
+        Work(scene, lake).go()
+    assert lake.known == [False, False, True, True]
+    with scene.store.database.write() as connection:
+        connection.execute(update(checkpoints).values(segment=0))
+    Work(scene, lake).go()
+    assert lake.known[4:] == [False, False]
 
 
 def test_a_sink_with_a_held_table_has_work(scene: Scene) -> None:

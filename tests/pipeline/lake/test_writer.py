@@ -317,11 +317,15 @@ def test_names_that_a_table_cannot_have(lake: Lake, name: str) -> None:
 
 
 def test_whose_a_table_is(lake: Lake) -> None:
-    """A table of another source table, of another sink or of others is rejected; a reset pipeline keeps its own."""
+    """A table of another source table, of another sink or of others is rejected; a reset pipeline keeps its own.
+
+    So is one that is gone, although it has been written before.
+    """
     staging = Staging(lake, "current")
-    lake.writer().commit(
-        staging.table(staging.step({"id": 1, "name": "a"}, segment=7)), 7, unguarded
-    )
+    first = staging.table(staging.step({"id": 1, "name": "a"}, segment=7))
+    with pytest.raises(TableRejected, match=r"is gone.* checkpoint reset shop --sink lake "):
+        lake.writer().commit(first, 7, unguarded, exists=True)
+    lake.writer().commit(first, 7, unguarded)
     one = staging.table(staging.step({"id": 1, "name": "b"}, segment=0))
     with pytest.raises(TableRejected, match="belongs to sink lake of pipeline shop"):
         lake.writer(pipeline="other").commit(one, 0, unguarded)
@@ -332,7 +336,8 @@ def test_whose_a_table_is(lake: Lake) -> None:
     assert lake.rows("id", "name", "df_position") == [(1, "b", 8)]
     again = lake.writer(uid="uid-2")
     more = Staging(lake, "current")
-    again.commit(more.table(more.step({"id": 1, "name": "c"}, segment=1)), 1, unguarded)
+    third = more.table(more.step({"id": 1, "name": "c"}, segment=1))
+    again.commit(third, 1, unguarded, exists=True)
     assert lake.rows("id", "name", "df_position") == [(1, "c", 9)]
 
 
