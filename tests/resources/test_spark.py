@@ -90,11 +90,15 @@ def test_the_next_run_continues_it(make: Make, remembered: list[str]) -> None:
 
 @contextmanager
 def hanging(make: Make, begun: Path) -> Iterator[list[PySparkException]]:
-    """Let a task hang in a new session during the block, then wait for its end; yield how it ended."""
+    """Let tasks hang in a new session during the block, then wait for their end; yield how they ended.
+
+    The file `released` beside `begun` would let them go on, and those of the job that begin later, too.
+    """
+    released = begun.with_name("released")
 
     def hang(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         begun.touch()
-        while begun.exists():
+        while not released.exists():
             time.sleep(0.05)
         yield from ()
 
@@ -240,13 +244,11 @@ import sys, time
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.resources.spark import SparkSessions
 
-def first_then_hang(batches, begun=sys.argv[1]):
+def first_then_hang(batches, released=sys.argv[1]):
     import pathlib, time
     for batch in batches:
-        if batch.column(0)[0].as_py():
-            pathlib.Path(begun).touch()
-            while pathlib.Path(begun).exists():
-                time.sleep(0.05)
+        while batch.column(0)[0].as_py() and not pathlib.Path(released).exists():
+            time.sleep(0.05)
         yield batch
 
 sessions = SparkSessions(Settings.from_env(), None, lambda _session_id: None)
@@ -260,16 +262,16 @@ sessions.close()
 
 def test_a_process_ends_although_a_call_is_open(spark_server: SparkAddress, tmp_path: Path) -> None:
     """A closed provider has cancelled its calls; otherwise the interpreter waits for gRPC's thread, which has ended."""
-    begun = tmp_path / "begun"
+    released = tmp_path / "released"
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", _LEAVES_A_CALL_OPEN, str(begun)],
+            [sys.executable, "-c", _LEAVES_A_CALL_OPEN, str(released)],
             env={**os.environ, "DELTAFORGE_SPARK_REMOTE": spark_server.remote},
             timeout=120,
             check=False,
         )
     finally:
-        begun.unlink(missing_ok=True)
+        released.touch()
     assert ended.returncode == 0
 
 
@@ -280,7 +282,7 @@ def test_a_closed_provider_cancels_what_others_wait_for(make: Make, tmp_path: Pa
     with hanging(lambda _: sessions, tmp_path / "begun") as ended:
         sessions.close()
         eventually(lambda: bool(ended))
-        (tmp_path / "begun").unlink()
+        (tmp_path / "released").touch()
 
     assert [spark_condition(error) for error in ended] == ["CANCELLED"]
     with pytest.raises(SparkUnavailable, match="the run is ending"):
