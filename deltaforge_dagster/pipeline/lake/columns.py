@@ -6,12 +6,12 @@ columns of all versions, each with a type that holds the values of all of them e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sources.value_types import MAX_DIGITS, ValueType, list_of
-from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedColumn, TypedSchema
+from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedSchema
 
 LAKE_TYPES = TargetTypes(unsigned=False, time=False, uuid=False)
 """What a column in Delta and Iceberg tables can be, as far as Spark can read and write it."""
@@ -72,22 +72,32 @@ def _wider_decimal(one: ValueType, other: ValueType) -> ValueType | None:
     return None if digits > MAX_DIGITS else replace(one, precision=digits, scale=scale)
 
 
-def check_names(columns: Sequence[TypedColumn], table: str) -> None:
-    """Check that Spark can tell the columns apart, from one another and from ours.
+def check_names(
+    names: Iterable[str], table: str, reserved: Callable[[str], str | None] = lambda _name: None
+) -> None:
+    """Check that a table can have columns of these names beside ours, which Spark compares without case.
+
+    Args:
+        names: The names.
+        table: What the error calls the table.
+        reserved: Returns why the table's format has no column of a name, None if it may have one.
 
     Raises:
         TableRejected: It cannot.
     """
-    for problem in _problems(columns):
-        raise TableRejected(f"table {table}: {problem}; rename a column with a processor")
-
-
-def _problems(columns: Sequence[TypedColumn]) -> Iterator[str]:
     seen: dict[str, str] = {}
-    for column in columns:
-        name = column.name.lower()
-        if name.startswith(_PREFIX):
-            yield f"the name of column {column.name} begins with {_PREFIX}, as those of the sink's own columns do"
-        if name in seen:
-            yield f"the names of columns {seen[name]} and {column.name} differ only in case"
-        seen[name] = column.name
+    for name in names:
+        folded = name.lower()
+        why = reserved(name)
+        if folded.startswith(_PREFIX):
+            why = f"names that begin with {_PREFIX} are those of DeltaForge's own columns"
+        elif not name:
+            why = "its name is empty"
+        elif folded in seen:
+            why = f"it differs from {seen[folded]} in case only"
+        if why is not None:
+            raise TableRejected(
+                f"{table} cannot have the column {name!r}: {why}; exclude the column with a column rule, or "
+                "rename it in a processor or the source"
+            )
+        seen[folded] = name

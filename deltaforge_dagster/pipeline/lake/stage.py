@@ -397,7 +397,7 @@ def _table(
     if plan.mode != "changelog":
         added |= set(key) - {column.name for column in known.columns}
     columns = known.with_added(sorted(added))
-    check_names(columns.columns, full_name(name))
+    check_names((column.name for column in columns.columns), f"table {full_name(name)}")
     return _TableReports(name, destination, columns, key, files)
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
-_PREFIX = "df_"
-
 
 @dataclass(frozen=True, slots=True)
 class LakeOwner:
@@ -227,30 +225,6 @@ def open_target(commit: TableCommit) -> LakeTarget:
     target = LakeTarget(name, _columns(commit.session, name))
     target.base = _own(commit, target, properties)
     return target
-
-
-def check_names(commit: TableCommit) -> None:
-    """Check that the table can have the columns.
-
-    Raises:
-        TableRejected: It cannot.
-    """
-    seen: dict[str, str] = {}
-    for column in commit.table.columns.columns:
-        name, folded = column.name, column.name.lower()
-        why = commit.dialect.bad_name(name)
-        if folded.startswith(_PREFIX):
-            why = f"names that begin with {_PREFIX} are those of DeltaForge's own columns"
-        elif not name:
-            why = "its name is empty"
-        elif folded in seen:
-            why = f"it differs from {seen[folded]} in case only"
-        if why is not None:
-            raise TableRejected(
-                f"{commit.label} cannot have the column {name!r}: {why}; exclude the column with a column rule, or "
-                "rename it in a processor or the source"
-            )
-        seen[folded] = name
 
 
 def table_label(dialect: LakeDialect, owner: LakeOwner, table: StagedTable) -> str:

@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from deltaforge_dagster.pipeline.lake.columns import check_names
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.pipeline.lake.target import (
     LakeOwner,
     LakeTarget,
     TableCommit,
-    check_names,
     open_target,
     table_label,
 )
@@ -125,7 +125,8 @@ class LakeWriter:
     def _attempt(self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool) -> None:
         session = self._connected()
         commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard, exists)
-        check_names(commit)
+        names = (column.name for column in table.columns.columns)
+        check_names(names, commit.label, self.dialect.bad_name)
         target = self._targets.get(table.destination)
         if target is None:
             target = self._targets[table.destination] = open_target(commit)

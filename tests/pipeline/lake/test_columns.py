@@ -66,4 +66,4 @@ def test_incompatible_versions() -> None:
 def test_names_that_clash(names: tuple[str, ...]) -> None:
     """Spark tells no names apart that differ only in case, and names with our prefix are ours."""
     with pytest.raises(TableRejected, match=names[-1]):
-        check_names(schema(**dict.fromkeys(names, "text")).columns, "s.t")
+        check_names(names, "table s.t")
