@@ -14,8 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewTopic,
+    OffsetSpec,
+)
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.processes.java import find_java
@@ -140,9 +144,9 @@ class KafkaServer(OneProcessServer):
         admin = self._admin()  # kept in a variable: the request is cancelled with its client
         admin.create_topics([topic])[name].result(_START_SECONDS)
         deadline = time.monotonic() + _START_SECONDS
-        while not _is_led(admin, name, partitions):
+        while not _answers(admin, name, partitions):
             if time.monotonic() > deadline:
-                raise SettingsError(f"Kafka: topic {name!r} has no leader in time")
+                raise SettingsError(f"Kafka: topic {name!r} is not served in time")
             time.sleep(0.02)
 
     def _listen(self, port: int) -> None:
@@ -191,14 +195,16 @@ class KafkaServer(OneProcessServer):
             return False
 
 
-def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
-    """Return whether the brokers know the leader of each partition; the controller knows it earlier."""
+def _answers(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """Return whether each partition's leader serves it: the metadata name a leader before it knows that it is one."""
+    newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    wanted = {TopicPartition(topic, one): newest for one in range(partitions)}
     try:
-        found = admin.list_topics(topic, timeout=_START_SECONDS).topics[topic]
+        for found in admin.list_offsets(wanted, request_timeout=_START_SECONDS).values():
+            found.result()
     except KafkaException:
         return False
-    leaders = [one.leader for one in found.partitions.values()]
-    return found.error is None and len(leaders) == partitions and min(leaders) >= 0
+    return True
 
 
 def installed_version() -> str:
