@@ -15,6 +15,7 @@ from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress, connected
+from tests.kills.campaign import lease_seconds
 from tests.kills.child import start
 from tests.pipeline.lake.lake_tables import FORMATS, Format
 from tests.pipeline.live import Feed, opened_feed
@@ -78,11 +79,16 @@ def make_lake(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
     with ExitStack() as stack:
 
         def make(
-            format_: Format = "iceberg", mode: str = "current", seconds: float = 0.1, more: str = ""
+            format_: Format = "iceberg",
+            mode: str = "current",
+            seconds: float = 0.1,
+            more: str = "",
+            lease_seconds: int = 20,
         ) -> Lake:
             place = PLACES[format_].format(folder=tmp_path)
             sink = SINK.format(format=format_, place=place, mode=mode, seconds=seconds, more=more)
-            text = shop.pipeline("feed", more_sinks=sink, range_="{max_seconds: 600}")
+            run = f"{{idle_seconds: 4, lease_seconds: {lease_seconds}, renew_seconds: 0.5}}"
+            text = shop.pipeline("feed", more_sinks=sink, range_="{max_seconds: 600}", run=run)
             text = "".join(
                 line for line in text.splitlines(keepends=True) if "type: redis" not in line
             )
@@ -163,7 +169,7 @@ def test_a_column_that_does_not_fit_holds_its_table_only(make_lake: MakeLake) ->
 
 def test_a_kill_at_each_step_of_a_commit(make_lake: MakeLake) -> None:
     """A changelog has each change once, in order."""
-    lake = make_lake(mode="changelog")
+    lake = make_lake(mode="changelog", lease_seconds=lease_seconds())
     steps = ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
     feed = lake.feed
     environment = {
