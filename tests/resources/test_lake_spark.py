@@ -28,7 +28,9 @@ Install = Callable[..., Settings]
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Let the environment name an installation whose pipeline has these Iceberg sinks, with options by id."""
-    monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+    mode = "SPARK_CONNECT_MODE_ENABLED"
+    monkeypatch.setenv(mode, "")  # so that the end of the test undoes what the resource sets
+    monkeypatch.delenv(mode)
 
     def installed(**sinks: dict[str, Any]) -> Settings:
         source = {"id": "pg", "dsn": "postgres://u@localhost/app", "slot": "s", "publication": "p"}
