@@ -189,7 +189,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _set(session: SparkSession, name: str, value: str) -> None:
+def _set(session: SparkSession, name: str, value: str | bool | int) -> None:
     try:
         session.conf.set(name, value)
     except PySparkException as error:

@@ -27,12 +27,12 @@ Install = Callable[..., Settings]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Let the environment name an installation whose pipeline has these Iceberg sinks, with options by id."""
+    """Let the environment name an installation whose pipeline has sinks of one kind, with further options by id."""
     mode = "SPARK_CONNECT_MODE_ENABLED"
     monkeypatch.setenv(mode, "")  # so that the end of the test undoes what the resource sets
     monkeypatch.delenv(mode)
 
-    def installed(**sinks: dict[str, Any]) -> Settings:
+    def installed(kind: str = "iceberg", **sinks: dict[str, Any]) -> Settings:
         source = {"id": "pg", "dsn": "postgres://u@localhost/app", "slot": "s", "publication": "p"}
         document = {
             "metadata": {"name": NAME, "tenant": "acme"},
@@ -42,8 +42,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
                     {"type": "file", "config": {"id": "lines", "path": "lines.jsonl"}},
                     *(
                         {
-                            "type": "iceberg",
-                            "config": {"id": name, **place(tmp_path / name), **more},
+                            "type": kind,
+                            "config": {"id": name, **place(kind, str(tmp_path / name)), **more},
                         }
                         for name, more in sinks.items()
                     ),
@@ -59,9 +59,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return installed
 
 
-def place(folder: Path) -> dict[str, Any]:
-    """Return the options of a catalog that is a folder."""
-    return {"catalog_properties": {"type": "hadoop", "warehouse": str(folder)}}
+def place(kind: str, folder: str) -> dict[str, Any]:
+    """Return the options of a sink that say that its tables are in a folder."""
+    if kind == "delta":
+        return {"path": folder}
+    return {"catalog_properties": {"type": "hadoop", "warehouse": folder}}
 
 
 def wrote(settings: Settings, sink: str, *destination: str) -> None:
@@ -75,11 +77,18 @@ def wrote(settings: Settings, sink: str, *destination: str) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize(
+    "kind", ["iceberg", pytest.param("delta", marks=pytest.mark.soak("formats"))]
+)
 def test_an_asset_reads_a_table(
-    install: Install, spark_server: SparkAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install: Install,
+    spark_server: SparkAddress,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     """By names of sink and source, and in SQL; the session has PySpark's functions and pandas, and ends with the step."""
-    settings = install(lake={"spark": {"spark.sql.shuffle.partitions": 3}})
+    settings = install(kind, lake={"spark": {"spark.sql.shuffle.partitions": 3}})
     spark_server.use(tmp_path / "home", monkeypatch)
     wrote(settings, "lake", "raw", "orders")
     sessions: list[Any] = []
@@ -89,8 +98,10 @@ def test_an_asset_reads_a_table(
         session = spark.spark_session
         sessions.append(session)
         assert spark.spark_session is session
-        session.sql("CREATE NAMESPACE lake.raw")
-        session.sql("CREATE TABLE lake.raw.orders USING iceberg AS SELECT id FROM range(7)")
+        name = "lake.raw.orders" if kind == "iceberg" else f"delta.`{tmp_path}/lake/raw/orders`"
+        if kind == "iceberg":
+            session.sql("CREATE NAMESPACE lake.raw")
+        session.sql(f"CREATE TABLE {name} USING {kind} AS SELECT id FROM range(7)")
         orders = spark.table("lake", "public.orders")
         large: Any = orders.where(sf.col("id") > 4).toPandas()
         with pytest.raises(NotAllowed, match=r"sink lake has not written a table of public\.o yet"):
