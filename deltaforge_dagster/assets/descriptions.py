@@ -17,6 +17,7 @@ from deltaforge_dagster.assets.names import (
     lake_table_key,
     schemas_key,
     snapshot_key,
+    source_table_key,
 )
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import Metadata
@@ -73,7 +74,10 @@ def lake_table_spec(
     name, source = ".".join(table.destination), ".".join(table.source)
     return dg.AssetSpec(
         lake_table_key(loaded.name, config.id, table.source),
-        deps=[asset_key(loaded.name, config.id)],
+        deps=[
+            asset_key(loaded.name, config.id),
+            source_table_key(loaded.name, loaded.spec.spec.source.config.id, table.source),
+        ],
         description=(
             f"Table `{name}`, in which sink {config.id} keeps `{source}`. Each commit that reaches it is a "
             "materialization, whose data version is the position that the table has."
@@ -86,6 +90,18 @@ def lake_table_spec(
             "source": source,
             **kind.metadata(config),
         },
+    )
+
+
+def source_table_spec(loaded: LoadedPipeline, table: tuple[str, str]) -> dg.AssetSpec:
+    """Return the spec of a table of the source, given by schema and name, which only the application writes."""
+    source = loaded.spec.spec.source.config.id
+    return dg.AssetSpec(
+        source_table_key(loaded.name, source, table),
+        description=f"Table `{'.'.join(table)}` of source {source}, from which the changes are captured.",
+        kinds={_source_kind(loaded)},
+        **_everywhere(loaded),
+        metadata={"source": source},
     )
 
 

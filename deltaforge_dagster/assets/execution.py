@@ -62,7 +62,7 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
 def _run_live(
     context: dg.AssetExecutionContext, loaded: LoadedPipeline, run_context: RunContext
 ) -> None:
-    observer = RunObserver(context, run_context, loaded.name)
+    observer = RunObserver(context, run_context, loaded)
     beside = None
     if context.run.tags.get(REASON_TAG) == COMMAND:
         beside = SnapshotBeside(context, loaded, run_context)

@@ -2,7 +2,7 @@
 
 Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports each commit that has reached a table
 (`publish_writes`). The data version is the position that the table has reached, so that assets which depend on a table
-can be materialized whenever it has new data.
+can be materialized whenever it has new data. Its rows come from a table of the source, which is an asset as well.
 
 Dagster shows a new table once it loads the definitions again.
 """
@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterable
 
 import dagster as dg
 
-from deltaforge_dagster.assets.descriptions import lake_table_spec
+from deltaforge_dagster.assets.descriptions import lake_table_spec, source_table_spec
+from deltaforge_dagster.assets.lineage import column_lineage
 from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from deltaforge_dagster.state.lake_commits import StoredWrite
+from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
 
 _DATA_VERSION = "dagster/data_version"
 _COLUMN_SCHEMA = "dagster/column_schema"
+_COLUMN_LINEAGE = "dagster/column_lineage"
 
 
 def writes_tables(loaded: LoadedPipeline) -> bool:
@@ -31,17 +34,22 @@ def writes_tables(loaded: LoadedPipeline) -> bool:
 
 
 def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[StoredWrite]) -> list[dg.AssetSpec]:
-    """Return the specs of the tables that a pipeline's sinks have written, given by their last writes."""
+    """Return the specs of the tables that a pipeline's sinks have written, and of the source's tables behind them.
+
+    Args:
+        loaded: The pipeline.
+        tables: The last write of each table.
+    """
     kinds = sink_types()
     sinks = {
         sink.config.id: sink
         for sink in loaded.spec.spec.sinks
         if isinstance(kinds[sink.type], LakeSinkType)
     }
+    shown = [table for table in tables if table.sink in sinks]
     return [
-        lake_table_spec(loaded, sinks[table.sink], table.write, column_schema(table))
-        for table in tables
-        if table.sink in sinks
+        *(source_table_spec(loaded, one) for one in sorted({one.write.source for one in shown})),
+        *(lake_table_spec(loaded, sinks[one.sink], one.write, column_schema(one)) for one in shown),
     ]
 
 
@@ -53,7 +61,7 @@ def column_schema(stored: StoredWrite) -> dg.TableSchema:
 def publish_writes(
     instance: dg.DagsterInstance,
     store: StateStore,
-    pipeline: str,
+    loaded: LoadedPipeline,
     emit: Callable[[dg.AssetMaterialization], None],
 ) -> int:
     """Report each commit to a table that is not reported yet; return how many events were written.
@@ -61,22 +69,34 @@ def publish_writes(
     The event is written first, then the write is marked as published; if the event is already there, only the mark is
     written.
     """
+    found = store.lake_commits.unpublished(loaded.name)
+    histories = {one.name: one for one in store.schemas.histories(loaded.name)} if found else {}
     written = 0
-    for stored in store.lake_commits.unpublished(pipeline):
-        event = materialization(pipeline, stored)
+    for stored in found:
+        history = histories.get(".".join(stored.write.source))
+        event = materialization(loaded, stored, history)
         if not _is_recorded(instance, event):
             emit(event)
             written += 1
-        store.lake_commits.mark_published(pipeline, stored)
+        store.lake_commits.mark_published(loaded.name, stored)
     return written
 
 
-def materialization(pipeline: str, stored: StoredWrite) -> dg.AssetMaterialization:
-    """Return the event of a commit that has reached a table."""
+def materialization(
+    loaded: LoadedPipeline, stored: StoredWrite, history: TableHistory | None
+) -> dg.AssetMaterialization:
+    """Return the event of a commit that has reached a table.
+
+    Args:
+        loaded: The pipeline.
+        stored: The commit.
+        history: The versions of the source's table, None if it has none.
+    """
     write = stored.write
     name = ".".join(write.destination)
+    lineage = None if history is None else column_lineage(loaded, history, write)
     return dg.AssetMaterialization(
-        lake_table_key(pipeline, stored.sink, write.source),
+        lake_table_key(loaded.name, stored.sink, write.source),
         description=f"{name} has everything up to segment {stored.segment}",
         metadata={
             "lag_seconds": round(max(0.0, stored.written_at - write.changed_at), 3),
@@ -86,6 +106,7 @@ def materialization(pipeline: str, stored: StoredWrite) -> dg.AssetMaterializati
             "position": write.position,
             "written_at": dg.MetadataValue.timestamp(stored.written_at),
             _COLUMN_SCHEMA: column_schema(stored),
+            **({} if lineage is None else {_COLUMN_LINEAGE: lineage}),
         },
         # Segments of a snapshot have the same position in the source.
         tags={_DATA_VERSION: f"{stored.segment}:{write.position}"},

@@ -174,7 +174,7 @@ def _deliver(
             sink_id,
             lacking[-1].last_segment,
             run_id=context.run.run_id,
-            observer=RunObserver(context, run_context, loaded.name),
+            observer=RunObserver(context, run_context, loaded),
         )
         context.log_event(
             dg.AssetObservation(

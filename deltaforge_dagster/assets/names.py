@@ -67,6 +67,14 @@ def lake_table_key(pipeline: str, sink: str, source: tuple[str, str]) -> dg.Asse
     return dg.AssetKey([pipeline, sink, *source])
 
 
+def source_table_key(pipeline: str, source: str, table: tuple[str, str]) -> dg.AssetKey:
+    """Return the key of a table of the source with this id, given by schema and name.
+
+    It has more parts than every other key of a pipeline, whatever its sinks are called.
+    """
+    return dg.AssetKey([pipeline, "source", source, *table])
+
+
 def partitions_name(pipeline: str) -> str:
     """Return the name of the dynamic partitions that are the pipeline's ranges."""
     return f"{pipeline}/ranges"

@@ -100,7 +100,7 @@ def tick(
     if not _lease_is_held(store, loaded.name):
         _publish(instance, store, loaded.name, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
-        publish_writes(instance, store, loaded.name, instance.report_runless_asset_event)
+        publish_writes(instance, store, loaded, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
     note_tick(store, loaded.name, outdated=outdated)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]

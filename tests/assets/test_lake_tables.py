@@ -10,6 +10,7 @@ import yaml
 
 from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.observer import RunObserver
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.journal.files import Journal
@@ -17,12 +18,13 @@ from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
-from tests.state.make import NAME, held, position
+from tests.state.make import NAME, held, position, table
 
 SINK = "lake"
 NAMES = ("orders", "a-b", "a_b", "größe/x y")
 """Tables; Dagster takes some of these names for one when it makes Python names of them."""
 KEY = dg.AssetKey([NAME, SINK, "public", "orders"])
+SOURCE_KEY = dg.AssetKey([NAME, "source", "pg", "public", "orders"])
 
 
 def commit(store: StateStore, lease: Lease, to: int, *names: str) -> None:
@@ -39,9 +41,9 @@ def commit(store: StateStore, lease: Lease, to: int, *names: str) -> None:
         writer.lake_commits.advance(SINK, to, (), writes)
 
 
-def publish(instance: dg.DagsterInstance, store: StateStore) -> int:
+def publish(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> int:
     """Publish; return how many events were written."""
-    return publish_writes(instance, store, NAME, instance.report_runless_asset_event)
+    return publish_writes(instance, store, loaded, instance.report_runless_asset_event)
 
 
 def events(instance: dg.DagsterInstance) -> list[dg.AssetMaterialization]:
@@ -69,17 +71,27 @@ def installation(folder: Path, kind: str) -> Settings:
     )
 
 
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedPipeline:
+    """The pipeline whose tables are published."""
+    installation(tmp_path, "delta")
+    return load_pipeline(tmp_path / "orders.yaml")
+
+
 def test_each_commit_is_a_materialization(
-    sqlite_store: StateStore, instance: dg.DagsterInstance
+    sqlite_store: StateStore, instance: dg.DagsterInstance, loaded: LoadedPipeline
 ) -> None:
-    """It is written once, with changes, columns, lag, and the position as data version."""
+    """It is written once, with changes, columns, where these come from, lag, and the position as data version."""
     lease = held(sqlite_store, SINK)
+    with sqlite_store.fenced(lease) as writer:
+        writer.schemas.register("acme", table("id", "note"), position(1))
     commit(sqlite_store, lease, 1, "orders", "a_b")
     commit(sqlite_store, lease, 2, "orders")
 
-    assert (publish(instance, sqlite_store), publish(instance, sqlite_store)) == (3, 0)
+    assert publish(instance, sqlite_store, loaded) == 3
+    assert publish(instance, sqlite_store, loaded) == 0
     commit(sqlite_store, lease, 3, "a_b")
-    assert publish(instance, sqlite_store) == 1
+    assert publish(instance, sqlite_store, loaded) == 1
 
     first, second = events(instance)
     assert [one.tags for one in (first, second)] == [
@@ -96,11 +108,14 @@ def test_each_commit_is_a_materialization(
         "dagster/column_schema": dg.TableSchema(
             [dg.TableColumn("id", "bigint"), dg.TableColumn("total", "decimal(10,2)")]
         ),
+        "dagster/column_lineage": dg.TableColumnLineage(
+            {"id": [dg.TableColumnDep(SOURCE_KEY, "id")]}
+        ),
     }
 
 
 def test_an_event_without_its_mark_is_not_written_again(
-    sqlite_store: StateStore, instance: dg.DagsterInstance
+    sqlite_store: StateStore, instance: dg.DagsterInstance, loaded: LoadedPipeline
 ) -> None:
     """After a kill between event and mark, the next publisher writes only the mark."""
     lease = held(sqlite_store, SINK)
@@ -111,15 +126,17 @@ def test_an_event_without_its_mark_is_not_written_again(
         raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
-        publish_writes(instance, sqlite_store, NAME, report_and_die)
+        publish_writes(instance, sqlite_store, loaded, report_and_die)
     commit(sqlite_store, lease, 2, "orders")
 
-    assert publish(instance, sqlite_store) == 1
+    assert publish(instance, sqlite_store, loaded) == 1
     assert len(events(instance)) == 2
     assert sqlite_store.lake_commits.unpublished(NAME) == []
 
 
-def test_a_run_reports_them(sqlite_store: StateStore, instance: dg.DagsterInstance) -> None:
+def test_a_run_reports_them(
+    sqlite_store: StateStore, instance: dg.DagsterInstance, loaded: LoadedPipeline
+) -> None:
     """Although the tables are not among the assets that the run was started for."""
     lease = held(sqlite_store, SINK)
     commit(sqlite_store, lease, 1, "orders")
@@ -128,21 +145,22 @@ def test_a_run_reports_them(sqlite_store: StateStore, instance: dg.DagsterInstan
 
     @dg.asset
     def ranges(context: dg.AssetExecutionContext) -> None:
-        RunObserver(context, run_context, NAME).publish()
+        RunObserver(context, run_context, loaded).publish()
 
     result = dg.materialize([ranges], instance=instance)
 
     (record,) = instance.fetch_materializations(KEY, limit=9).records
     assert record.run_id == result.run_id
-    assert publish(instance, sqlite_store) == 0
+    assert publish(instance, sqlite_store, loaded) == 0
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_other_assets_follow_a_table(
     tmp_path: Path, instance: dg.DagsterInstance, kind: str
 ) -> None:
-    """Each table that was written is an asset below its sink's; one that waits for new data gets it once per commit."""
+    """Each is an asset below its sink's and the source's table; one that waits for new data gets it once per commit."""
     settings = installation(tmp_path, kind)
+    loaded = load_pipeline(tmp_path / "orders.yaml")
     store = StateStore.open(settings.state_url)
     lease = held(store, SINK)
     commit(store, lease, 1, *NAMES)
@@ -157,7 +175,9 @@ def test_other_assets_follow_a_table(
     for one in NAMES:
         node = graph.get(dg.AssetKey([NAME, SINK, "public", one]))
         assert (node.kinds, node.group_name) == ({kind}, NAME)
-        assert node.parent_keys == {dg.AssetKey([NAME, "sinks", SINK])}
+        source = dg.AssetKey([NAME, "source", "pg", "public", one])
+        assert node.parent_keys == {dg.AssetKey([NAME, "sinks", SINK]), source}
+        assert (graph.get(source).kinds, graph.get(source).is_executable) == ({"postgres"}, False)
         assert not node.is_executable
         assert node.metadata["dagster/table_name"] == f"raw.{one}"
         assert node.metadata["dagster/column_schema"].columns[1].type == "decimal(10,2)"
@@ -167,7 +187,7 @@ def test_other_assets_follow_a_table(
         if step == 2:
             commit(store, lease, 2, "orders")
         if step:
-            publish(instance, store)
+            publish(instance, store, loaded)
         found = dg.evaluate_automation_conditions(
             definitions, instance, dg.AssetSelection.assets(report), cursor=cursor
         )
@@ -177,6 +197,32 @@ def test_other_assets_follow_a_table(
             dg.materialize([report], instance=instance)
     store.close()
     assert asked == [0, 1, 0, 1, 0]
+
+
+def test_a_table_that_two_sinks_keep_is_one_of_the_source(tmp_path: Path) -> None:
+    """Its asset is there once, also if a sink is called like the source, or `source`."""
+    settings = installation(tmp_path, "delta")
+    path = tmp_path / "orders.yaml"
+    document = yaml.safe_load(path.read_text())
+    (sink,) = document["spec"]["sinks"]
+    document["spec"]["sinks"] = [
+        {"type": "delta", "config": sink["config"] | {"id": one, "path": f"/{one}"}}
+        for one in ("source", "pg")
+    ]
+    path.write_text(yaml.safe_dump(document))
+    write = TableWrite(("public", "orders"), ("raw", "orders"), (), 5, position(1), 0.0)
+    with contextlib.closing(StateStore.open(settings.state_url)) as store:
+        lease = held(store, "source", "pg")
+        with store.fenced(lease) as writer:
+            for one in ("source", "pg"):
+                writer.lake_commits.restart(one, 0)
+                writer.lake_commits.advance(one, 1, (), [write])
+
+    graph = build_definitions(settings).resolve_asset_graph()
+
+    assert graph.get(SOURCE_KEY).child_keys == {
+        dg.AssetKey([NAME, one, "public", "orders"]) for one in ("source", "pg")
+    }
 
 
 def test_a_new_table_makes_dagster_reload(tmp_path: Path, instance: dg.DagsterInstance) -> None:

@@ -65,7 +65,7 @@ def test_examples_are_named_like_their_pipelines_and_listed() -> None:
     page = (DOCS / "examples.md").read_text()
     for pipeline in _loaded():
         assert pipeline.path is not None
-        name = pipeline.path.name
+        name = pipeline.path.relative_to(EXAMPLES)
         assert f"(../examples/{name})" in page
         if any(word in pipeline.path.read_text() for word in ("${MYSQL_DSN}", "${POSTGRES_DSN}")):
             assert pipeline.path.stem == pipeline.name

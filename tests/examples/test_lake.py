@@ -55,9 +55,9 @@ def test_orders_postgres_to_delta(play: Play, tmp_path: Path, instance: dg.Dagst
         ("d", 2),
     ]
 
-    name = example.loaded.name
-    publish_writes(instance, example.store, name, instance.report_runless_asset_event)
-    key = dg.AssetKey([name, "audit", "public", "orders"])
+    loaded = example.loaded
+    publish_writes(instance, example.store, loaded, instance.report_runless_asset_event)
+    key = dg.AssetKey([loaded.name, "audit", "public", "orders"])
     (record,) = instance.fetch_materializations(key, limit=9).records
     assert record.asset_materialization is not None
     metadata = record.asset_materialization.metadata
@@ -65,6 +65,11 @@ def test_orders_postgres_to_delta(play: Play, tmp_path: Path, instance: dg.Dagst
     columns: Any = metadata["dagster/column_schema"].value
     types = {one.name: one.type for one in columns.columns}
     assert (types["id"], types["total"], types["df_op"]) == ("int", "decimal(12,2)", "string")
+    lineage: Any = metadata["dagster/column_lineage"].value
+    source = dg.AssetKey([loaded.name, "source", "orders-postgres", "public", "orders"])
+    assert lineage.deps_by_column == {
+        name: [dg.TableColumnDep(source, name)] for name in ("id", "total")
+    }
 
 
 @pytest.mark.mysql

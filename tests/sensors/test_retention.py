@@ -98,7 +98,7 @@ def a_day(
     expire(store)
     emit = instance.report_runless_asset_event
     publish(instance, store, NAME, emit, opened.journal)
-    publish_writes(instance, store, NAME, emit)
+    publish_writes(instance, store, loaded, emit)
     for evaluation in evaluate(instance, store, loaded, None, []):
         emit(evaluation)
     _forget(instance, opened, loaded)
