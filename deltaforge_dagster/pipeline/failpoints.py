@@ -40,6 +40,10 @@ FAILPOINTS = (
     "redrive-written",  # its entry is gone
     "lake-planned",  # what a commit to a sink's tables covers is stored, nothing of it is written
     "lake-staged",  # its files are there, no table has them
+    "lake-pending-planned",  # that it goes to the pending changes of tables is stored
+    "lake-pending-added",  # it is among them, and they are to be folded
+    "lake-fold-merged",  # the pending changes of a table are in the table as well
+    "lake-fold-deleted",  # they are in the table only
     "lake-table-committed",  # one of its tables has it
     "lake-committed",  # all tables have it, the front and the checkpoint have not moved
     "checkpoint-written",  # the checkpoint moved, the source was not told

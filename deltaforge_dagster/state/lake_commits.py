@@ -8,6 +8,9 @@ table has everything up to a segment of its own; its commits are planned, and re
 has reached the front. The sink's checkpoint is the minimum of all of these. If it is elsewhere, it was set by a user or
 a rebuilt journal, and `restart` puts everything there.
 
+A table may have *pending changes* beside it, in a table of their own. That a commit goes there is stored before it is
+written, so that they are folded whatever happens.
+
 What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front, or the held table. Each
 is published in Dagster; the last one of a table is kept.
 """
@@ -15,7 +18,7 @@ is published in Dagster; the last one of a table is kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -34,7 +37,7 @@ from sqlalchemy import (
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.tables import lake_commits, lake_writes
+from deltaforge_dagster.state.database.tables import lake_commits, lake_pending, lake_writes
 
 Destination: TypeAlias = tuple[str, ...]
 """Name of a table in the lake, outermost part first."""
@@ -85,11 +88,33 @@ class HeldTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingTable:
+    """A table that has, or may have, pending changes beside it.
+
+    Attributes:
+        sink: The sink.
+        destination: Name of the table.
+        source: Name of the source's table: database, schema (None without schemas), table.
+        segment: The last segment of the last commit that was to be added to them.
+        changes: Number of changes in the commits that are sure to be among them.
+        since: When the first of them was added, by the database's clock.
+    """
+
+    sink: str
+    destination: Destination
+    source: tuple[str, str | None, str]
+    segment: int
+    changes: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class LakeCommits:
     """How far the tables of one sink have come."""
 
     front: LakeFront
     held: Mapping[Destination, HeldTable]
+    pending: Mapping[Destination, PendingTable] = field(default_factory=dict)
 
     @property
     def reached(self) -> int:
@@ -117,6 +142,7 @@ class TableWrite:
         changes: Number of changes of the source.
         position: Position in the source up to which the table has everything, JSON text.
         changed_at: When the last change before this position was committed, in seconds since 1970.
+        pending: Whether the changes are pending; otherwise the table has them, and everything before them.
     """
 
     source: tuple[str, str]
@@ -125,6 +151,7 @@ class TableWrite:
     changes: int
     position: str
     changed_at: float
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +181,11 @@ class LakeCommitRepository:
         """Return how far a sink's tables have come, None before its first `restart`."""
         with self._database.read() as connection:
             return _read(connection, name, sink)
+
+    def pending(self, name: str) -> list[PendingTable]:
+        """Return the tables of a pipeline's sinks that have pending changes."""
+        with self._database.read() as connection:
+            return _pending(connection, lake_pending.c.pipeline == name)
 
     def tables(self, name: str) -> list[StoredWrite]:
         """Return the last write of each table of a pipeline's sinks, by sink and source."""
@@ -217,6 +249,10 @@ class LakeCommitWrites:
             owner=before[_FRONT]["owner"] if before else uuid4().hex,
             ends=sorted(end for end in ends if end > segment),
         )
+        if before and segment < before[_FRONT]["segment"]:
+            # The commits that follow bring back what was dropped, so nothing has to be there.
+            mine = _of_pending(self._pipeline, sink)
+            self._connection.execute(update(lake_pending).where(mine).values(changes=0))
 
     def plan(self, sink: str, to: int, destination: Destination | None = None) -> None:
         """Store what the next commit covers, before anything is written.
@@ -233,6 +269,42 @@ class LakeCommitWrites:
                 f"segment {row['segment']} (planned: {row['planned_to']})"
             )
         self._update(sink, _key(destination), {"planned_to": to})
+
+    def plan_pending(
+        self, sink: str, tables: Mapping[Destination, tuple[str, str | None, str]], to: int
+    ) -> None:
+        """Store that a commit goes to the pending changes of some tables, before it is added to them.
+
+        Args:
+            sink: The sink.
+            tables: The tables, with the names of the source's tables (`PendingTable.source`).
+            to: The last segment of the commit.
+        """
+        rows = _pending(self._connection, _of_pending(self._pipeline, sink))
+        known = {row.destination: row.segment for row in rows}
+        for one, source in tables.items():
+            mine = _of_pending(self._pipeline, sink, one)
+            if one in known:
+                last = max(known[one], to)
+                self._connection.execute(update(lake_pending).where(mine).values(segment=last))
+                continue
+            self._connection.execute(
+                insert(lake_pending).values(
+                    pipeline=self._pipeline,
+                    sink=sink,
+                    destination=_key(one),
+                    source=source,
+                    segment=to,
+                    changes=0,
+                    since=clock(),
+                )
+            )
+
+    def folded(self, sink: str, destination: Destination) -> None:
+        """Record that a table has no pending changes any more."""
+        self._connection.execute(
+            delete(lake_pending).where(_of_pending(self._pipeline, sink, destination))
+        )
 
     def advance(
         self,
@@ -267,9 +339,23 @@ class LakeCommitWrites:
                 failures=1,
             )
         self._update(sink, _FRONT, {"segment": to, "planned_to": None})
-        self._add_writes(sink, to, writes)
+        self._record_writes(sink, to, writes)
         self._forget_ends(sink)
         return True
+
+    def hold(self, sink: str, rejection: Rejection) -> None:
+        """Hold a table that has everything up to the front, because its pending changes cannot be folded."""
+        if _key(rejection.destination) in _rows(self._connection, self._pipeline, sink):
+            return
+        self._insert(
+            sink,
+            _key(rejection.destination),
+            segment=self._row(sink, _FRONT)["segment"],
+            error=rejection.error[:_ERROR_LENGTH],
+            since=clock(),
+            next_attempt_at=rejection.next_attempt_at,
+            failures=1,
+        )
 
     def tried(self, sink: str, rejection: Rejection) -> None:
         """Record that a held table could not be written again."""
@@ -303,9 +389,10 @@ class LakeCommitWrites:
             Whether the table has moved; False if it was there already.
         """
         row = _rows(self._connection, self._pipeline, sink).get(_key(destination))
-        if row is None or row["segment"] >= to:
+        front = self._row(sink, _FRONT)["segment"]
+        if row is None or row["segment"] > to or row["segment"] == to < front:
             return False
-        if to >= self._row(sink, _FRONT)["segment"]:
+        if to >= front:
             self._connection.execute(
                 delete(lake_commits).where(
                     _of(self._pipeline, sink), lake_commits.c.destination == _key(destination)
@@ -317,9 +404,22 @@ class LakeCommitWrites:
                 _key(destination),
                 {"segment": to, "planned_to": None, "next_attempt_at": 0.0, "failures": 0},
             )
-        self._add_writes(sink, to, writes)
+        self._record_writes(sink, to, writes)
         self._forget_ends(sink)
         return True
+
+    def _record_writes(self, sink: str, to: int, writes: Iterable[TableWrite]) -> None:
+        """Store writes, and how many pending changes tables have after them."""
+        for one in writes:
+            if one.pending:
+                self._connection.execute(
+                    update(lake_pending)
+                    .where(_of_pending(self._pipeline, sink, one.destination))
+                    .values(changes=lake_pending.c.changes + one.changes)
+                )
+            else:
+                self.folded(sink, one.destination)
+        self._add_writes(sink, to, writes)
 
     def _add_writes(self, sink: str, to: int, writes: Iterable[TableWrite]) -> None:
         """Store writes, except those of commits that tables had before: after a `restart`, they skip them."""
@@ -399,7 +499,23 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
     return LakeCommits(
         LakeFront(front["segment"], front["planned_to"], front["owner"], tuple(front["ends"])),
         {one.destination: one for one in tables},
+        {one.destination: one for one in _pending(connection, _of_pending(pipeline, sink))},
     )
+
+
+def _pending(connection: Connection, where: ColumnElement[bool]) -> list[PendingTable]:
+    query = select(lake_pending).where(where).order_by(lake_pending.c.since)
+    return [
+        PendingTable(
+            row["sink"],
+            tuple(orjson.loads(row["destination"])),
+            tuple(row["source"]),
+            row["segment"],
+            row["changes"],
+            row["since"],
+        )
+        for row in connection.execute(query).mappings()
+    ]
 
 
 def _rows(connection: Connection, pipeline: str, sink: str) -> dict[str, RowMapping]:
@@ -413,6 +529,15 @@ def _rows(connection: Connection, pipeline: str, sink: str) -> dict[str, RowMapp
 
 def _of(pipeline: str, sink: str) -> ColumnElement[bool]:
     return and_(lake_commits.c.pipeline == pipeline, lake_commits.c.sink == sink)
+
+
+def _of_pending(
+    pipeline: str, sink: str, destination: Destination | None = None
+) -> ColumnElement[bool]:
+    of_sink = and_(lake_pending.c.pipeline == pipeline, lake_pending.c.sink == sink)
+    if destination is None:
+        return of_sink
+    return and_(of_sink, lake_pending.c.destination == _key(destination))
 
 
 def _stored(row: RowMapping) -> StoredWrite:

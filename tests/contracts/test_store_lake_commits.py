@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,61 @@ def test_tables_stay_known(store: StateStore, tmp_path: Path) -> None:
 
     store.pipelines.register(NAME, "spec-2", ["other"])
     assert store.lake_commits.tables(NAME) == []
+
+
+def test_pending_changes(store: StateStore) -> None:
+    """They are counted once recorded; a commit that goes to the table, and a fold, ends them; a step back counts anew."""
+    lease = held(store, SINK)
+    source = ("shop", None, "orders")
+
+    def pending() -> list[tuple[object, ...]]:
+        rows = store.lake_commits.pending(NAME)
+        found = store.lake_commits.read(NAME, SINK)
+        assert found is not None
+        assert list(found.pending.values()) == rows
+        return [(one.destination, one.source, one.segment, one.changes) for one in rows]
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 0)
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.plan(SINK, 2)
+            writer.lake_commits.plan_pending(SINK, {ORDERS: source, ITEMS: source}, 2)
+    assert pending() == [(ORDERS, source, 2, 0), (ITEMS, source, 2, 0)]
+    added = [replace(write("orders", 3, 2), destination=ORDERS, pending=True)]
+    added += [replace(write("items", 3, 2), destination=ITEMS)]
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.advance(SINK, 2, (), added)
+    assert pending() == [(ORDERS, source, 2, 3)]
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.plan(SINK, 4)
+        writer.lake_commits.plan_pending(SINK, {ORDERS: source}, 4)
+        writer.lake_commits.advance(SINK, 4, (), added[:1])
+        writer.lake_commits.plan_pending(SINK, {ORDERS: source}, 3)
+        writer.lake_commits.restart(SINK, 9)
+    assert pending() == [(ORDERS, source, 4, 6)]
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 1)
+    assert pending() == [(ORDERS, source, 4, 0)]
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.folded(SINK, ORDERS)
+    assert pending() == []
+
+
+def test_a_table_is_held_although_it_has_everything(store: StateStore) -> None:
+    """Because its pending changes cannot be folded; then it is held no longer."""
+    lease = held(store, SINK)
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.restart(SINK, 3)
+            writer.lake_commits.hold(SINK, Rejection(ORDERS, "why", 5.0))
+            writer.lake_commits.hold(SINK, Rejection(ORDERS, "why", 5.0))
+        assert places(store) == (3, None, (), {ORDERS: (3, None)})
+    moved = []
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            moved.append(writer.lake_commits.wrote(SINK, ORDERS, 3))
+    assert (moved, places(store)) == ([True, False], (3, None, (), {}))

@@ -1,16 +1,18 @@
-"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables."""
+"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, and how to read pending changes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from deltaforge_dagster.cli.options import JsonOption
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
 from deltaforge_dagster.cli.output import say
+from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.folders import make_folder
@@ -18,13 +20,18 @@ from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.processes.maven import CENTRAL, Artifact, copy, download
 from deltaforge_dagster.resources.lake_jars import missing_jars
 from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.lake.pending import DUCKDB, SPARK, PendingRows, pending_name
+from deltaforge_dagster.sinks.lake.sink_type import LakeTablesSinkType
+from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.state.store import StateStore
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 @app.callback()
 def lake() -> None:
-    """Prepare this machine to write Delta and Iceberg tables."""
+    """Prepare this machine to write Delta and Iceberg tables, and show how to read them."""
 
 
 @app.command()
@@ -86,6 +93,82 @@ def install(
             "restart `deltaforge dev`, which uses it all the time."
         )
     say(text, {"folder": str(folder), "installed": names}, as_json=json_output)
+
+
+@app.command()
+def view(
+    pipeline: NameArgument,
+    *,
+    table: Annotated[
+        str,
+        typer.Option("--table", metavar="T", help="Table of the source, such as public.orders."),
+    ],
+    sink: Annotated[
+        str | None,
+        typer.Option("--sink", metavar="S", help="The sink, if several have pending changes."),
+    ] = None,
+    engine: Annotated[
+        Literal["spark", "duckdb"], typer.Option("--for", help="What will execute the query.")
+    ] = "spark",
+    json_output: JsonOption = False,
+) -> None:
+    """Print the query that reads a table together with its pending changes.
+
+    Use it in place of the table, or make a view of it in a catalog that has views: CREATE VIEW ... AS, and the query. Make the
+    view again when the table gets another column.
+    """
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        files = [one for one in installed_files(store) if isinstance(one, LoadedPipeline)]
+        loaded = next((one for one in files if one.name == pipeline), None)
+        if loaded is None:
+            raise NotAllowed(f"the file of pipeline {pipeline!r} cannot be read")
+        query = _view(store, loaded, sink, table, engine)
+    say(query, {"query": query}, as_json=json_output)
+
+
+def _view(
+    store: StateStore, loaded: LoadedPipeline, sink: str | None, table: str, engine: str
+) -> str:
+    blocks = {
+        one.config.id: one
+        for one in loaded.spec.spec.sinks
+        if isinstance(one.config, LakeSinkConfig) and one.config.pending is not None
+    }
+    if sink is None and len(blocks) == 1:
+        (sink,) = blocks
+    if sink not in blocks:
+        found = ", ".join(sorted(blocks)) or "none has"
+        raise NotAllowed(f"--sink must name a sink with the option `pending` ({found})")
+    config, kind = blocks[sink].config, sink_types()[blocks[sink].type]
+    assert isinstance(config, LakeSinkConfig)
+    assert isinstance(kind, LakeTablesSinkType)
+    stored = {
+        ".".join(one.write.source): one.write
+        for one in store.lake_commits.tables(loaded.name)
+        if one.sink == sink
+    }
+    if table not in stored:
+        found = ", ".join(sorted(stored)) or "none yet"
+        raise NotAllowed(f"sink {sink} has not written a table for {table} ({found})")
+    write = stored[table]
+    key = config.keys.get(table) or next(
+        one.newest.table.primary_key
+        for one in store.schemas.histories(loaded.name)
+        if one.name == table
+    )
+    names = (write.destination, pending_name(write.destination))
+    if engine == "spark":
+        dialect = kind.dialect(config)
+        main, beside = map(dialect.table, names)
+    else:
+        scans = [kind.scanned(config, one) for one in names]
+        if None in scans:
+            raise NotAllowed("DuckDB reads pending changes of Delta tables with a `path` only")
+        main, beside = map(str, scans)
+    columns = [name for name, _ in write.columns if not name.startswith("df_")]
+    rows = PendingRows(beside, columns, key, SPARK if engine == "spark" else DUCKDB)
+    return rows.view(main, columns)
 
 
 def _download(jar: Artifact, folder: Path, repository: str) -> None:

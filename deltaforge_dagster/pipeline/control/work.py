@@ -5,6 +5,7 @@ A run is started if and only if nobody holds the lease and one of these is true:
 - a range is open, because a run was killed;
 - a sink is behind, is not paused, and its back-off has passed;
 - dead letters must be delivered again, or no longer wait for anything;
+- pending changes of a sink that writes tables are old enough to be folded;
 - a hold was released, so that its events can be written to the journal;
 - chunks of a snapshot were read and wait to be merged;
 - the source has changes after the captured position, and capture is paused neither by a person nor
@@ -28,6 +29,7 @@ from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.held_keys import due_entries
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
@@ -41,7 +43,13 @@ MAX_PROBE_WAIT = 60.0
 _CHANGED = "the source has changes beyond the captured position"
 
 Reason = Literal[
-    "range open", "sink behind", "dead letters", "hold released", "chunks read", "changes"
+    "range open",
+    "sink behind",
+    "dead letters",
+    "pending changes",
+    "hold released",
+    "chunks read",
+    "changes",
 ]
 
 
@@ -161,6 +169,7 @@ def find_work(
         _left_open(store, loaded.name)
         or _behind(store, pipeline, now)
         or _redriven(store, pipeline, now)
+        or _folded(store, loaded, now)
     )
     if work is not None:
         return work
@@ -259,6 +268,27 @@ def _redriven(store: StateStore, pipeline: PipelineRow, now: float) -> Work | No
         if due := len(due_entries(letters, (checkpoint.segment, checkpoint.ordinal))):
             detail = f"{due} dead letters of sink {checkpoint.sink} are to be delivered again"
             return Work("dead letters", detail)
+    return None
+
+
+def _folded(store: StateStore, loaded: LoadedPipeline, now: float) -> Work | None:
+    sinks = {
+        one.config.id: one.config.pending
+        for one in loaded.spec.spec.sinks
+        if isinstance(one.config, LakeSinkConfig)
+    }
+    if not sinks:
+        return None
+    checkpoints = store.checkpoints.read(loaded.name)
+    for one in store.lake_commits.pending(loaded.name):
+        pending, checkpoint = sinks.get(one.sink), checkpoints.get(one.sink)
+        if checkpoint is None or checkpoint.state != "attached" or checkpoint.paused:
+            continue
+        due = pending is None or pending.due(one.changes, now - one.since)
+        if due and one.changes and checkpoint.next_attempt_at <= now:
+            name = ".".join(one.destination)
+            detail = f"pending changes of table {name} of sink {one.sink} are to be folded"
+            return Work("pending changes", detail)
     return None
 
 

@@ -188,7 +188,11 @@ class DelivererSet:
             checkpoint,
             thread,
             limits=CommitLimits(
-                config.commit_seconds, config.commit_changes, self._at_once, self._until
+                config.commit_seconds,
+                config.commit_changes,
+                self._at_once,
+                self._until,
+                config.pending,
             ),
             stager=LakeStager(
                 self._spec,

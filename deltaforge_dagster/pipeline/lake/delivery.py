@@ -12,6 +12,9 @@ A commit adds consecutive segments to all tables. It is due once the oldest of t
 A planned commit that was not finished, because the run was killed or something failed, is repeated exactly. A table that
 cannot be written is held, and the others go on: it is tried again after a while, first with the commit that failed, then
 with what follows, until it has reached the front. Meanwhile the checkpoint stays before what it lacks.
+
+With pending changes, a commit goes beside a table, which is stored first, unless it is large or more than rows. They are
+folded into the table (`writer`) when there are many or they are old: with a commit, or between commits.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -33,17 +37,21 @@ from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedTable
+from deltaforge_dagster.pipeline.lake.writer import FoldTime
 from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.lake.config import PendingChanges
 from deltaforge_dagster.state.lake_commits import (
     Destination,
     HeldTable,
     LakeCommits,
     LakeFront,
+    PendingTable,
     Rejection,
     TableWrite,
 )
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import FencedWriter
+from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 MOST_SEGMENTS = 2000
 """Maximum number of segments in a commit."""
@@ -67,7 +75,7 @@ class TableWriter(Protocol):
     """Adds staged changes to tables (`writer.LakeWriter`)."""
 
     def commit(
-        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
     ) -> Sequence[tuple[str, str]]:
         """Add the changes of a commit that ends with segment `through`, unless the table has them.
 
@@ -77,6 +85,18 @@ class TableWriter(Protocol):
         Raises:
             TableRejected: This table cannot be written.
         """
+        ...
+
+    def append(
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
+    ) -> Sequence[tuple[str, str]]:
+        """Add the changes of a commit to the pending ones of the table; otherwise as `commit`."""
+        ...
+
+    def fold(
+        self, table: StagedTable, through: int, guard: SendGuard, time: FoldTime, *, required: bool
+    ) -> None:
+        """Fold the pending changes of the table, up to segment `through`, into it."""
         ...
 
 
@@ -99,12 +119,18 @@ class CommitLimits:
         changes: When there are this many changes; a commit of several segments has no more.
         at_once: Whether it is due as soon as there is anything.
         until: It contains nothing after this segment.
+        pending: When pending changes are folded, None if there are to be none.
     """
 
     seconds: float
     changes: int
     at_once: bool = False
     until: int | None = None
+    pending: PendingChanges | None = None
+
+    def folds(self, changes: int, since: float, now: float) -> bool:
+        """Return whether pending changes of this number and age are to be folded."""
+        return self.pending is None or self.pending.due(changes, now - since)
 
 
 @dataclass(slots=True)
@@ -128,6 +154,15 @@ class _Commit:
     @property
     def destination(self) -> Destination | None:
         return None if self.table is None else self.table.destination
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where a commit up to segment `through` goes: beside the table, or to the table, which may have to exist."""
+
+    through: int
+    beside: bool
+    exists: bool
 
 
 class LakeDelivery:
@@ -175,7 +210,7 @@ class LakeDelivery:
         self._writer: TableWriter | None = None
         self._commits: LakeCommits | None = None
         self._pending: list[SegmentRow] = []
-        self._next: _Commit | None = None
+        self._next: _Commit | PendingTable | None = None
         self._asked: set[Destination] | None = None if limits.until is not None else set()
         self._held_error: TableRejected | None = None
         self._busy = self._winding_up = False
@@ -192,14 +227,17 @@ class LakeDelivery:
         return self._next is not None
 
     def deliver(self) -> None:
-        """Plan a commit unless it is planned, write it, and move front and checkpoint."""
-        commit, commits = self._next, self._commits
-        assert commit is not None
+        """Plan a commit unless it is planned, write it, and move front and checkpoint; or fold pending changes."""
+        work, commits = self._next, self._commits
+        assert work is not None
         assert commits is not None
         self._busy = True
         try:
             self._commits = None  # read again whatever happens
-            self._deliver(commit, commits)
+            if isinstance(work, PendingTable):
+                self._fold(work, commits)
+            else:
+                self._deliver(work, commits)
         finally:
             self._busy = False
 
@@ -256,8 +294,8 @@ class LakeDelivery:
             self._asked = set(found.held)
         return found
 
-    def _find(self, commits: LakeCommits) -> _Commit | None:
-        """Return the commit that is due, if one is."""
+    def _find(self, commits: LakeCommits) -> _Commit | PendingTable | None:
+        """Return the commit that is due, or the table whose pending changes are to be folded, if there is one."""
         front = commits.front
         self._read_pending(front.segment)
         if self._winding_up:
@@ -266,6 +304,8 @@ class LakeDelivery:
             return _Commit(None, front.segment, front.planned_to, planned=True)
         if commits.held and (table := self._table_due(commits)) is not None:
             return self._commit_of(table, front)
+        if commits.pending and (old := self._old(commits)) is not None:
+            return old
         if not self._pending or not self._is_due(self._pending):
             return None
         last = self._last(self._pending, front.ends)
@@ -280,11 +320,23 @@ class LakeDelivery:
                 return table
         return None
 
+    def _old(self, commits: LakeCommits) -> PendingTable | None:
+        """Return a table whose pending changes are to be folded although no commit is due."""
+        if self._limits.until is not None:
+            return None
+        now = self._store.now()
+        for one in commits.pending.values():
+            due = one.changes > 0 and self._limits.folds(one.changes, one.since, now)
+            if due and one.destination not in commits.held:
+                return one
+        return None
+
     def _commit_of(self, table: HeldTable, front: LakeFront) -> _Commit:
         if table.planned_to is not None:
             return _Commit(table, table.segment, table.planned_to, planned=True)
         rows = self._rows(table.segment, front.segment, limit=MOST_SEGMENTS)
-        return _Commit(table, table.segment, self._last(rows, front.ends), planned=False)
+        last = self._last(rows, front.ends) if rows else front.segment
+        return _Commit(table, table.segment, last, planned=False)
 
     def _read_pending(self, front: int) -> None:
         """Make `_pending` the segments after the front, up to `MOST_SEGMENTS`."""
@@ -353,6 +405,8 @@ class LakeDelivery:
                 return
             writes, rejected = written
             failpoint("lake-committed")
+        elif commit.table is not None and commit.table.destination in commits.pending:
+            rejected = self._folded(commits.pending[commit.table.destination], commits)
         if commit.table is None:
             self._front_moves(commit, commits, rows, rejected, writes)
         else:
@@ -378,26 +432,106 @@ class LakeDelivery:
         writes: list[TableWrite] = []
         try:
             failpoint("lake-staged")
+            beside = self._plan_pending(staged.tables, commit, commits)
             for table in staged.tables:
                 if self._thread.stop.is_set():
                     return None
                 self._lease.guard()
                 self._meter.sends()
                 writer = self._writer or self._open(commits.front.owner)
+                known = commits.pending.get(table.destination)
+                to = _Route(commit.last, table.destination in beside, table.destination in written)
                 try:
-                    exists = table.destination in written
-                    columns = writer.commit(table, commit.last, self._lease.guard, exists=exists)
+                    columns, pending = self._apply(writer, table, to, known)
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue
                 failpoint("lake-table-committed")
-                writes.append(_table_write(table, columns, rows[-1]))
+                writes.append(_table_write(table, columns, rows[-1], pending=pending))
                 self._meter.wrote(table.changes)
                 self.progress.rows += table.changes
                 self.progress.moved_at = time.monotonic()
         finally:
             staged.discard()
         return writes, rejected
+
+    def _plan_pending(
+        self, tables: Sequence[StagedTable], commit: _Commit, commits: LakeCommits
+    ) -> AbstractSet[Destination]:
+        """Return the tables for which a commit is added to the pending changes, after storing which ones they are."""
+        beside: dict[Destination, tuple[str, str | None, str]] = {}
+        planned: set[Destination] = set()
+        limits = self._limits.pending
+        for one in tables:
+            known = commits.pending.get(one.destination)
+            if known is not None and known.segment >= commit.last:
+                planned.add(one.destination)
+            elif limits is None or one.changes >= limits.fold_changes:
+                continue
+            if all(step.kind == "rows" for step in one.steps):
+                beside[one.destination] = one.source
+        new = {one: source for one, source in beside.items() if one not in planned}
+        if new:
+            self._lease.write(
+                lambda writer: writer.lake_commits.plan_pending(self._sink_id, new, commit.last)
+            )
+            failpoint("lake-pending-planned")
+        return beside.keys()
+
+    def _apply(
+        self, writer: TableWriter, table: StagedTable, to: _Route, known: PendingTable | None
+    ) -> tuple[Sequence[tuple[str, str]], bool]:
+        """Write a commit to a table; return its columns, and whether it has pending changes then."""
+        guard = self._lease.guard
+        required = known is not None and known.changes > 0
+        add = writer.append if to.beside else writer.commit
+        columns = add(table, to.through, guard, exists=to.exists, required=required)
+        # After a step back of the checkpoint, later changes may be pending.
+        last = to.through if known is None else max(to.through, known.segment)
+        if not to.beside:
+            return columns, last > to.through
+        now = self._store.now()
+        changes, since = (0, now) if known is None else (known.changes, known.since)
+        if not self._limits.folds(changes + table.changes, since, now):
+            return columns, True
+        failpoint("lake-pending-added")
+        writer.fold(table, last, guard, "after", required=True)
+        return columns, False
+
+    def _fold(self, pending: PendingTable, commits: LakeCommits) -> None:
+        """Fold pending changes between commits, and hold the table if that is not possible."""
+        name = pending.destination
+        error = self._folded(pending, commits).get(name)
+        if error is None:
+            self._record(lambda _writer: None, commits)
+            return
+        now = self._store.now()
+        rejection = self._rejection(name, error, 0, now)
+        at = commits.front.segment
+        held = HeldTable(name, at, None, rejection.error, now, rejection.next_attempt_at, 1)
+        self._record(
+            lambda writer: writer.lake_commits.hold(self._sink_id, rejection),
+            replace(commits, held={**commits.held, name: held}),
+        )
+
+    def _folded(
+        self, pending: PendingTable, commits: LakeCommits
+    ) -> Mapping[Destination, TableRejected]:
+        """Fold the pending changes of a table; return why if that is not possible."""
+        table = StagedTable(
+            pending.destination, pending.source, TypedSchema(()), (), frozenset(), (), 0
+        )
+        writer = self._writer or self._open(commits.front.owner)
+        through = max(commits.front.segment, pending.segment)
+        required = pending.changes > 0
+        try:
+            writer.fold(table, through, self._lease.guard, "later", required=required)
+        except TableRejected as error:
+            return {pending.destination: error}
+        self._lease.write(
+            lambda writer: writer.lake_commits.folded(self._sink_id, pending.destination)
+        )
+        return {}
 
     def _open(self, owner: str) -> TableWriter:
         self._writer = self._opened.enter_context(self._open_writer(owner))
@@ -464,6 +598,7 @@ class LakeDelivery:
         self._record(
             lambda writer: writer.lake_commits.wrote(self._sink_id, name, commit.last, writes),
             replace(commits, held=held),
+            released=True,
         )
 
     def _rejection(
@@ -478,6 +613,8 @@ class LakeDelivery:
         change: Callable[[FencedWriter], object],
         after: LakeCommits,
         rows: Sequence[SegmentRow] = (),
+        *,
+        released: bool = False,
     ) -> None:
         """Write what became of a commit, with the checkpoint, counts and, if tables are held, the failure.
 
@@ -485,9 +622,10 @@ class LakeDelivery:
             change: Writes it.
             after: How far the tables have come then.
             rows: The segments that the front has passed.
+            released: Whether a table may be held no longer, so that without others the failure has ended.
         """
         checkpoint = self.progress.checkpoint
-        moves = after.reached > checkpoint.whole_segment
+        moves = after.reached > checkpoint.whole_segment or (released and not after.held)
         reached = self._context.segments.segment(after.reached) if moves else None
         tally = self._meter.passed(rows)
         why = _held_text(self._sink_id, after.held)
@@ -538,7 +676,7 @@ class LakeDelivery:
 
 
 def _table_write(
-    table: StagedTable, columns: Sequence[tuple[str, str]], last: SegmentRow
+    table: StagedTable, columns: Sequence[tuple[str, str]], last: SegmentRow, *, pending: bool
 ) -> TableWrite:
     """Return what a commit, whose last segment with changes is `last`, has added to a table."""
     database, schema, name = table.source
@@ -549,6 +687,7 @@ def _table_write(
         table.changes,
         last.end_position,
         last.last_ts_us / 1e6,
+        pending,
     )
 
 

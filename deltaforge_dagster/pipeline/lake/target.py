@@ -14,13 +14,15 @@ from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (
     OWNER,
+    PENDING,
     SOURCE,
     LakeColumn,
     LakeDialect,
     properties_text,
 )
+from deltaforge_dagster.sinks.lake.pending import pending_name
 from deltaforge_dagster.sinks.lake.sql import holds, sql_type
-from deltaforge_dagster.sinks.lake.statements import WrittenColumn, own_columns
+from deltaforge_dagster.sinks.lake.statements import WrittenColumn, own_columns, pending_columns
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from pyspark.sql import Row
@@ -92,6 +94,8 @@ class TableCommit:
         table: The changes.
         guard: Called before each statement that changes anything.
         exists: Whether the table has everything before these changes, so that it must not be made.
+        pending: Whether the table is the one with the pending changes of another one.
+        series: What the commits are stamped with beside the owner: those of a series are numbered.
     """
 
     session: SparkSession
@@ -101,6 +105,13 @@ class TableCommit:
     table: StagedTable
     guard: SendGuard
     exists: bool
+    pending: bool = False
+    series: str = ""
+
+    @property
+    def stamp(self) -> str:
+        """Who writes, as commits are stamped."""
+        return f"{self.owner.name}{self.series}"
 
     @property
     def label(self) -> str:
@@ -124,6 +135,8 @@ class TableCommit:
     def own_columns(self) -> Sequence[LakeColumn]:
         """The columns that the table has beside them."""
         found = own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
+        if self.pending:
+            found = pending_columns()
         return [LakeColumn(*one) for one in found.items()]
 
     def rows(self, query: str) -> Sequence[Row]:
@@ -147,6 +160,7 @@ class LakeTarget:
         base: See `Ownership`.
         committed: Number of the last commit that it is known to contain, -1 if none is known.
         branch: The branch that the next commit writes to, which equals the table; None if there is none.
+        token: What it has in common with the table of its pending changes, None without such a table.
     """
 
     name: str
@@ -154,6 +168,7 @@ class LakeTarget:
     base: int = 0
     committed: int = -1
     branch: str | None = None
+    token: str | None = None
 
     def fit(self, commit: TableCommit) -> Sequence[WrittenColumn]:
         """Return where the columns of staged rows go, after adding and widening columns of the table.
@@ -170,7 +185,7 @@ class LakeTarget:
                 self._widen(commit, column)
         if missing:
             commit.execute(*commit.dialect.add_columns(self.name, missing))
-            self.columns = _columns(commit.session, self.name)
+            self.columns = columns_of(commit.session, self.name)
         return [
             WrittenColumn(one.name, name, one.type, type_)
             for one in commit.columns
@@ -199,7 +214,7 @@ def open_target(commit: TableCommit) -> LakeTarget:
     """
     dialect, destination = commit.dialect, commit.table.destination
     name = dialect.table(destination)
-    if commit.exists and not _exists(commit, name):
+    if commit.exists and not table_exists(commit, name):
         pipeline, sink = commit.owner.pipeline, commit.owner.sink_id
         raise TableRejected(
             f"{commit.label} is gone, with everything that it had; bring it back, or let it begin again with what the "
@@ -216,13 +231,13 @@ def open_target(commit: TableCommit) -> LakeTarget:
             *dialect.prepare(destination),
             dialect.create(destination, columns, partition_by, stamps),
         )
-    elif not _exists(commit, name):  # a table keeps columns that the source has dropped
+    elif not table_exists(commit, name):  # a table keeps columns that the source has dropped
         raise TableRejected(
             f"{commit.label} cannot be partitioned by {', '.join(unknown)}, which {commit.source} does not have; "
             "correct the sink's `partition_by`"
         )
     properties = {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
-    target = LakeTarget(name, _columns(commit.session, name))
+    target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
     target.base = _own(commit, target, properties)
     return target
 
@@ -255,17 +270,20 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
             f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
             f"the table, or, if the rows are this sink's after all, execute {claim}"
         )
-    last = None
-    if "df_position" in target.columns:
-        last = commit.rows(f"SELECT max(df_position) AS last FROM {target.name}")[0]["last"]
+    beside = commit.dialect.table(pending_name(commit.table.destination))
+    found_in = [target.name] if "df_position" in target.columns else []
+    found_in += [beside] if target.token is not None and table_exists(commit, beside) else []
+    lasts = [commit.rows(f"SELECT max(df_position) AS last FROM {one}")[0].last for one in found_in]
+    base = max((last + 1 for last in lasts if last is not None), default=0)
     owner = commit.owner
-    owned = Ownership(owner.uid, owner.pipeline, owner.sink_id, 0 if last is None else last + 1)
+    owned = Ownership(owner.uid, owner.pipeline, owner.sink_id, base)
     changed = properties_text({OWNER: owned.to_json(), SOURCE: commit.source})
     commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({changed})")
     return owned.base
 
 
-def _exists(commit: TableCommit, name: str) -> bool:
+def table_exists(commit: TableCommit, name: str) -> bool:
+    """Return whether there is a table of a name."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - slow
 
     try:
@@ -275,7 +293,7 @@ def _exists(commit: TableCommit, name: str) -> bool:
     return True
 
 
-def _columns(session: SparkSession, table: str) -> dict[str, tuple[str, str]]:
+def columns_of(session: SparkSession, table: str) -> dict[str, tuple[str, str]]:
     """Return the columns of a table: name and type, by the name in lower case."""
     fields = session.table(table).schema.fields
     return {one.name.lower(): (one.name, one.dataType.simpleString()) for one in fields}

@@ -9,17 +9,23 @@ Iceberg  The statements write to a branch, which begins where the table was seen
          become the main one only if the table has not changed since. Otherwise the writer looks again.
 
 A conflict with others who write to the table, such as its maintenance, is resolved by trying again.
+
+Pending changes are *folded* in two steps: what they come to is merged into the table, and then they are deleted. In
+between they are in both, which changes nothing for readers of the view (`sinks.lake.pending`), and to fold them again
+changes nothing either. A commit that goes to the table itself is behind everything that is pending, so that is folded first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
+from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lake.columns import check_names
+from deltaforge_dagster.pipeline.lake.pending import PendingTarget, open_pending
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.pipeline.lake.target import (
@@ -34,13 +40,17 @@ from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import Branches, LakeDialect
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
-from deltaforge_dagster.sinks.lake.statements import STAGED, Statements
+from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, WrittenColumn
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from pyspark.sql import Row
 
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
+FoldTime = Literal["before", "after", "later"]
+"""When pending changes are folded: before a commit that goes to the table, after one that was added to them, or later."""
+
+_TIMES: Sequence[FoldTime] = ("before", "after", "later")
 _ATTEMPTS = 5
 _META_TYPES: Mapping[str, str] = {
     "df_op": "string",
@@ -75,9 +85,16 @@ class LakeWriter:
     owner: LakeOwner
     _session: SparkSession | None = field(default=None, init=False)
     _targets: dict[tuple[str, ...], LakeTarget] = field(default_factory=dict, init=False)
+    _pending: dict[tuple[str, ...], PendingTarget] = field(default_factory=dict, init=False)
 
     def commit(
-        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool = False
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        *,
+        exists: bool = False,
+        required: bool = False,
     ) -> Sequence[tuple[str, str]]:
         """Apply the changes of a table, unless it has them already; return when they are durable.
 
@@ -88,6 +105,7 @@ class LakeWriter:
             guard: Called before each statement that changes anything.
             exists: Whether the table has everything before these changes. If it is gone then, it is not made anew,
                 because it would lack that without a sign.
+            required: Whether there are pending changes, so that the table that has them must exist.
 
         Returns:
             Name and type of each column that the table has then.
@@ -98,6 +116,67 @@ class LakeWriter:
             SparkUnavailable: The session is gone.
             SettingsError: The Spark server lacks the format, the catalog, or what the storage needs.
         """
+        return self._tried(
+            table, lambda: self._commit(table, through, guard, exists=exists, required=required)
+        )
+
+    def append(
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        *,
+        exists: bool = False,
+        required: bool = False,
+    ) -> Sequence[tuple[str, str]]:
+        """Add changes to the pending ones of a table, unless they have been added; as `commit`.
+
+        Args:
+            table: The changes, whose steps are all of kind `rows`.
+            through: See `commit`.
+            guard: See `commit`.
+            exists: See `commit`.
+            required: See `commit`.
+        """
+        return self._tried(
+            table, lambda: self._append(table, through, guard, exists=exists, required=required)
+        )
+
+    def fold(
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        time: FoldTime,
+        *,
+        required: bool = False,
+    ) -> None:
+        """Fold the pending changes of a table into it, up to segment `through`; raises what `commit` raises.
+
+        Args:
+            table: The table; its changes do not matter.
+            through: The segment.
+            guard: See `commit`.
+            time: When it is done.
+            required: See `commit`.
+        """
+
+        def attempt() -> LakeTarget:
+            commit, target = self._opened(table, guard, exists=True)
+            self._fold(commit, target, through, time, required=required)
+            return target
+
+        self._tried(table, attempt)
+
+    def close(self) -> None:
+        """Forget the session, which belongs to its provider."""
+        self._session = None
+        self._forget()
+
+    def _tried(
+        self, table: StagedTable, attempt: Callable[[], LakeTarget]
+    ) -> Sequence[tuple[str, str]]:
+        """Return the columns of the table after an attempt that is repeated after conflicts."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         label = table_label(self.dialect, self.owner, table)
@@ -105,24 +184,29 @@ class LakeWriter:
         while True:
             left -= 1
             try:
-                self._attempt(table, through, guard, exists=exists)
+                return tuple(attempt().columns.values())
             except PySparkException as error:
-                self._targets.pop(table.destination, None)
+                self._forget(table.destination)
                 failure = failure_of(error, self.sessions)
                 if failure is not SparkFailure.CONFLICT or not left:
                     raise translated(error, failure, label) from None
             except BaseException:
-                self._targets.pop(table.destination, None)
+                self._forget(table.destination)
                 raise
-            else:
-                return tuple(self._targets[table.destination].columns.values())
 
-    def close(self) -> None:
-        """Forget the session, which belongs to its provider."""
-        self._session = None
-        self._targets.clear()
+    def _forget(self, destination: tuple[str, ...] | None = None) -> None:
+        """Forget what is known of a table, or of all."""
+        if destination is None:
+            self._targets.clear()
+            self._pending.clear()
+        else:
+            self._targets.pop(destination, None)
+            self._pending.pop(destination, None)
 
-    def _attempt(self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool) -> None:
+    def _opened(
+        self, table: StagedTable, guard: SendGuard, *, exists: bool
+    ) -> tuple[TableCommit, LakeTarget]:
+        """Return a table as it is now."""
         session = self._connected()
         commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard, exists)
         names = (column.name for column in table.columns.columns)
@@ -130,28 +214,145 @@ class LakeWriter:
         target = self._targets.get(table.destination)
         if target is None:
             target = self._targets[table.destination] = open_target(commit)
+        return commit, target
+
+    def _opened_pending(
+        self, commit: TableCommit, target: LakeTarget, *, make: bool, required: bool
+    ) -> PendingTarget | None:
+        destination = commit.table.destination
+        if destination not in self._pending:
+            found = open_pending(commit, target, make=make, required=required)
+            if found is None:
+                return None
+            self._pending[destination] = found
+        return self._pending[destination]
+
+    def _commit(
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
+    ) -> LakeTarget:
+        commit, target = self._opened(table, guard, exists=exists)
+        self._look(commit, target, through)
+        if through <= target.committed:
+            return target
+        columns = target.fit(commit)
+        # The table beside it is made as well, so that the view works from the beginning.
+        make = self.config.pending is not None
+        pending = self._opened_pending(commit, target, make=make, required=required)
+        self._fold(commit, target, through, "before")
+        if pending is not None:
+            pending.align(target)
+        name = self._written(target)
+        statements = Statements(name, columns, table.key, table.absent, target.base)
+        steps = (self._statement(commit, statements, step) for step in table.steps)
+        self._execute(commit, target, through, steps)
+        target.committed = through
+        return target
+
+    def _append(
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
+    ) -> LakeTarget:
+        commit, target = self._opened(table, guard, exists=exists)
+        target.fit(commit)
+        pending = self._opened_pending(commit, target, make=True, required=required)
+        assert pending is not None
+        if not pending.takes(commit, target):
+            self._fold(commit, target, through, "before")
+        pending.align(target)
+        destination = pending.commit.table.destination
+        added = replace(pending.commit, guard=guard, table=replace(table, destination=destination))
+        self._look(added, pending.table, through)
+        if through <= pending.table.committed:
+            return target
+        columns = pending.table.fit(added)
+        pending.key_becomes(table.key)
+        known = {column.name.lower() for column in columns}
+        missing = [name for name, _ in pending.source_columns if name.lower() not in known]
+        name = self._written(pending.table)
+        statements = Statements(name, columns, table.key, table.absent, target.base)
+
+        def append() -> Iterator[str]:
+            for step in table.steps:
+                self._read_staged(commit, step)
+                yield statements.append_pending([name.lower() for name in missing])
+
+        pending.empty = False
+        self._execute(added, pending.table, through, append())
+        pending.table.committed = through
+        return target
+
+    def _fold(
+        self,
+        commit: TableCommit,
+        target: LakeTarget,
+        through: int,
+        time: FoldTime,
+        *,
+        required: bool = False,
+    ) -> None:
+        pending = self._opened_pending(commit, target, make=False, required=required)
+        if pending is None or pending.empty:
+            return
+        number, last = _TIMES.index(time), target.base + through
+        rows = pending.rows
+        absent = {row.name for row in commit.rows(rows.absent(last))}
+        commit.session.sql(rows.folded(last, absent)).createOrReplaceTempView(STAGED)
+        columns = [
+            WrittenColumn(name, known, type_, known_type)
+            for name, type_ in pending.source_columns
+            for known, known_type in [target.columns[name.lower()]]
+        ]
+        merged = replace(commit, series="/fold")
+        self._look(commit, target, through)
+        lacking = frozenset(one.staged for one in columns if one.staged.lower() in absent)
+        # What is pending has positions, not numbers of segments.
+        statements = Statements(self._written(target), columns, pending.key, lacking, base=0)
+        merge = statements.merge_current(
+            rekey=False, soft_deletes=False, within=self._within(commit, statements)
+        )
+        self._execute(merged, target, through, [merge], number)
+        failpoint("lake-fold-merged")
+        appended = replace(pending.commit, guard=commit.guard)
+        self._look(appended, pending.table, through)
+        deleted = replace(appended, series=f"{appended.series}/fold")
+        delete = f"DELETE FROM {self._written(pending.table)} WHERE df_position <= {last}"
+        self._execute(deleted, pending.table, through, [delete], number)
+        pending.empty = True
+        failpoint("lake-fold-deleted")
+
+    def _look(self, commit: TableCommit, target: LakeTarget, through: int) -> None:
+        """Find out which commits a table has and make a branch, if that is what makes commits exact."""
         branches = self.dialect.branches
         if branches is not None and target.branch is None:
             _begin(commit, target, branches, through)
-        if through <= target.committed:
-            return
-        columns = target.fit(commit)
-        name = target.name
+
+    def _written(self, target: LakeTarget) -> str:
+        """Return the name of what statements write to."""
+        branches = self.dialect.branches
+        if branches is None or target.branch is None:
+            return target.name
+        return branches.part(target.name, target.branch)
+
+    def _execute(
+        self,
+        commit: TableCommit,
+        target: LakeTarget,
+        through: int,
+        statements: Iterator[str] | Sequence[str],
+        first: int = 0,
+    ) -> None:
+        """Execute the statements of a commit, stamped, and make them visible."""
+        for number, statement in enumerate(statements, first):
+            for setting, value in self.dialect.stamp(commit.stamp, through, number).items():
+                commit.session.conf.set(setting, value)
+            commit.execute(statement)
+        branches = self.dialect.branches
         if branches is not None and target.branch is not None:
-            name = branches.part(name, target.branch)
-        statements = Statements(name, columns, table.key, table.absent, target.base)
-        for number, step in enumerate(table.steps):
-            for setting, value in self.dialect.stamp(self.owner.name, through, number).items():
-                session.conf.set(setting, value)
-            commit.execute(self._statement(commit, statements, step))
-        if branches is not None and target.branch is not None:
-            commit.execute(branches.publish(table.destination, target.branch))
-        target.committed = through
+            commit.execute(branches.publish(commit.table.destination, target.branch))
 
     def _connected(self) -> SparkSession:
         session = self.sessions.session()
         if session is not self._session:
-            self._targets.clear()
+            self._forget()
             settings = dict(self.dialect.settings)
             settings |= {name: one.get_secret_value() for name, one in self.config.spark.items()}
             for name, value in settings.items():
@@ -163,21 +364,29 @@ class LakeWriter:
         """Return the statement that applies a step."""
         if step.kind == "truncate":
             return self._truncate(statements, step)
-        schema = self._staged_schema(commit.table, step)
-        staged = commit.session.read.schema(schema).parquet(*step.files)
-        staged.createOrReplaceTempView(STAGED)
+        self._read_staged(commit, step)
         mode, rekey = self.config.mode, step.kind == "rekey"
         if mode == "changelog":
             return statements.append()
         if mode == "current" and step.inserts_only and self._all_new(commit, statements):
             return statements.append_current()
-        within = ""
-        if not rekey and (query := statements.bounds()) is not None:
-            within = statements.within(commit.rows(query)[0])
+        within = "" if rekey else self._within(commit, statements)
         if mode == "history":
             return statements.merge_history(rekey=rekey, within=within)
         soft = self.config.soft_deletes
         return statements.merge_current(rekey=rekey, soft_deletes=soft, within=within)
+
+    def _read_staged(self, commit: TableCommit, step: StagedStep) -> None:
+        """Make the rows of a step the staged ones."""
+        schema = self._staged_schema(commit.table, step)
+        staged = commit.session.read.schema(schema).parquet(*step.files)
+        staged.createOrReplaceTempView(STAGED)
+
+    @staticmethod
+    def _within(commit: TableCommit, statements: Statements) -> str:
+        """Return the condition that limits the keys of a table to those of the staged rows, as far as that helps."""
+        query = statements.bounds()
+        return "" if query is None else statements.within(commit.rows(query)[0])
 
     def _truncate(self, statements: Statements, step: StagedStep) -> str:
         place = (statements.base + step.last.segment, step.last.ordinal, step.event_time_us)
@@ -213,7 +422,7 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
     """Find out which commits the table has, and make a branch where it is now."""
     heads = _heads(commit, target, branches)
     head = heads.get("main")
-    known = _stamped(commit.rows(branches.snapshots(target.name)), head, commit.owner)
+    known = _stamped(commit.rows(branches.snapshots(target.name)), head, commit.stamp)
     if known is None and head is not None and _has_last_row(commit, target):
         known = through
     target.committed = -1 if known is None else known
@@ -234,11 +443,11 @@ def _heads(commit: TableCommit, target: LakeTarget, branches: Branches) -> Mappi
     return {row.name: row.id for row in commit.rows(branches.references(target.name))}
 
 
-def _stamped(snapshots: Sequence[Row], head: int | None, owner: LakeOwner) -> int | None:
-    """Return the number of the owner's last commit in the history of `head`."""
+def _stamped(snapshots: Sequence[Row], head: int | None, owner: str) -> int | None:
+    """Return the number of an owner's last commit in the history of `head`."""
     known = {row.id: row for row in snapshots}
     while head is not None and (row := known.get(head)) is not None:
-        if row.owner == owner.name:
+        if row.owner == owner:
             return int(row.version)
         head = row.parent
     return None

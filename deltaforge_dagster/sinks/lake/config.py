@@ -21,6 +21,7 @@ from pydantic import (
 
 from deltaforge_dagster.config.blocks import (
     AlsoAccepts,
+    Block,
     Count,
     Seconds,
     TemplateText,
@@ -185,6 +186,26 @@ _Setting = Annotated[str, BeforeValidator(_setting), _NUMBERS]
 _SecretSetting = Annotated[SecretStr, BeforeValidator(_setting), _NUMBERS]
 
 
+class PendingChanges(Block):
+    """When changes that are kept beside a table are folded into it."""
+
+    fold_changes: Count = 100_000
+    """They are folded when there are so many. A commit with as many goes into the table at once."""
+    fold_seconds: Seconds = 3600.0
+    """They are folded when the oldest of them has been there for this long."""
+
+    def due(self, changes: int, age: float) -> bool:
+        """Return whether pending changes of this number, and seconds since the first was added, are to be folded."""
+        return changes >= self.fold_changes or age >= self.fold_seconds
+
+
+def _pending(value: object) -> object:
+    """Accept true for the defaults, and false for none."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
+
+
 class LakeSinkConfig(SinkConfig):
     """The options of every sink that writes tables of a lakehouse."""
 
@@ -216,6 +237,13 @@ class LakeSinkConfig(SinkConfig):
     """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
     commit_changes: Count = 1_000_000
     """A commit is made when so many changes wait. It has no more, unless a single segment has."""
+    pending: Annotated[
+        PendingChanges | None, BeforeValidator(_pending), AlsoAccepts({"type": "boolean"})
+    ] = None
+    """With `mode: current`: keep the changes of small commits beside the table, where they cost what they weigh and
+    not what the table weighs, and fold them into it later. Readers use [a view](lakehouse.md#pending-changes) of both.
+    `true` takes the defaults.
+    """
     soft_deletes: bool = False
     """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""
     write_mode: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
@@ -276,6 +304,22 @@ class LakeSinkConfig(SinkConfig):
         if self.soft_deletes and self.mode != "current":
             raise ValueError(
                 f"soft_deletes needs mode: current (mode {self.mode} keeps deleted rows anyway)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_pending(self) -> LakeSinkConfig:
+        if self.pending is None:
+            return self
+        if self.mode != "current":
+            raise ValueError(
+                f"pending needs mode: current (it has no use in mode {self.mode})"
+                if self.mode == "changelog"
+                else "pending needs mode: current (a history cannot be folded when it is read)"
+            )
+        if self.soft_deletes:
+            raise ValueError(
+                "pending and soft_deletes exclude each other (a deleted row would not keep its last values)"
             )
         return self
 

@@ -19,6 +19,12 @@ OWNER = "deltaforge.owner"
 SOURCE = "deltaforge.source"
 """Property of a table: the source's table that its rows are from."""
 
+PENDING = "deltaforge.pending"
+"""Property of a table, and of the table with its pending changes: a random text, which shows that they belong together."""
+
+KEY = "deltaforge.key"
+"""Property of a table of pending changes: the key columns, JSON."""
+
 SESSION_SETTINGS: Mapping[str, str] = {
     # Statements join and sort; with adaptive planning, small ones do so in few tasks and write few files.
     "spark.sql.adaptive.enabled": "true",

@@ -37,10 +37,11 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     """Tables of a lakehouse, in one format."""
 
     destinations = "tables"
-    timing = frozenset({"commit_seconds", "commit_changes"})
+    timing = frozenset({"commit_seconds", "commit_changes", "pending"})
     consequences: Mapping[str, str] = {
         **dict.fromkeys(["table", "path", "catalog"], _MOVED),
         **dict.fromkeys(["mode", "soft_deletes"], _RESYNC),
+        "pending": "decides where later commits go; without it, pending changes are folded into their tables",
         "keys": f"lets a table go on that is held because it has no key; a table that exists {_RESYNC}",
         "types": (
             "applies to columns that are created from now on, and lets a held table go on if the column is "
@@ -65,6 +66,10 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     @abstractmethod
     def folder(self, config: _Config) -> str | None:
         """Return the path or URL of the folder that has the tables, None if only a catalog knows."""
+
+    def scanned(self, config: _Config, destination: Sequence[str]) -> str | None:  # noqa: ARG002
+        """Return what DuckDB reads a table with, None if it cannot."""
+        return None
 
     def names(self, config: _Config, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
         """Return the mode of the tables, and where they are."""
@@ -109,6 +114,13 @@ class DeltaSinkType(LakeTablesSinkType[DeltaSinkConfig]):
     def folder(self, config: DeltaSinkConfig) -> str | None:
         """Return the path, if there is one."""
         return config.path
+
+    def scanned(self, config: DeltaSinkConfig, destination: Sequence[str]) -> str | None:
+        """Return the scan of the table's folder."""
+        if config.path is None:
+            return None
+        location = "/".join((config.path.rstrip("/"), *destination)).replace("'", "''")
+        return f"delta_scan('{location}')"
 
 
 class IcebergSinkType(LakeTablesSinkType[IcebergSinkConfig]):

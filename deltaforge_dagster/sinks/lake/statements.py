@@ -23,6 +23,7 @@ _CHANGELOG = {
     "df_schema_version": "string",
 }
 _PLACE = {"df_position": "bigint", "df_ordinal": "bigint"}
+_PENDING = {"df_op": "string", "df_absent": "array<string>", "df_event_time": "timestamp"}
 _VALIDITY = {"df_valid_from": "timestamp", "df_valid_to": "timestamp"}
 _LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
 
@@ -37,6 +38,11 @@ def own_columns(mode: str, *, soft_deletes: bool) -> Mapping[str, str]:
             return {"df_event_time": "timestamp"} | deleted | _PLACE
         case _:
             return _VALIDITY | {"df_is_current": "boolean"} | _PLACE
+
+
+def pending_columns() -> Mapping[str, str]:
+    """Return the columns that a table of pending changes has beside those of its source, by name their types."""
+    return _PENDING | _PLACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,20 @@ class Statements:
         """Return the statement that adds rows of new keys to a table of current rows without soft deletes."""
         values = [*(column.value("s") for column in self.columns), "s.df_event_time"]
         return self._insert(["df_event_time"], values)
+
+    def append_pending(self, missing: Sequence[str]) -> str:
+        """Return the statement that adds rows to a table of pending changes (`sinks.lake.pending`).
+
+        Args:
+            missing: Columns of that table that the staged rows do not have, in lower case. Updates lack them.
+        """
+        absent = "transform(s.df_absent, name -> lower(name))"
+        if missing:
+            names = ", ".join(map(literal, missing))
+            absent = f"array_union(coalesce({absent}, array()), array({names}))"
+            absent = f"CASE WHEN s.df_op <> 'd' THEN {absent} END"
+        values = [*(column.value("s") for column in self.columns), "s.df_op", absent]
+        return self._insert([*_PENDING], [*values, "s.df_event_time"])
 
     def truncated_changelog(self, position: int, ordinal: int, time_us: int) -> str:
         """Return the statement that adds a row about a truncate."""

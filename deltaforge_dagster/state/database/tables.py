@@ -266,6 +266,18 @@ lake_commits = Table(
     Column("failures", BigInteger, nullable=False),
 )
 
+lake_pending = Table(
+    "lake_pending",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("sink", Text, primary_key=True),
+    Column("destination", Text, primary_key=True),  # a JSON array
+    Column("source", JSON, nullable=False),
+    Column("segment", BigInteger, nullable=False),
+    Column("changes", BigInteger, nullable=False),
+    Column("since", Double, nullable=False),
+)
+
 lake_writes = Table(
     "lake_write",
     metadata,

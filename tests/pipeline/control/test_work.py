@@ -15,6 +15,7 @@ from deltaforge_dagster.pipeline.control.work import (
     next_probe,
 )
 from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.records import HeldPart, Lease, NewSegment
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore
@@ -294,3 +295,32 @@ def test_dead_letters_that_are_due(sqlite_store: StateStore, loaded: LoadedPipel
     assert found() == "dead letters"
     store.dead_letters.remove("p")
     assert found() != "dead letters"
+
+
+def test_pending_changes_that_are_old(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """They are folded by a run although there is nothing else to do, unless the sink is paused or waits after a failure."""
+    store, path = sqlite_store, tmp_path / "p.yaml"
+    sink = "{type: delta, config: {id: lake, path: /tmp/lake, pending: {fold_changes: 9, fold_seconds: S}}}"
+
+    def found(options: str, seconds: float = 3600) -> str:
+        path.write_text(PIPELINE + f"    - {options.replace('S}', f'{seconds}}}')}\n")
+        work = find_work(store, load_pipeline(path), lambda: PlayedSource([]))
+        return work.detail if isinstance(work, Work) else "none"
+
+    found(sink)
+    lease = held(store)
+    destination = ("public", "t")
+    write = TableWrite(("public", "t"), destination, (), 5, "{}", 0.0, pending=True)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart("lake", 0)
+        writer.lake_commits.plan_pending("lake", {destination: ("db", "public", "t")}, 1)
+        writer.lease.release()
+    assert "folded" not in found(sink, 1e-9)  # nothing is sure to be among them
+    with store.fenced(held(store)) as writer:
+        writer.lake_commits.advance("lake", 1, (), [write])
+        writer.lease.release()
+    assert "folded" not in found(sink)
+    assert found(sink, 1e-9) == "pending changes of table public.t of sink lake are to be folded"
+    assert "folded" in found("{type: delta, config: {id: lake, path: /tmp/lake}}")
+    store.checkpoints.pause("p", "lake")
+    assert "folded" not in found(sink, 1e-9)

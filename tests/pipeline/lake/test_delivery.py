@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 from sqlalchemy import update
@@ -29,8 +29,15 @@ from deltaforge_dagster.pipeline.lake.staged import (
     StagedStep,
     StagedTable,
 )
+from deltaforge_dagster.pipeline.lake.writer import FoldTime
 from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.state.database.tables import checkpoints, lake_commits, segments
+from deltaforge_dagster.sinks.lake.config import PendingChanges
+from deltaforge_dagster.state.database.tables import (
+    checkpoints,
+    lake_commits,
+    lake_pending,
+    segments,
+)
 from deltaforge_dagster.state.lake_commits import Destination
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.typed_rows.schema import TypedSchema
@@ -61,6 +68,11 @@ class Lake:
         fault: Called with the table before each write, and None before staging.
         opened: The series of commits for which a writer was opened.
         known: For each write, whether the table must exist.
+        pending: The segments that are pending beside each table.
+        added: The end of the last commit that was added to them.
+        unfolded: Tables whose pending changes cannot be folded.
+        kind: The kind of the steps that are staged.
+        folds: Each fold: the table, up to which segment, when, and whether there must be something.
     """
 
     rows: dict[Destination, list[int]] = field(default_factory=lambda: {ORDERS: [], ITEMS: []})
@@ -71,6 +83,11 @@ class Lake:
     fault: Callable[[Destination | None], None] = lambda _table: None
     opened: list[str] = field(default_factory=list)
     known: list[bool] = field(default_factory=list)
+    pending: dict[Destination, list[int]] = field(default_factory=lambda: {ORDERS: [], ITEMS: []})
+    added: dict[Destination, int] = field(default_factory=lambda: {ORDERS: 0, ITEMS: 0})
+    unfolded: set[Destination] = field(default_factory=set)
+    kind: Literal["rows", "rekey"] = "rows"
+    folds: list[tuple[str, int, str, bool]] = field(default_factory=list)
     closed: int = 0
     discarded: int = 0
 
@@ -85,7 +102,7 @@ class Lake:
         self.fault(None)
         wanted = [one for one in self.rows if one not in skip and (only is None or one in only)]
         self.commits.append(([row.segment for row in rows], wanted))
-        step = StagedStep("rows", [str(row.segment) for row in rows], 1, True, ChangePlace(0, 0))
+        step = StagedStep(self.kind, [str(row.segment) for row in rows], 1, True, ChangePlace(0, 0))
         tables = [
             StagedTable(
                 one,
@@ -105,18 +122,49 @@ class Lake:
         return StagedCommit(tables, failed, self._discard)
 
     def commit(
-        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
     ) -> Sequence[tuple[str, str]]:
-        """Add the segments, unless the table has a commit that ends there or later."""
+        """Add the segments behind the pending ones, unless the table has a commit that ends there or later."""
+        self._write(table, guard, exists=exists)
+        self._fold(table.destination, through, "before", required=required)
+        if self.versions[table.destination] < through:
+            self.rows[table.destination] += [int(one) for one in table.steps[0].files]
+            self.versions[table.destination] = through
+        return COLUMNS
+
+    def append(
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
+    ) -> Sequence[tuple[str, str]]:
+        """Add the segments to the pending ones, unless that has been done."""
+        self._write(table, guard, exists=exists)
+        assert not required or self.added[table.destination]
+        if self.added[table.destination] < through:
+            self.pending[table.destination] += [int(one) for one in table.steps[0].files]
+            self.added[table.destination] = through
+        return COLUMNS
+
+    def fold(
+        self, table: StagedTable, through: int, guard: SendGuard, time: FoldTime, *, required: bool
+    ) -> None:
+        """Add what is pending to the table."""
+        guard()
+        if table.destination in self.unfolded:
+            raise TableRejected("cannot be folded")
+        self._fold(table.destination, through, time, required=required)
+
+    def _write(self, table: StagedTable, guard: SendGuard, *, exists: bool) -> None:
         guard()
         self.known += [exists]
         self.fault(table.destination)
         if table.destination in self.rejects:
             raise TableRejected("cannot be written")
-        if self.versions[table.destination] < through:
-            self.rows[table.destination] += [int(one) for one in table.steps[0].files]
-            self.versions[table.destination] = through
-        return COLUMNS
+
+    def _fold(self, table: Destination, through: int, time: FoldTime, *, required: bool) -> None:
+        waiting = self.pending[table]
+        if waiting or time != "before":
+            self.folds.append((table[1], through, time, required))
+        self.rows[table] += [one for one in waiting if one <= through]
+        self.pending[table] = [one for one in waiting if one > through]
 
     @contextmanager
     def writer(self, owner: str) -> Iterator[Lake]:
@@ -454,10 +502,12 @@ def test_whatever_happens_each_change_arrives_once(scene: Scene, seed: int) -> N
         if chance.random() < 0.15:
             raise chance.choice([Killed(), SparkUnavailable("gone"), StoreUnavailable("gone")])
 
-    limits = CommitLimits(NEVER, 9, at_once=True)
+    pending = PendingChanges(fold_changes=4) if seed % 2 else None
+    limits = CommitLimits(NEVER, 9, at_once=True, pending=pending)
     work = Work(scene, lake, limits)
     for _ in range(40):
         lake.fault = fault
+        lake.unfolded = {one for one in lake.rows if chance.random() < 0.2}
         lake.rejects = {one for one in lake.rows if chance.random() < 0.2}
         retry(scene)
         event = chance.random()
@@ -481,6 +531,13 @@ def test_whatever_happens_each_change_arrives_once(scene: Scene, seed: int) -> N
     row = scene.store.pipelines.get(NAME)
     assert row is not None
     everything = [*range(1, row.next_segment)]
+    for one, beside_it in lake.pending.items():
+        assert [
+            found.changes > 0
+            for found in scene.store.lake_commits.pending(NAME)
+            if found.destination == one
+        ] == [True] * bool(beside_it)
+        lake.rows[one] += beside_it
     assert lake.rows == {ORDERS: everything, ITEMS: everything}
     assert scene.checkpoint.whole_segment == row.next_segment - 1
 
@@ -493,3 +550,137 @@ def reset(scene: Scene, segment: int) -> None:
             .where(checkpoints.c.sink == SINK)
             .values(segment=segment, ordinal=-1, complete=True)
         )
+
+
+def beside(changes: int = 100, seconds: float = NEVER) -> CommitLimits:
+    """Commits at once, beside the tables; folded when there are many changes, or after a time."""
+    pending = PendingChanges(fold_changes=changes, fold_seconds=seconds)
+    return CommitLimits(NEVER, 1000, at_once=True, pending=pending)
+
+
+def waiting(scene: Scene) -> dict[str, tuple[int, int]]:
+    """Return for each table with pending changes the last commit among them, and their number."""
+    return {
+        one.destination[1]: (one.segment, one.changes)
+        for one in scene.store.lake_commits.pending(NAME)
+    }
+
+
+def test_small_commits_go_beside_the_tables(scene: Scene) -> None:
+    """Until there are many changes; a commit with as many, or with other steps, goes to the table, behind them."""
+    lake = Lake()
+    work = Work(scene, lake, beside(3))  # a segment is a change of each table, to this lake
+    for expected in (1, 2):
+        capture(scene, 1)
+        work.go()
+        assert waiting(scene) == {"orders": (expected, expected), "items": (expected, expected)}
+        assert (lake.rows[ORDERS], lake.folds) == ([], [])
+    assert place(scene.checkpoint) == (2, 2, True)
+    capture(scene, 1)
+    work.go()
+    assert lake.folds == [("orders", 3, "after", True), ("items", 3, "after", True)]
+    assert (waiting(scene), lake.rows) == ({}, {ORDERS: [1, 2, 3], ITEMS: [1, 2, 3]})
+
+    capture(scene, 1)
+    work.go()
+    capture(scene, 3)
+    work.go()
+    assert lake.folds[2:] == [("orders", 7, "before", True), ("items", 7, "before", True)]
+    assert (waiting(scene), lake.rows[ITEMS]) == ({}, [1, 2, 3, 4, 5, 6, 7])
+    lake.kind = "rekey"
+    capture(scene, 1)
+    work.go()
+    assert (waiting(scene), lake.rows[ITEMS][7:]) == ({}, [8])
+
+
+def age_pending(scene: Scene, table: str) -> None:
+    """Let the pending changes of a table be older than an hour."""
+    of_table = lake_pending.c.destination.contains(table)
+    with scene.store.database.write() as connection:
+        connection.execute(
+            update(lake_pending).where(of_table).values(since=lake_pending.c.since - 4000)
+        )
+
+
+def test_pending_changes_that_are_old(scene: Scene) -> None:
+    """They are folded although nothing is to be committed, and whatever the option says if it is gone."""
+    lake = Lake()
+    capture(scene, 1)
+    Work(scene, lake, beside(seconds=3600)).go()
+    assert (len(waiting(scene)), lake.folds) == (2, [])
+    age_pending(scene, "orders")
+    Work(scene, lake, beside(seconds=3600)).go()
+    assert lake.folds == [("orders", 1, "later", True)]
+    assert waiting(scene) == {"items": (1, 1)}
+    Work(scene, lake).go()
+    assert lake.folds[1:] == [("items", 1, "later", True)]
+    assert (waiting(scene), lake.rows) == ({}, {ORDERS: [1], ITEMS: [1]})
+
+
+def test_a_reset_brings_back_what_was_dropped(scene: Scene) -> None:
+    """After a step back nothing has to be there, and what the tables have is not added again."""
+    lake = Lake()
+    capture(scene, 2)
+    Work(scene, lake, beside()).go()
+    reset(scene, 0)
+    Work(scene, lake, beside(2)).go()
+    assert waiting(scene) == {}
+    assert lake.rows == {ORDERS: [1, 2], ITEMS: [1, 2]}
+
+
+@pytest.mark.parametrize("lost", ["lake-pending-planned", "lake-pending-added", "lake-committed"])
+def test_a_killed_run_that_added_pending_changes(
+    scene: Scene, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor adds the commit to them, whatever the option says by then."""
+
+    def kill(name: str) -> None:
+        if name == lost:
+            raise Killed
+
+    lake = Lake()
+    Work(scene, lake, beside(3)).go()
+    capture(scene, 2)
+    Work(scene, lake, beside(3)).go()
+    capture(scene, 1)
+    monkeypatch.setattr(module, "failpoint", kill)
+    Work(scene, lake, beside(3)).fail(Killed)
+    monkeypatch.undo()
+    known = {name: one[0] for name, one in waiting(scene).items()}
+    assert known == {"orders": 3, "items": 3}
+
+    Work(scene, lake).go()
+
+    assert (waiting(scene), lake.pending) == ({}, {ORDERS: [], ITEMS: []})
+    assert lake.rows == {ORDERS: [1, 2, 3], ITEMS: [1, 2, 3]}
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> None:
+    """With a commit, or between two; the other table goes on, and later the held one is folded."""
+    lake = Lake(unfolded={ORDERS})
+    limits = beside(2, 3600)
+    capture(scene, 1)
+    Work(scene, lake, limits).go()
+    if between:
+        age_pending(scene, "orders")
+    else:
+        capture(scene, 1)
+    Work(scene, lake, limits).go()
+
+    commits = scene.store.lake_commits.read(NAME, SINK)
+    assert commits is not None
+    (held,) = commits.held.values()
+    planned = None if between else 2
+    assert (held.error, held.segment, held.planned_to) == ("cannot be folded", 1, planned)
+    assert "cannot be folded" in str(scene.checkpoint.last_error)
+    assert (lake.rows[ORDERS], lake.rows[ITEMS]) == ([], [] if between else [1, 2])
+    lake.unfolded.clear()
+    retry(scene)
+    Work(scene, lake, limits).go()
+    commits = scene.store.lake_commits.read(NAME, SINK)
+    assert commits is not None
+    assert commits.held == {}
+    assert ORDERS not in commits.pending
+    assert lake.rows[ORDERS] == ([1] if between else [1, 2])
+    assert scene.checkpoint.last_error is None

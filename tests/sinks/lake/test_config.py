@@ -13,6 +13,7 @@ from deltaforge_dagster.sinks.lake.config import (
     IcebergSinkConfig,
     LakeSinkConfig,
     PartitionField,
+    PendingChanges,
     partition_field,
 )
 from deltaforge_dagster.sources.value_types import INT64, TEXT
@@ -210,3 +211,33 @@ def test_a_catalog_of_the_server(write: Write) -> None:
 
     assert isinstance(config, IcebergSinkConfig)
     assert (config.catalog, config.warehouse) == ("prod", None)
+
+
+def test_pending_changes(write: Write) -> None:
+    """`true` takes the defaults."""
+    for given, expected in (
+        (True, PendingChanges()),
+        ({"fold_changes": 5}, PendingChanges(fold_changes=5)),
+        (False, None),
+    ):
+        config = loaded(write, iceberg(pending=given))
+        assert isinstance(config, IcebergSinkConfig)
+        assert config.pending == expected
+    pending = PendingChanges(fold_changes=5, fold_seconds=60)
+    assert [pending.due(*one) for one in ((5, 0), (4, 60), (4, 59))] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"mode": "changelog"}, "has no use in mode changelog"),
+        ({"mode": "history"}, "a history cannot be folded"),
+        ({"soft_deletes": True}, "exclude each other"),
+    ],
+)
+def test_where_changes_cannot_be_pending(
+    write: Write, options: dict[str, Any], reason: str
+) -> None:
+    """Other modes, and tables that keep deleted rows."""
+    with pytest.raises(SpecError, match=reason):
+        loaded(write, iceberg(pending=True, **options))

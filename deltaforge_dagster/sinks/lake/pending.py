@@ -1,0 +1,185 @@
+"""Pending changes of a table of current rows, in SQL: what they come to, and a view of them and their table.
+
+A table of pending changes has a row for each key in each commit that was added to it: the last image of the key in that
+commit, in the columns of the source; its place (`df_position`, `df_ordinal`) and time; in `df_op` `u` if the key has a
+row then, `d` if it has none; and in `df_absent` the columns, in lower case, whose values the commit did not have.
+
+What they come to is one row per key, the last one, where a column that it lacks has the value of the row before that has
+one. After a delete there is nothing. If no row has one, the value is that of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from deltaforge_dagster.sinks.lake.sql import literal, quoted
+
+SUFFIX = "_pending"
+"""What the name of a table has behind it in the name of the table with its pending changes."""
+
+_META = ("df_op", "df_event_time", "df_position", "df_ordinal")
+_LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
+
+
+def pending_name(destination: Sequence[str]) -> tuple[str, ...]:
+    """Return the name of the table with the pending changes of a table."""
+    return (*destination[:-1], destination[-1] + SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlEngine:
+    """How an engine spells what SQL does not agree on.
+
+    Attributes:
+        quote: Returns a quoted name.
+        struct: Returns a struct of expressions, by the names of its fields.
+    """
+
+    quote: Callable[[str], str]
+    struct: Callable[[Mapping[str, str]], str]
+
+
+def _spark_struct(fields: Mapping[str, str]) -> str:
+    return f"struct({', '.join(f'{value} AS {name}' for name, value in fields.items())})"
+
+
+def _duckdb_struct(fields: Mapping[str, str]) -> str:
+    return f"struct_pack({', '.join(f'{name} := {value}' for name, value in fields.items())})"
+
+
+def _standard_quote(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+SPARK = SqlEngine(quoted, _spark_struct)
+DUCKDB = SqlEngine(_standard_quote, _duckdb_struct)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRows:
+    """The pending changes of a table.
+
+    Attributes:
+        table: What to read them from, in SQL.
+        columns: The columns of the source that it has.
+        key: Those that are the key.
+        engine: Reads them.
+    """
+
+    table: str
+    columns: Sequence[str]
+    key: Sequence[str]
+    engine: SqlEngine = SPARK
+
+    def absent(self, through: int) -> str:
+        """Return a query for the names of columns that rows up to a position lack, in lower case."""
+        return f"SELECT DISTINCT explode(df_absent) AS name FROM {self.table} WHERE df_position <= {through}"
+
+    def folded(self, through: int, absent: Collection[str]) -> str:
+        """Return a query for what the rows up to a position come to, in the form of staged rows.
+
+        Args:
+            through: The position.
+            absent: The columns that some of these rows lack, in lower case.
+        """
+        lacking = [name for name in self._values if name.lower() in absent]
+        sure = [name for name in self._values if name.lower() not in absent]
+        values = [f"df_last.{self._held(name)} AS {self._q(name)}" for name in sure]
+        values += [f"{self._value('f', name)} AS {self._q(name)}" for name in lacking]
+        names = [
+            f"CASE WHEN f.{self._held(name)} IS NULL THEN {literal(name)} END" for name in lacking
+        ]
+        array = f"filter(array({', '.join(names)}), name -> name IS NOT NULL)"
+        chosen = [
+            *map(self._q, self.key),
+            *values,
+            "df_last.df_op",
+            f"{array if names else 'CAST(NULL AS ARRAY<STRING>)'} AS df_absent",
+            "df_last.df_event_time",
+            "df_last.df_position AS df_segment",
+            "df_last.df_ordinal",
+        ]
+        latest = self._latest(sure, f" WHERE df_position <= {through}")
+        return f"SELECT {', '.join(chosen)} FROM ({latest}) AS f"
+
+    def view(self, table: str, columns: Sequence[str]) -> str:
+        """Return a query for the rows of a table as they are with its pending changes.
+
+        Pending changes are read first. So whoever folds them meanwhile, a change is missed in neither: one that is in
+        both is ignored. Their keys are few, so Spark sends them to where the table's files are read.
+
+        Args:
+            table: The table, in SQL.
+            columns: The columns of the source that it has.
+        """
+        same = " AND ".join(
+            f"t.{key} IS NOT DISTINCT FROM s.{key}" for key in map(self._q, self.key)
+        )
+        own = {name.lower() for name in self.columns}
+        keys = {name.lower() for name in self.key}
+        meta = _META[1:]
+        kept = [*(f"t.{self._q(name)}" for name in columns), *(f"t.{name}" for name in meta)]
+        changed: list[str] = []
+        for name in columns:
+            column = self._q(name)
+            if name.lower() in keys:
+                changed.append(f"s.{column}")
+            elif name.lower() in own:
+                held = f"s.{self._held(name)}"
+                value = (
+                    f"CASE WHEN {held} IS NULL THEN t.{column} ELSE {self._value('s', name)} END"
+                )
+                changed.append(f"{value} AS {column}")
+            else:
+                changed.append(f"t.{column}")
+        changed += [f"s.df_last.{name} AS {name}" for name in meta]
+        later = _LATER.replace("s.df_", "s.df_last.df_")
+        return (
+            f"WITH df_pending AS (\n  {self._latest((), '')}\n)\n"
+            f"SELECT /*+ BROADCAST(s) */ {', '.join(kept)}\n"
+            f"FROM {table} AS t ANTI JOIN df_pending AS s ON {same} AND {later}\n"
+            "UNION ALL\n"
+            f"SELECT {', '.join(changed)}\n"
+            f"FROM df_pending AS s LEFT JOIN (\n"
+            f"  SELECT /*+ BROADCAST(s) */ t.* FROM {table} AS t SEMI JOIN df_pending AS s ON {same}\n"
+            f") AS t ON {same}\n"
+            f"WHERE s.df_last.df_op <> 'd' AND (t.df_position IS NULL OR {later})"
+        )
+
+    @property
+    def _values(self) -> Sequence[str]:
+        keys = {name.lower() for name in self.key}
+        return [name for name in self.columns if name.lower() not in keys]
+
+    def _latest(self, sure: Collection[str], where: str) -> str:
+        """Return a query for the last row of each key, and the last value of each column that some rows lack."""
+        place = self.engine.struct({"p": "df_position", "o": "df_ordinal"})
+        fields = {name: name for name in _META}
+        fields |= {self._held(name): self._q(name) for name in sure}
+        found = [f"max_by({self.engine.struct(fields)}, {place}) AS df_last"]
+        for name in self._values:
+            if name not in sure:
+                value = self.engine.struct({"op": "df_op", "v": self._q(name)})
+                has = f"df_op = 'd' OR df_absent IS NULL OR NOT array_contains(df_absent, {self._text(name)})"
+                found.append(f"max_by({value}, {place}) FILTER (WHERE {has}) AS {self._held(name)}")
+        keys = ", ".join(map(self._q, self.key))
+        return f"SELECT {keys}, {', '.join(found)} FROM {self.table}{where} GROUP BY {keys}"
+
+    def _value(self, row: str, name: str) -> str:
+        held = f"{row}.{self._held(name)}"
+        return f"CASE WHEN {held}.op <> 'd' THEN {held}.v END"
+
+    def _held(self, name: str) -> str:
+        """Return the name under which the last value of a column is held."""
+        return f"df_v{self.columns.index(name)}"
+
+    def _q(self, name: str) -> str:
+        return self.engine.quote(name)
+
+    def _text(self, name: str) -> str:
+        if self.engine is SPARK:
+            return literal(name.lower())
+        escaped = name.lower().replace("'", "''")
+        return f"'{escaped}'"
