@@ -26,6 +26,9 @@ run_queue:  # looked through every second instead of every five; runs start besi
 sensors:  # of all pipelines beside each other; half of them may watch their sources
   use_threads: true
   num_workers: 16
+run_launcher:  # forks the processes of runs, which start in a third of the time
+  module: deltaforge_dagster.launcher.run_launcher
+  class: ForkedRunLauncher
 """
 
 

@@ -23,7 +23,10 @@ from deltaforge_dagster.state.store import StateStore
 from tests.e2e.command import Command
 from tests.fix_spark import SparkAddress
 
-DAGSTER_SETTINGS = "telemetry: {enabled: false}\n"
+DAGSTER_SETTINGS = """\
+telemetry: {enabled: false}
+run_launcher: {module: deltaforge_dagster.launcher.run_launcher, class: ForkedRunLauncher}
+"""
 
 
 def eventually(

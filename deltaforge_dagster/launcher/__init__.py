@@ -1,0 +1,1 @@
+"""How Dagster starts the processes of runs."""

@@ -1,0 +1,112 @@
+"""Starts runs by forking a process that has imported what they need; configured in `dagster.yaml`.
+
+Dagster's own launcher has the code server start a new Python for each run, which takes two seconds of processor time
+until the run holds its lease: most of what a change waits for when no run is there. Here the process that launches, which
+is Dagster's daemon, starts one *fork server* with its first run (`multiprocessing`'s own). It imports `run_process` before it
+has any thread, and each run is a fork of it, so runs also share the memory of what was imported.
+
+::
+
+    daemon ── launch_run ──> fork server ── fork ──> run's process ── `dagster api execute_run`
+      │                                                 │
+      └── a thread waits for its end <──────────────────┘
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
+from dagster._grpc.types import ExecuteRunArgs
+from dagster._serdes import serialize_value
+from dagster._utils import get_run_crash_explanation
+
+_FORK_SERVER = multiprocessing.get_context("forkserver")
+_IMPORTED = [__name__, "deltaforge_dagster.launcher.run_process"]
+"""What the fork server imports, and this process does not."""
+
+PROCESS_TAG = "deltaforge/process"
+"""Of a run that was forked: number and start time of its process."""
+
+
+class ForkedRunLauncher(DefaultRunLauncher):
+    """Forks the processes of pipelines' runs; other runs are started by the code server.
+
+    The run's process has the environment of the process that launches it, which must be on the machine of the code
+    server, with the same Python. It ends with the process that launches it: if that ends in order, it asks the run to end
+    and waits for it; if it is killed, the run goes on.
+    """
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """Start a run; return when its process has started."""
+        # Every process of Dagster has this module; only the daemon launches.
+        from deltaforge_dagster.assets.names import PIPELINE_TAG  # noqa: PLC0415
+
+        run = context.dagster_run
+        origin = context.job_code_origin
+        here = origin is not None and origin.repository_origin.executable_path == sys.executable
+        if PIPELINE_TAG not in run.tags or not here or origin is None:
+            super().launch_run(context)
+            return
+        arguments = ExecuteRunArgs(
+            job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
+        )
+        _FORK_SERVER.set_forkserver_preload(_IMPORTED)
+        process = _FORK_SERVER.Process(
+            target=_execute, args=(serialize_value(arguments),), name=run.run_id, daemon=True
+        )
+        process.start()
+        assert process.pid is not None
+        self._instance.add_run_tags(run.run_id, {PROCESS_TAG: _identity(process.pid)})
+        self._run_ids.add(run.run_id)
+        threading.Thread(
+            target=self._await_end, args=(process, run.run_id), name="run's end", daemon=True
+        ).start()
+
+    def terminate(self, run_id: str) -> bool:
+        """Interrupt a run's process, as its code server would; return whether there was one."""
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or PROCESS_TAG not in run.tags:
+            return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
+        if run.is_finished:
+            return False
+        self._instance.report_run_canceling(run)
+        identity = run.tags[PROCESS_TAG]
+        pid = int(identity.partition(" ")[0])
+        if _identity(pid) != identity:
+            return False
+        os.kill(pid, signal.SIGINT)
+        return True
+
+    def _await_end(self, process: ForkServerProcess, run_id: str) -> None:
+        """Report a run as failed whose process has ended and did not say how."""
+        process.join()
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return
+        code = process.exitcode or 0
+        message = get_run_crash_explanation(f"Run execution process for {run_id}", code)
+        self._instance.report_engine_event(message, run, cls=type(self))
+        self._instance.report_run_failed(run)
+
+
+def _execute(arguments: str) -> None:
+    """Execute a run; called in its process."""
+    from deltaforge_dagster.launcher.run_process import execute  # noqa: PLC0415 - see `_IMPORTED`
+
+    execute(arguments)
+
+
+def _identity(pid: int) -> str:
+    """Return what tells a process from a later one with the same number; of no process, the number alone."""
+    try:
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        started = ""
+    return f"{pid} {started}".strip()

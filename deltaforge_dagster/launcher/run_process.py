@@ -1,0 +1,39 @@
+"""What the process of a run executes, and what the process that it is forked from has imported (`run_launcher`)."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+from dagster._cli.api import execute_run_command
+
+from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
+
+_MODULES = (
+    "dagster._core.storage.sqlite_storage",  # of an instance on one machine
+    "deltaforge_dagster.definitions",
+    "deltaforge_dagster.assets.execution",
+    "deltaforge_dagster.pipeline.run.leased_work",
+    "deltaforge_dagster.resources.spark",
+)
+"""What runs import when they need it."""
+
+
+def execute(arguments: str) -> None:
+    """Execute a run of Dagster as `dagster api execute_run` does.
+
+    Args:
+        arguments: Which one, as that command takes it.
+    """
+    execute_run_command.main([arguments], standalone_mode=False)
+
+
+def _import_what_runs_need() -> None:
+    arrow_without_pandas()
+    for module in _MODULES:
+        importlib.import_module(module)
+    # Modules stay: where their objects are looked through for garbage, each process gets a copy of them.
+    gc.freeze()
+
+
+_import_what_runs_need()

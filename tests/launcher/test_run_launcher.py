@@ -1,0 +1,106 @@
+"""Runs whose processes are forked: they end as Dagster says, whatever becomes of the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.launcher import LaunchRunContext
+
+from deltaforge_dagster.assets.names import PIPELINE_TAG
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.launcher.run_launcher import PROCESS_TAG, ForkedRunLauncher
+from deltaforge_dagster.resources.instance import dagster_home
+from tests.e2e.deployment import eventually
+from tests.launcher.jobs import FOLDER_TAG, waiting
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    """An instance with the settings of `deltaforge dev`."""
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    home = dagster_home(Settings.from_env({"DELTAFORGE_HOME": str(tmp_path / "home")}))
+    with dg.DagsterInstance.from_config(str(home)) as made:
+        yield made
+
+
+class Launched:
+    """A run that has begun, in a process of its own."""
+
+    def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
+        self._instance = instance
+        self._folder = folder
+        recon = dg.reconstructable(waiting)
+        run = instance.create_run_for_job(
+            recon.get_definition(),
+            tags={PIPELINE_TAG: "shop", FOLDER_TAG: str(folder)},
+            job_code_origin=recon.get_python_origin(),
+        )
+        self.run_id = run.run_id
+        instance.run_launcher.launch_run(LaunchRunContext(run, workspace=None))
+        told = eventually(lambda: (folder / "began").exists() and (folder / "began").read_text())
+        pid, self.has_spark = told.split()
+        self.pid = int(pid)
+
+    @property
+    def run(self) -> dg.DagsterRun:
+        """The run as it is now."""
+        found = self._instance.get_run_by_id(self.run_id)
+        assert found is not None
+        return found
+
+    def go_on(self) -> None:
+        """Let the job end."""
+        (self._folder / "go").touch()
+
+    def ends_as(self, status: dg.DagsterRunStatus) -> bool:
+        """Wait for the end of the run."""
+        eventually(lambda: self.run.is_finished, what="the end")
+        assert self.run.status == status
+        return True
+
+
+@pytest.fixture
+def launched(instance: dg.DagsterInstance, tmp_path: Path) -> Launched:
+    """A run that waits."""
+    return Launched(instance, tmp_path)
+
+
+def test_a_run_is_forked_from_a_process_with_everything(launched: Launched) -> None:
+    """It is executed in another process, which had Spark's client at once, and succeeds."""
+    assert (launched.pid != os.getpid(), launched.has_spark) == (True, "True")
+    launched.go_on()
+    assert launched.ends_as(dg.DagsterRunStatus.SUCCESS)
+
+
+def test_a_killed_process_is_a_failed_run(instance: dg.DagsterInstance, launched: Launched) -> None:
+    """Dagster is told how the process ended."""
+    os.kill(launched.pid, signal.SIGKILL)
+    assert launched.ends_as(dg.DagsterRunStatus.FAILURE)
+    assert any("SIGKILL" in str(entry.message) for entry in instance.all_logs(launched.run_id))
+
+
+def test_a_run_is_terminated_by_any_process(
+    instance: dg.DagsterInstance, launched: Launched
+) -> None:
+    """A launcher that did not start it interrupts it, once; it is canceled. A finished run is left alone."""
+    other = ForkedRunLauncher()
+    other.register_instance(instance)
+    assert other.terminate(launched.run_id)
+    assert launched.ends_as(dg.DagsterRunStatus.CANCELED)
+    assert not other.terminate(launched.run_id)
+
+
+def test_a_number_that_another_process_has_now(
+    instance: dg.DagsterInstance, launched: Launched
+) -> None:
+    """The process of a run is only known by its number and its start: nobody else is interrupted."""
+    tag = f"{os.getpid()} 1"
+    instance.add_run_tags(launched.run_id, {PROCESS_TAG: tag})
+    assert not instance.run_launcher.terminate(launched.run_id)
+    launched.go_on()
+    eventually(lambda: launched.run.is_finished)
