@@ -316,6 +316,7 @@ finally: print(json.dumps(notes | {"in the end": imported()}))
 """`deltaforge run`, which then says which of the large libraries it had imported by when."""
 
 
+@pytest.mark.spark
 def test_what_a_run_imports(
     tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
