@@ -37,7 +37,7 @@ spec:
     publication: p, tables: [public.orders]}}}}
   sinks: [{{type: redis, config: {{id: {SINK}, uri: "redis://localhost", stream: x}}}}]
   engine:
-    deliver: {{backoff_initial_seconds: 0.01, backoff_max_seconds: 40}}
+    deliver: {{backoff_initial_seconds: BACKOFF, backoff_max_seconds: 40}}
     checkpoint: {{after: 4}}
   journal: {{enabled: true}}
 """
@@ -239,9 +239,12 @@ class Scene:
 
 @pytest.fixture
 def scene(
-    sqlite_store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_store: StateStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Scene]:
-    """A pipeline that begins before event 1; row groups hold some three rows."""
+    """A pipeline that begins before event 1; row groups hold some three rows. A module may have a `BACKOFF_SECONDS`."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 500)
     sqlite_store.pipelines.register(NAME, "spec", [SINK])
     sqlite_store.pipelines.set_start(NAME, lsn(0))
@@ -249,7 +252,8 @@ def scene(
         sqlite_store, NAME, "run", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
     assert lease is not None
-    (tmp_path / f"{NAME}.yaml").write_text(PIPELINE)
+    backoff = getattr(request.module, "BACKOFF_SECONDS", 0.01)
+    (tmp_path / f"{NAME}.yaml").write_text(PIPELINE.replace("BACKOFF", str(backoff)))
     spec = load_pipeline(tmp_path / f"{NAME}.yaml").spec
     yield Scene(sqlite_store, Journal(f"file://{tmp_path}/journal"), lease, spec)
     lease.release()

@@ -48,6 +48,8 @@ __all__ = ["scene"]
 ORDERS, ITEMS = ("public", "orders"), ("public", "items")
 COLUMNS = (("id", "bigint"), ("df_position", "bigint"))
 NEVER = 1e9
+BACKOFF_SECONDS = 40
+"""What failed is not tried again by itself while a test lasts: `retry` ends the waits."""
 AT_ONCE = CommitLimits(NEVER, 1000, at_once=True)
 
 
@@ -524,7 +526,7 @@ def test_whatever_happens_each_change_arrives_once(scene: Scene, seed: int) -> N
             work = Work(scene, lake, limits)
         except DeltaforgeError as error:
             work.delivery.failed(error)
-    lake.fault, lake.rejects = lambda _table: None, set()
+    lake.fault, lake.rejects, lake.unfolded = lambda _table: None, set(), set()
     retry(scene)
     Work(scene, lake, limits).go()
 
