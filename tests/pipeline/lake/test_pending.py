@@ -252,6 +252,7 @@ def test_a_successor_repeats_a_fold_wherever_the_first_one_is(lake: Lake) -> Non
     assert interrupted >= 2
 
 
+@pytest.mark.soak("formats")
 def test_columns_and_keys_that_change(lake: Lake) -> None:
     """Pending changes are folded before the table of them gets another column or key; a dropped column stays as it is."""
     staging, writer = Staging(lake, "current", {"id": INT32, "a": TEXT, "b": TEXT}), writing(lake)
@@ -283,6 +284,7 @@ def test_columns_and_keys_that_change(lake: Lake) -> None:
     assert (sorted(reader.table, key=str), reader.waiting) == (expected, 0)
 
 
+@pytest.mark.soak("formats")
 def test_tables_that_are_gone_or_somebody_else_s(lake: Lake) -> None:
     """Pending changes that are gone hold the table; those of a table that was dropped are forgotten."""
     staging, writer = Staging(lake, "current", {"id": INT32, "a": TEXT}), writing(lake)
