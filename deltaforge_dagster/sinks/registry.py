@@ -191,6 +191,10 @@ class LakeSinkType(SinkType[_Config]):
     def dialect(self, config: _Config) -> LakeDialect:
         """Return what writes the SQL of a sink."""
 
+    def duckdb_scan(self, config: _Config, destination: Sequence[str]) -> str | None:  # noqa: ARG002
+        """Return what DuckDB reads a table with, None if it cannot."""
+        return None
+
 
 def sink_types() -> Mapping[str, SinkType[Any]]:
     """Return the kinds of sinks that can be used here, by name: ours, then those of installed packages."""

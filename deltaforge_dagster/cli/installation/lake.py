@@ -22,8 +22,7 @@ from deltaforge_dagster.resources.lake_jars import missing_jars
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.pending import DUCKDB, SPARK, PendingRows, pending_name
-from deltaforge_dagster.sinks.lake.sink_type import LakeTablesSinkType
-from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from deltaforge_dagster.state.store import StateStore
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -142,7 +141,7 @@ def _view(
         raise NotAllowed(f"--sink must name a sink with the option `pending` ({found})")
     config, kind = blocks[sink].config, sink_types()[blocks[sink].type]
     assert isinstance(config, LakeSinkConfig)
-    assert isinstance(kind, LakeTablesSinkType)
+    assert isinstance(kind, LakeSinkType)
     stored = {
         ".".join(one.write.source): one.write
         for one in store.lake_commits.tables(loaded.name)
@@ -162,7 +161,7 @@ def _view(
         dialect = kind.dialect(config)
         main, beside = map(dialect.table, names)
     else:
-        scans = [kind.scanned(config, one) for one in names]
+        scans = [kind.duckdb_scan(config, one) for one in names]
         if None in scans:
             raise NotAllowed("DuckDB reads pending changes of Delta tables with a `path` only")
         main, beside = map(str, scans)

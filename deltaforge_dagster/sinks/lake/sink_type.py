@@ -67,10 +67,6 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     def folder(self, config: _Config) -> str | None:
         """Return the path or URL of the folder that has the tables, None if only a catalog knows."""
 
-    def scanned(self, config: _Config, destination: Sequence[str]) -> str | None:  # noqa: ARG002
-        """Return what DuckDB reads a table with, None if it cannot."""
-        return None
-
     def names(self, config: _Config, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
         """Return the mode of the tables, and where they are."""
         return {"mode": config.mode, **self.place(config)}
@@ -115,7 +111,7 @@ class DeltaSinkType(LakeTablesSinkType[DeltaSinkConfig]):
         """Return the path, if there is one."""
         return config.path
 
-    def scanned(self, config: DeltaSinkConfig, destination: Sequence[str]) -> str | None:
+    def duckdb_scan(self, config: DeltaSinkConfig, destination: Sequence[str]) -> str | None:
         """Return the scan of the table's folder."""
         if config.path is None:
             return None
