@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -52,6 +53,10 @@ FoldTime = Literal["before", "after", "later"]
 
 _TIMES: Sequence[FoldTime] = ("before", "after", "later")
 _ATTEMPTS = 5
+_KEPT_SECONDS = 3600
+"""How long a branch is kept: while its writer may be at work, or a statement of a dead one. If a branch is dropped then, the
+statement makes it again, from what main is by then and without the steps before; a writer that publishes it loses those."""
+
 _META_TYPES: Mapping[str, str] = {
     "df_op": "string",
     "df_segment": "bigint",
@@ -427,15 +432,24 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
         known = through
     target.committed = -1 if known is None else known
     prefix = f"deltaforge_{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
-    commit.execute(*(branches.drop(target.name, left) for left in heads if left.startswith(prefix)))
+    now = int(time.time())
+    left = [name for name in heads if name.startswith(prefix)]
+    old = [name for name in left if now - _made_at(name.removeprefix(prefix)) > _KEPT_SECONDS]
+    commit.execute(*(branches.drop(target.name, name) for name in old))
     # Never a name that was used before: a statement of a dead writer may still be on its way to that branch.
-    branch = prefix + secrets.token_hex(4)
+    branch = f"{prefix}{now:x}_{secrets.token_hex(4)}"
     commit.execute(branches.create(target.name, branch, head))
     if head is None and "main" in _heads(commit, target, branches):
         # No longer empty, and perhaps so before the branch was made, which may then begin anywhere.
+        commit.execute(branches.drop(target.name, branch))
         _begin(commit, target, branches, through)
     else:
         target.branch = branch
+
+
+def _made_at(name: str) -> int:
+    """Return when a branch was made, in seconds since 1970, by its name without what says whose it is."""
+    return int(name.partition("_")[0], 16)
 
 
 def _heads(commit: TableCommit, target: LakeTarget, branches: Branches) -> Mapping[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,25 @@ def test_two_writers_at_once(lake: Lake) -> None:
     assert not errors
     rows = lake.rows("id", "df_op", "df_position")
     assert sorted(rows, key=lambda row: (row[2], row[1])) == ONCE
+
+
+@pytest.mark.parametrize("lake", ["iceberg"], indirect=True)
+def test_branches_of_others_are_kept_for_a_while(lake: Lake) -> None:
+    """A statement may still be on its way to a branch that is young: dropped, it would be made again without the steps before."""
+    staging, table = Staging(lake, "changelog"), ("public", "orders")
+    commits = two_commits(staging)
+    lake.writer(mode="changelog").commit(commits[0], 1, unguarded)
+    session, name = lake.reading(), lake.writer().dialect.table(table)
+    query = f"SELECT name FROM {name}.refs WHERE name <> 'main'"
+    (young,) = (row["name"] for row in session.sql(query).collect())
+    owner, _, token = young.rpartition("_")
+    old = f"{owner.rpartition('_')[0]}_{int(time.time()) - 4000:x}_{token}"
+    session.sql(f"ALTER TABLE {name} CREATE BRANCH {old}")
+
+    lake.writer(mode="changelog").commit(commits[1], 2, unguarded)
+
+    left = {row["name"] for row in lake.reading().sql(query).collect()}
+    assert (young in left, old in left, len(left)) == (True, False, 2)
 
 
 def test_columns_are_added_and_widened(lake: Lake) -> None:
