@@ -19,6 +19,8 @@ from tests.fix_spark import SparkAddress
 
 FOLDER = EXAMPLES / "lakehouse"
 REVENUE = dg.AssetKey(["reports", "revenue"])
+MODE = "SPARK_CONNECT_MODE_ENABLED"
+"""What the resource sets for its process, and so for processes that other tests start with sessions of another kind."""
 
 pytestmark = [
     pytest.mark.spark,
@@ -47,6 +49,8 @@ def test_the_report_follows_the_tables(
     shop = tmp_path / "shop.db"
     home = stage.opened.settings.home
     spark_server.use(home, monkeypatch)
+    monkeypatch.setenv(MODE, "")  # so that the end of the test undoes what the resource sets
+    monkeypatch.delenv(MODE)
     for name, value in {
         "DELTAFORGE_HOME": home,
         "DELTAFORGE_PIPELINES": FOLDER / "shop.yaml",
