@@ -166,17 +166,28 @@ class LakeWriter:
         schema = self._staged_schema(commit.table, step)
         staged = commit.session.read.schema(schema).parquet(*step.files)
         staged.createOrReplaceTempView(STAGED)
-        mode, rekey = self.config.mode, step.kind == "rekey"
-        if mode == "changelog":
+        if self.config.mode == "changelog":
             return statements.append()
-        if mode == "current" and step.inserts_only and self._all_new(commit, statements):
-            return statements.append_current()
-        within = ""
+        if (
+            self.config.mode == "current"
+            and step.inserts_only
+            and self._all_new(commit, statements)
+        ):
+            return statements.append_current(soft_deletes=False)
+        return self._by_key(commit, statements, step)
+
+    def _by_key(self, commit: TableCommit, statements: Statements, step: StagedStep) -> str:
+        """Return the statement that applies rows to those of the same keys, or adds them if there are none."""
+        rekey, history = step.kind == "rekey", self.config.mode == "history"
+        within, soft = "", self.config.soft_deletes
         if not rekey and (query := statements.bounds()) is not None:
             within = statements.within(commit.rows(query)[0])
-        if mode == "history":
+        if step.reads and _has_no_key(commit, statements, within):
+            if history:
+                return statements.append_history()
+            return statements.append_current(soft_deletes=soft)
+        if history:
             return statements.merge_history(rekey=rekey, within=within)
-        soft = self.config.soft_deletes
         return statements.merge_current(rekey=rekey, soft_deletes=soft, within=within)
 
     def _truncate(self, statements: Statements, step: StagedStep) -> str:
@@ -207,6 +218,20 @@ class LakeWriter:
         if step.kind == "rekey":
             fields |= {OLD_KEY + name: types[name] for name in table.key}
         return ", ".join(f"{quoted(name)} {type_}" for name, type_ in fields.items())
+
+
+def _has_no_key(commit: TableCommit, statements: Statements, within: str) -> bool:
+    """Return whether the table is sure to have no row of keys that are within these limits.
+
+    The keys that a snapshot has read need not be new to the table: a chunk follows all changes that its read saw, so an
+    insert or update that was captured meanwhile is in the table before it; a chunk may be read again; and an earlier
+    snapshot, or an earlier life of the table, may have had the same keys. What the journal still knows cannot rule that
+    out, but the table can. Chunks are ranges of keys, so statistics of its files answer, mostly, without reading any.
+
+    The answer stays true until the statement that follows: nobody but the sink adds rows, its earlier commits are
+    finished, and of the statements of a commit that is repeated at the same time only one takes effect.
+    """
+    return not commit.rows(f"SELECT 1 FROM {statements.table} AS t WHERE true{within} LIMIT 1")
 
 
 def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through: int) -> None:
