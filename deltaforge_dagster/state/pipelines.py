@@ -33,6 +33,7 @@ from deltaforge_dagster.state.database.tables import (
     checkpoints,
     kv,
     lake_commits,
+    lake_resyncs,
     lake_writes,
     leases,
     log,
@@ -359,7 +360,7 @@ def _register(
             )
         )
     if not held.live:
-        for table in (checkpoints, lake_commits, lake_writes):
+        for table in (checkpoints, lake_commits, lake_resyncs, lake_writes):
             connection.execute(
                 delete(table).where(table.c.pipeline == name, table.c.sink.not_in(sorted(sinks)))
             )

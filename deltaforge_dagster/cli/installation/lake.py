@@ -1,4 +1,4 @@
-"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables."""
+"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, and tables that are loaded again."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from deltaforge_dagster.cli.options import JsonOption
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.output import say
+from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.folders import make_folder
+from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.lake.resync import request_resync
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.processes.maven import CENTRAL, Artifact, copy, download
 from deltaforge_dagster.resources.lake_jars import missing_jars
+from deltaforge_dagster.resources.platform import Platform, build_source
 from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.sources.snapshot.base import SnapshotSource
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 @app.callback()
 def lake() -> None:
-    """Prepare this machine to write Delta and Iceberg tables."""
+    """Prepare this machine to write Delta and Iceberg tables, or load such tables again."""
 
 
 @app.command()
@@ -86,6 +92,54 @@ def install(
             "restart `deltaforge dev`, which uses it all the time."
         )
     say(text, {"folder": str(folder), "installed": names}, as_json=json_output)
+
+
+@app.command()
+def resync(
+    pipeline: PipelineArgument,
+    *,
+    sink: Annotated[str, typer.Option("--sink", metavar="SINK", help="Id of the sink.")],
+    tables: Annotated[
+        str,
+        typer.Option(
+            "--tables",
+            help="Comma-separated full names of the source's tables. Default: all that the sink has.",
+        ),
+    ] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Load tables of a Delta or Iceberg sink again, with the options and types of today.
+
+    The pipeline's run makes each table anew, without rows, and requests a snapshot of it for this sink; then the table
+    follows the stream again. Until the snapshot has arrived, readers see only a part of the rows. The sink's other
+    tables, and other sinks, go on. A snapshot that is unfinished is waited for.
+    """
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    with Platform(settings).open() as opened:
+        register(opened.store, loaded)
+        _check_source(loaded)
+        names = [name.strip() for name in tables.split(",") if name.strip()]
+        found = request_resync(opened.store, loaded, sink, names)
+        waits = opened.store.snapshots.unfinished(loaded.name)
+    text = f"{', '.join(found)}: the pipeline's run makes {pluralize(len(found), 'table')} of {sink} anew"
+    text += "" if waits is None else f", once snapshot {waits.snapshot} is complete"
+    text += (
+        f", and requests a snapshot, which the sensor starts. Without sensors: deltaforge run {loaded.name} "
+        f"--until-caught-up, then deltaforge snapshot run {loaded.name}, then the former again. "
+        f"Progress: deltaforge snapshot status {loaded.name}"
+    )
+    answer = {"pipeline": loaded.name, "sink": sink, "tables": list(found)}
+    say(text, answer, as_json=json_output)
+
+
+def _check_source(loaded: LoadedPipeline) -> None:
+    """Check that the source has snapshots, which could not fill the tables otherwise."""
+    source = build_source(loaded.spec)
+    try:
+        if not isinstance(source, SnapshotSource):
+            raise NotAllowed(f"pipeline {loaded.name!r}: its source knows no snapshots")
+    finally:
+        source.close()
 
 
 def _download(jar: Artifact, folder: Path, repository: str) -> None:

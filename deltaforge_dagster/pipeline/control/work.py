@@ -5,6 +5,7 @@ A run is started if and only if nobody holds the lease and one of these is true:
 - a range is open, because a run was killed;
 - a sink is behind, is not paused, and its back-off has passed;
 - dead letters must be delivered again, or no longer wait for anything;
+- a table of a lake is to be loaded again, and no snapshot is in the way;
 - a hold was released, so that its events can be written to the journal;
 - chunks of a snapshot were read and wait to be merged;
 - the source has changes after the captured position, and capture is paused neither by a person nor
@@ -41,7 +42,7 @@ MAX_PROBE_WAIT = 60.0
 _CHANGED = "the source has changes beyond the captured position"
 
 Reason = Literal[
-    "range open", "sink behind", "dead letters", "hold released", "chunks read", "changes"
+    "range open", "sink behind", "dead letters", "resync", "hold released", "chunks read", "changes"
 ]
 
 
@@ -161,6 +162,7 @@ def find_work(
         _left_open(store, loaded.name)
         or _behind(store, pipeline, now)
         or _redriven(store, pipeline, now)
+        or _resync(store, pipeline, now)
     )
     if work is not None:
         return work
@@ -259,6 +261,16 @@ def _redriven(store: StateStore, pipeline: PipelineRow, now: float) -> Work | No
         if due := len(due_entries(letters, (checkpoint.segment, checkpoint.ordinal))):
             detail = f"{due} dead letters of sink {checkpoint.sink} are to be delivered again"
             return Work("dead letters", detail)
+    return None
+
+
+def _resync(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
+    for one in store.lake_commits.resyncs(pipeline.name):
+        sink = store.checkpoints.read(pipeline.name).get(one.sink)
+        if sink is None or sink.state != "attached" or sink.next_attempt_at > now:
+            continue
+        if one.begun or store.snapshots.unfinished(pipeline.name) is None:
+            return Work("resync", f"{one.table_name} is to be loaded again into sink {one.sink}")
     return None
 
 

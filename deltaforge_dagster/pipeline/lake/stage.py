@@ -131,6 +131,22 @@ class LakeStager:
             job.discard()
             raise
 
+    def without_changes(self, destination: tuple[str, ...]) -> StagedTable:
+        """Return a table with the columns of the newest table version that is known, and no changes.
+
+        Raises:
+            TableRejected: No table of the source has this destination, or it cannot have these columns.
+        """
+        for history in self._store.schemas.histories(self._spec.metadata.name):
+            newest = history.newest.table
+            name = newest.db, newest.schema, newest.table
+            if self._destination(name) == (destination, None):
+                columns = union([self._typed_schema(newest)], history.name)
+                return StagedTable(destination, name, columns, (), frozenset(), (), 0)
+        raise TableRejected(
+            f"no table of the source is written to {'.'.join(destination)} any more"
+        )
+
     def _staged(
         self,
         segments: Sequence[SegmentRow],

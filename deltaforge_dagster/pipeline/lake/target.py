@@ -126,6 +126,13 @@ class TableCommit:
         found = own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
         return [LakeColumn(*one) for one in found.items()]
 
+    @property
+    def unknown_partitions(self) -> Sequence[str]:
+        """The columns by which the table is to be partitioned, and which it would not have."""
+        known = {column.name.lower() for column in (*self.columns, *self.own_columns)}
+        wanted = self.config.partition_of(*self.table.source)
+        return [one.column for one in wanted if one.column.lower() not in known]
+
     def rows(self, query: str) -> Sequence[Row]:
         """Return the rows of a query."""
         return self.session.sql(query).collect()
@@ -184,8 +191,8 @@ class LakeTarget:
         if found is None:
             raise TableRejected(
                 f"{commit.label}: its column {name} has the type {old}, which does not hold the values of the "
-                f"source's column, {new}; declare a type that it holds under the sink's `types`, or change the "
-                "type of the table's column"
+                f"source's column, {new}; declare a type that it holds under the sink's `types`, change the "
+                f"type of the table's column, or have the table loaded again: {_resync(commit)}"
             )
         commit.execute(*found)
         self.columns[column.name.lower()] = (name, new)
@@ -197,34 +204,56 @@ def open_target(commit: TableCommit) -> LakeTarget:
     Raises:
         TableRejected: It is gone, is somebody else's, or cannot be partitioned as configured.
     """
-    dialect, destination = commit.dialect, commit.table.destination
-    name = dialect.table(destination)
+    name = commit.dialect.table(commit.table.destination)
     if commit.exists and not _exists(commit, name):
-        pipeline, sink = commit.owner.pipeline, commit.owner.sink_id
         raise TableRejected(
-            f"{commit.label} is gone, with everything that it had; bring it back, or let it begin again with what the "
-            f"journal still has: deltaforge checkpoint reset {pipeline} --sink {sink} --to oldest"
+            f"{commit.label} is gone, with everything that it had; bring it back, or have it loaded again: {_resync(commit)}"
         )
-    columns = [*commit.columns, *commit.own_columns]
-    partition_by = commit.config.partition_of(*commit.table.source)
-    known = {column.name.lower() for column in columns}
-    unknown = [one.column for one in partition_by if one.column.lower() not in known]
-    if not unknown:
-        owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
-        stamps = {OWNER: owned.to_json(), SOURCE: commit.source}
-        commit.execute(
-            *dialect.prepare(destination),
-            dialect.create(destination, columns, partition_by, stamps),
-        )
-    elif not _exists(commit, name):  # a table keeps columns that the source has dropped
-        raise TableRejected(
-            f"{commit.label} cannot be partitioned by {', '.join(unknown)}, which {commit.source} does not have; "
-            "correct the sink's `partition_by`"
-        )
-    properties = {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
+    # A table that exists keeps columns by which it is partitioned and which the source has dropped.
+    if not commit.unknown_partitions or not _exists(commit, name):
+        _create(commit, anew=False)
+    properties = _properties(commit, name)
     target = LakeTarget(name, _columns(commit.session, name))
     target.base = _own(commit, target, properties)
     return target
+
+
+def replace_table(commit: TableCommit) -> None:
+    """Replace the table of a commit, if there is one, by one without rows.
+
+    This statement is not fenced: in Iceberg, one that a killed run has sent, and that Spark executes only after a
+    successor has replaced the table and added to it, removes what was added. But it starts no job and takes a moment,
+    while a successor has to wait for the lease and for a session.
+
+    Raises:
+        TableRejected: It is somebody else's, or cannot be partitioned as configured.
+    """
+    name = commit.dialect.table(commit.table.destination)
+    if _exists(commit, name):
+        _owned(commit, name, _properties(commit, name))
+    _create(commit, anew=True)
+
+
+def _create(commit: TableCommit, *, anew: bool) -> None:
+    if commit.unknown_partitions:
+        raise TableRejected(
+            f"{commit.label} cannot be partitioned by {', '.join(commit.unknown_partitions)}, which {commit.source} "
+            "does not have; correct the sink's `partition_by`"
+        )
+    dialect, destination = commit.dialect, commit.table.destination
+    owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
+    stamps = {OWNER: owned.to_json(), SOURCE: commit.source}
+    columns = [*commit.columns, *commit.own_columns]
+    commit.execute(
+        *dialect.prepare(destination),
+        dialect.create(
+            destination,
+            columns,
+            commit.config.partition_of(*commit.table.source),
+            stamps,
+            anew=anew,
+        ),
+    )
 
 
 def table_label(dialect: LakeDialect, owner: LakeOwner, table: StagedTable) -> str:
@@ -234,27 +263,9 @@ def table_label(dialect: LakeDialect, owner: LakeOwner, table: StagedTable) -> s
 
 def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
     """Return the base of positions, after making sure that the table is this sink's."""
-    source = properties.get(SOURCE, commit.source)
-    if source != commit.source:
-        raise TableRejected(
-            f"{commit.label} has the rows of {source}, so those of {commit.source} cannot be written to it; change "
-            "the sink's `table`, so that each table of the source has a table of its own"
-        )
-    claim = f"ALTER TABLE {target.name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
-    if OWNER in properties:
-        found = Ownership.from_json(properties[OWNER])
-        if found.is_of(commit.owner):
-            return found.base
-        if found.uid and not found.is_of(commit.owner, incarnation=False):
-            raise TableRejected(
-                f"{commit.label} belongs to sink {found.sink} of pipeline {found.pipeline}; change the sink's "
-                f"`table`, or, if that sink will never write to it again, execute {claim}"
-            )
-    elif commit.rows(f"SELECT 1 FROM {target.name} LIMIT 1"):
-        raise TableRejected(
-            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
-            f"the table, or, if the rows are this sink's after all, execute {claim}"
-        )
+    found = _owned(commit, target.name, properties)
+    if found is not None:
+        return found.base
     last = None
     if "df_position" in target.columns:
         last = commit.rows(f"SELECT max(df_position) AS last FROM {target.name}")[0]["last"]
@@ -263,6 +274,48 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     changed = properties_text({OWNER: owned.to_json(), SOURCE: commit.source})
     commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({changed})")
     return owned.base
+
+
+def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Ownership | None:
+    """Return the property of a table that is this sink's; None if the sink can have it.
+
+    Raises:
+        TableRejected: It cannot.
+    """
+    source = properties.get(SOURCE, commit.source)
+    if source != commit.source:
+        raise TableRejected(
+            f"{commit.label} has the rows of {source}, so those of {commit.source} cannot be written to it; change "
+            "the sink's `table`, so that each table of the source has a table of its own"
+        )
+    claim = f"ALTER TABLE {name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
+    if OWNER in properties:
+        found = Ownership.from_json(properties[OWNER])
+        if found.is_of(commit.owner):
+            return found
+        if found.uid and not found.is_of(commit.owner, incarnation=False):
+            raise TableRejected(
+                f"{commit.label} belongs to sink {found.sink} of pipeline {found.pipeline}; change the sink's "
+                f"`table`, or, if that sink will never write to it again, execute {claim}"
+            )
+    elif commit.rows(f"SELECT 1 FROM {name} LIMIT 1"):
+        raise TableRejected(
+            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
+            f"the table, or, if the rows are this sink's after all, execute {claim}"
+        )
+    return None
+
+
+def _properties(commit: TableCommit, name: str) -> Mapping[str, str]:
+    return {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
+
+
+def _resync(commit: TableCommit) -> str:
+    """Return the command that has the table loaded again."""
+    owner = commit.owner
+    return (
+        f"deltaforge lake resync {owner.pipeline} --sink {owner.sink_id} --tables {commit.source}"
+    )
 
 
 def _exists(commit: TableCommit, name: str) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     LakeTarget,
     TableCommit,
     open_target,
+    replace_table,
     table_label,
 )
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
@@ -98,6 +99,27 @@ class LakeWriter:
             SparkUnavailable: The session is gone.
             SettingsError: The Spark server lacks the format, the catalog, or what the storage needs.
         """
+        self._tried(table, lambda: self._attempt(table, through, guard, exists=exists))
+        return tuple(self._targets[table.destination].columns.values())
+
+    def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
+        """Replace a table by one without rows, as it would be made today; make it if it does not exist.
+
+        Readers who have begun go on with the old rows, and both formats keep these for queries of an older version.
+
+        Args:
+            table: The table, without changes.
+            guard: Called before each statement that changes anything.
+
+        Raises:
+            TableRejected: The table is not this sink's, or cannot be made.
+            SinkUnavailable, SparkUnavailable, SettingsError: See `commit`.
+        """
+        self._tried(table, lambda: replace_table(self._begun(table, guard)))
+        self._targets.pop(table.destination, None)
+
+    def _tried(self, table: StagedTable, attempt: Callable[[], None]) -> None:
+        """Do something with a table, and try it again after conflicts; its target is forgotten if it fails."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         label = table_label(self.dialect, self.owner, table)
@@ -105,7 +127,7 @@ class LakeWriter:
         while True:
             left -= 1
             try:
-                self._attempt(table, through, guard, exists=exists)
+                attempt()
             except PySparkException as error:
                 self._targets.pop(table.destination, None)
                 failure = failure_of(error, self.sessions)
@@ -115,18 +137,22 @@ class LakeWriter:
                 self._targets.pop(table.destination, None)
                 raise
             else:
-                return tuple(self._targets[table.destination].columns.values())
+                return
 
     def close(self) -> None:
         """Forget the session, which belongs to its provider."""
         self._session = None
         self._targets.clear()
 
-    def _attempt(self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool) -> None:
+    def _begun(self, table: StagedTable, guard: SendGuard, *, exists: bool = False) -> TableCommit:
         session = self._connected()
         commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard, exists)
         names = (column.name for column in table.columns.columns)
         check_names(names, commit.label, self.dialect.bad_name)
+        return commit
+
+    def _attempt(self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool) -> None:
+        commit = self._begun(table, guard, exists=exists)
         target = self._targets.get(table.destination)
         if target is None:
             target = self._targets[table.destination] = open_target(commit)
@@ -142,7 +168,7 @@ class LakeWriter:
         statements = Statements(name, columns, table.key, table.absent, target.base)
         for number, step in enumerate(table.steps):
             for setting, value in self.dialect.stamp(self.owner.name, through, number).items():
-                session.conf.set(setting, value)
+                commit.session.conf.set(setting, value)
             commit.execute(self._statement(commit, statements, step))
         if branches is not None and target.branch is not None:
             commit.execute(branches.publish(table.destination, target.branch))

@@ -126,8 +126,10 @@ class LakeDialect(Protocol):
         columns: Sequence[LakeColumn],
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
+        *,
+        anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists."""
+        """Return the statement that makes a table unless it exists, or makes it anew, without rows, if `anew`."""
         ...
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
@@ -145,6 +147,11 @@ class LakeDialect(Protocol):
     def stored(self, type_: str) -> str:
         """Return the type that a column gets whose values are of this type."""
         ...
+
+
+def create_text(*, anew: bool) -> str:
+    """Return the words with which a statement begins that makes a table."""
+    return "CREATE OR REPLACE TABLE" if anew else "CREATE TABLE IF NOT EXISTS"
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

@@ -266,6 +266,16 @@ lake_commits = Table(
     Column("failures", BigInteger, nullable=False),
 )
 
+lake_resyncs = Table(
+    "lake_resync",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("sink", Text, primary_key=True),
+    Column("destination", Text, primary_key=True),  # as in `lake_commit`
+    Column("table_name", Text, nullable=False),  # full name in the source
+    Column("begun", Boolean, nullable=False),
+)
+
 lake_writes = Table(
     "lake_write",
     metadata,
