@@ -269,3 +269,47 @@ def test_tables_stay_known(store: StateStore, tmp_path: Path) -> None:
 
     store.pipelines.register(NAME, "spec-2", ["other"])
     assert store.lake_commits.tables(NAME) == []
+
+
+def test_a_resync_begins_at_the_front(store: StateStore) -> None:
+    """Once, with one snapshot, and not within a commit; what the table lacked before is forgotten."""
+    lease = held(store, SINK)
+    capture(store, lease, *range(1, 11))
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 3)
+        writer.lake_commits.plan(SINK, 7)
+        writer.lake_commits.advance(SINK, 7, [Rejection(ORDERS, "why", 99.0)])
+        writer.lake_commits.plan(SINK, 9)
+    store.lake_commits.resync(NAME, SINK, {ORDERS: "public.orders", ITEMS: "public.a.b"})
+    store.lake_commits.resync(NAME, SINK, {ORDERS: "public.orders"})
+    with pytest.raises(NotAllowed, match="planned"), store.fenced(lease) as writer:
+        writer.lake_commits.begin_resyncs(SINK, [ORDERS])
+    with store.fenced(lease) as writer:
+        writer.lake_commits.advance(SINK, 9)
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.begin_resyncs(SINK, [ORDERS])
+    assert places(store) == (9, None, (), {ORDERS: (9, None)})
+    assert commits(store).held[ORDERS].anew
+    (snapshot,) = store.snapshots.read(NAME)
+    assert (snapshot.tables, snapshot.sinks, snapshot.since_segment) == (
+        ["public.orders"],
+        [SINK],
+        10,
+    )
+    assert [(one.destination, one.begun) for one in store.lake_commits.resyncs(NAME)] == [
+        (ITEMS, False), (ORDERS, True),
+    ]  # fmt: skip
+    with pytest.raises(NotAllowed, match="unfinished"), store.fenced(lease) as writer:
+        writer.lake_commits.begin_resyncs(SINK, [ITEMS])
+    with pytest.raises(NotAllowed, match="begun already"):
+        store.lake_commits.resync(NAME, SINK, {ORDERS: "public.orders"})
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 5)
+    assert places(store)[3] == {ORDERS: (5, None)}
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.made_anew(SINK, ORDERS)
+    assert places(store)[3] == {}
+    assert [one.destination for one in store.lake_commits.resyncs(NAME, SINK)] == [ITEMS]

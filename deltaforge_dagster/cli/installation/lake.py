@@ -121,12 +121,12 @@ def resync(
         names = [name.strip() for name in tables.split(",") if name.strip()]
         found = request_resync(opened.store, loaded, sink, names)
         waits = opened.store.snapshots.unfinished(loaded.name)
-    text = f"{', '.join(found)}: the pipeline's run makes {pluralize(len(found), 'table')} of {sink} anew"
-    text += "" if waits is None else f", once snapshot {waits.snapshot} is complete"
-    text += (
-        f", and requests a snapshot, which the sensor starts. Without sensors: deltaforge run {loaded.name} "
-        f"--until-caught-up, then deltaforge snapshot run {loaded.name}, then the former again. "
-        f"Progress: deltaforge snapshot status {loaded.name}"
+    once = "" if waits is None else f" once snapshot {waits.snapshot} is complete"
+    text = (
+        f"{', '.join(found)}: {pluralize(len(found), 'table')} of {sink} will be made anew by the pipeline's run"
+        f"{once}, and loaded by a snapshot, which the sensor starts then; see deltaforge snapshot status "
+        f"{loaded.name}. Without sensors: deltaforge run {loaded.name} --until-caught-up, deltaforge snapshot run "
+        f"{loaded.name}, and the first one again."
     )
     answer = {"pipeline": loaded.name, "sink": sink, "tables": list(found)}
     say(text, answer, as_json=json_output)

@@ -80,7 +80,7 @@ def fold(
         last = places[-1]
         place = ChangePlace(int(segments[chosen][last]), int(ordinals[chosen][last]))
         if rekeys[row]:
-            parts = [_Part(_rekeys(some.take(places), columns, key, mode))]
+            parts = [_FoldedPart(_rekeys(some.take(places), columns, key, mode))]
         else:
             parts = _folded(some, places, columns, key, mode)
         for part in parts:
@@ -91,7 +91,7 @@ def fold(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FoldedPart:
     """Folded rows of a step; see `FoldedStep`."""
 
     rows: pa.Table
@@ -101,7 +101,7 @@ class _Part:
 
 def _folded(
     rows: pa.Table, places: Longs, columns: pa.Schema, key: Sequence[str], mode: TableMode
-) -> list[_Part]:
+) -> list[_FoldedPart]:
     """Return the folded rows of a step: what snapshots have read apart from the rest."""
     codes = key_codes([rows.column(name).combine_chunks() for name in key])
     order = places[np.argsort(codes[places], kind="stable")]
@@ -119,12 +119,14 @@ def _folded(
     reads = np.zeros(len(op), np.bool_)
     if "r" in names:
         reads = starts & lasts & (op == names.index("r"))
-    parts: list[_Part] = []
+    parts: list[_FoldedPart] = []
     for of_part in (reads, ~reads):
         numbers = np.flatnonzero(wanted & of_part)
         if len(numbers):
             groups = _Groups(order, starts, deletes, updates, numbers)
-            parts.append(_Part(groups.made(rows, columns, mode), inserts_only, of_part is reads))
+            parts.append(
+                _FoldedPart(groups.made(rows, columns, mode), inserts_only, of_part is reads)
+            )
     return parts
 
 

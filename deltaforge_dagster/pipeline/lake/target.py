@@ -312,10 +312,9 @@ def _properties(commit: TableCommit, name: str) -> Mapping[str, str]:
 
 def _resync(commit: TableCommit) -> str:
     """Return the command that has the table loaded again."""
-    owner = commit.owner
-    return (
-        f"deltaforge lake resync {owner.pipeline} --sink {owner.sink_id} --tables {commit.source}"
-    )
+    owner, (database, schema, table) = commit.owner, commit.table.source
+    name = f"{schema or database}.{table}"
+    return f"deltaforge lake resync {owner.pipeline} --sink {owner.sink_id} --tables {name}"
 
 
 def _exists(commit: TableCommit, name: str) -> bool:

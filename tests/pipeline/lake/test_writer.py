@@ -318,6 +318,34 @@ def test_two_writers_at_once(lake: Lake) -> None:
     assert sorted(rows, key=lambda row: (row[2], row[1])) == ONCE
 
 
+@ONE_FORMAT
+def test_a_table_is_made_anew(lake: Lake) -> None:
+    """With today's types and without rows, also if it is gone; what follows is added, and nobody else's table is touched."""
+    staging = Staging(lake, "current", {"id": INT64, "n": INT64})
+    writer = lake.writer()
+    writer.commit(staging.table(staging.step({"id": 1, "n": 1}, segment=3)), 3, unguarded)
+    staging.types = {"id": INT64, "n": DATE}
+    row = {"id": 1, "n": moment(0).date()}
+    following = staging.table(staging.step(row, segment=4, inserts_only=True))
+    with pytest.raises(
+        TableRejected, match="or have the table loaded again: deltaforge lake resync"
+    ):
+        writer.commit(following, 4, unguarded)
+    with pytest.raises(TableRejected, match="belongs to sink lake of pipeline shop"):
+        lake.writer(pipeline="other").make_anew(staging.table(), unguarded)
+    assert lake.rows("id", "n") == [(1, 1)]
+
+    for _ in range(2):
+        writer.make_anew(staging.table(), unguarded)
+        assert lake.rows("id", "n") == []
+    for one in (writer, lake.writer()):
+        one.commit(following, 4, unguarded, exists=True)
+        assert lake.rows("id", "n") == [(1, moment(0).date())]
+    staging.destination = ("public", "others")
+    writer.make_anew(staging.table(), unguarded)
+    assert lake.rows("id", destination=staging.destination) == []
+
+
 def test_columns_are_added_and_widened(lake: Lake) -> None:
     """New columns are added; a smaller type fits into a wider one; a dropped column stays."""
     staging = Staging(lake, "current", {"id": INT64, "n": INT32, "wide": INT64, "gone": TEXT})
@@ -387,7 +415,9 @@ def test_whose_a_table_is(lake: Lake) -> None:
     """
     staging = Staging(lake, "current")
     first = staging.table(staging.step({"id": 1, "name": "a"}, segment=7))
-    with pytest.raises(TableRejected, match=r"is gone.* checkpoint reset shop --sink lake "):
+    with pytest.raises(
+        TableRejected, match=r"is gone.* lake resync shop --sink lake --tables public\.orders$"
+    ):
         lake.writer().commit(first, 7, unguarded, exists=True)
     lake.writer().commit(first, 7, unguarded)
     one = staging.table(staging.step({"id": 1, "name": "b"}, segment=0))
