@@ -229,9 +229,10 @@ def replace_table(commit: TableCommit) -> None:
         TableRejected: It is somebody else's, or cannot be partitioned as configured.
     """
     name = commit.dialect.table(commit.table.destination)
-    if _exists(commit, name):
+    exists = _exists(commit, name)
+    if exists:
         _owned(commit, name, _properties(commit, name))
-    _create(commit, anew=True)
+    _create(commit, anew=exists)
 
 
 def _create(commit: TableCommit, *, anew: bool) -> None:

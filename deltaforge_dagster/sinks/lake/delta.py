@@ -76,7 +76,7 @@ class DeltaDialect:
         *,
         anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists, or makes it anew."""
+        """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
         if self.config.mode != "changelog":  # to which rows are only added
             vectors = self.config.write_mode == "merge_on_read"

@@ -129,7 +129,7 @@ class LakeDialect(Protocol):
         *,
         anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists, or makes it anew, without rows, if `anew`."""
+        """Return the statement that makes a table unless it exists; if `anew`, that replaces one by one without rows."""
         ...
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
@@ -150,8 +150,11 @@ class LakeDialect(Protocol):
 
 
 def create_text(*, anew: bool) -> str:
-    """Return the words with which a statement begins that makes a table."""
-    return "CREATE OR REPLACE TABLE" if anew else "CREATE TABLE IF NOT EXISTS"
+    """Return the words with which a statement begins that makes a table, or replaces it.
+
+    Not `CREATE OR REPLACE`: with Delta, it replaces nothing if the table is a path, and succeeds if the table is alike.
+    """
+    return "REPLACE TABLE" if anew else "CREATE TABLE IF NOT EXISTS"
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

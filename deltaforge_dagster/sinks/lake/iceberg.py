@@ -124,7 +124,7 @@ class IcebergDialect:
         *,
         anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists, or makes it anew."""
+        """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
         if self.config.mode != "changelog":  # to which rows are only added
             how = self.config.write_mode.replace("_", "-")
