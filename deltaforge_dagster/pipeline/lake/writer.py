@@ -21,24 +21,31 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lake.columns import check_names
-from deltaforge_dagster.pipeline.lake.pending import PendingTarget, open_pending
+from deltaforge_dagster.pipeline.lake.pending import (
+    PendingTarget,
+    open_pending,
+    replace_pending,
+)
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.pipeline.lake.target import (
     LakeOwner,
     LakeTarget,
     TableCommit,
+    check_partitions,
     open_target,
+    replace_table,
+    replaceable,
     table_label,
 )
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
-from deltaforge_dagster.sinks.lake.dialect import Branches, LakeDialect
+from deltaforge_dagster.sinks.lake.dialect import PENDING, Branches, LakeDialect
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, WrittenColumn
 
@@ -50,6 +57,7 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 FoldTime = Literal["before", "after", "later"]
 """When pending changes are folded: before a commit that goes to the table, after one that was added to them, or later."""
 
+_T = TypeVar("_T")
 _TIMES: Sequence[FoldTime] = ("before", "after", "later")
 _ATTEMPTS = 5
 _META_TYPES: Mapping[str, str] = {
@@ -116,7 +124,7 @@ class LakeWriter:
             SparkUnavailable: The session is gone.
             SettingsError: The Spark server lacks the format, the catalog, or what the storage needs.
         """
-        return self._tried(
+        return self._applied(
             table, lambda: self._commit(table, through, guard, exists=exists, required=required)
         )
 
@@ -138,7 +146,7 @@ class LakeWriter:
             exists: See `commit`.
             required: See `commit`.
         """
-        return self._tried(
+        return self._applied(
             table, lambda: self._append(table, through, guard, exists=exists, required=required)
         )
 
@@ -161,22 +169,53 @@ class LakeWriter:
             required: See `commit`.
         """
 
-        def attempt() -> LakeTarget:
+        def attempt() -> None:
             commit, target = self._opened(table, guard, exists=True)
             self._fold(commit, target, through, time, required=required)
-            return target
 
         self._tried(table, attempt)
+
+    def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
+        """Replace a table by one without rows, as it would be made today; make it if it does not exist.
+
+        So is the table of its pending changes, and first, so that what is left of them belongs to no table. Readers who
+        have begun go on with the old rows, and both formats keep these for queries of an older version.
+
+        Args:
+            table: The table, without changes.
+            guard: Called before each statement that changes anything.
+
+        Raises:
+            TableRejected: The table is not this sink's, or cannot be made.
+            SinkUnavailable, SparkUnavailable, SettingsError: See `commit`.
+        """
+
+        def attempt() -> None:
+            commit = self._begun(table, guard)
+            check_partitions(commit)
+            known = replaceable(commit)
+            token = None
+            if self.config.pending is not None or PENDING in (known or {}):
+                token = replace_pending(commit)
+                failpoint("lake-pending-made-anew")
+            replace_table(commit, token, exists=known is not None)
+
+        self._tried(table, attempt)
+        self._forget(table.destination)
 
     def close(self) -> None:
         """Forget the session, which belongs to its provider."""
         self._session = None
         self._forget()
 
-    def _tried(
+    def _applied(
         self, table: StagedTable, attempt: Callable[[], LakeTarget]
     ) -> Sequence[tuple[str, str]]:
-        """Return the columns of the table after an attempt that is repeated after conflicts."""
+        """Apply changes, and return the columns of the table."""
+        return tuple(self._tried(table, attempt).columns.values())
+
+    def _tried(self, table: StagedTable, attempt: Callable[[], _T]) -> _T:
+        """Do something with a table, and try it again after conflicts; its target is forgotten if it fails."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         label = table_label(self.dialect, self.owner, table)
@@ -184,7 +223,7 @@ class LakeWriter:
         while True:
             left -= 1
             try:
-                return tuple(attempt().columns.values())
+                return attempt()
             except PySparkException as error:
                 self._forget(table.destination)
                 failure = failure_of(error, self.sessions)
@@ -203,14 +242,18 @@ class LakeWriter:
             self._targets.pop(destination, None)
             self._pending.pop(destination, None)
 
-    def _opened(
-        self, table: StagedTable, guard: SendGuard, *, exists: bool
-    ) -> tuple[TableCommit, LakeTarget]:
-        """Return a table as it is now."""
+    def _begun(self, table: StagedTable, guard: SendGuard, *, exists: bool = False) -> TableCommit:
         session = self._connected()
         commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard, exists)
         names = (column.name for column in table.columns.columns)
         check_names(names, commit.label, self.dialect.bad_name)
+        return commit
+
+    def _opened(
+        self, table: StagedTable, guard: SendGuard, *, exists: bool
+    ) -> tuple[TableCommit, LakeTarget]:
+        """Return a table as it is now."""
+        commit = self._begun(table, guard, exists=exists)
         target = self._targets.get(table.destination)
         if target is None:
             target = self._targets[table.destination] = open_target(commit)
@@ -301,7 +344,8 @@ class LakeWriter:
             for name, type_ in pending.source_columns
             for known, known_type in [target.columns[name.lower()]]
         ]
-        merged = replace(commit, series="/fold")
+        # Not the series of a predecessor, whose numbers may be larger: a table made anew begins again after a step back.
+        merged = replace(commit, series=f"/{target.token}/fold")
         self._look(commit, target, through)
         lacking = frozenset(one.staged for one in columns if one.staged.lower() in absent)
         # What is pending has positions, not numbers of segments.
@@ -365,15 +409,28 @@ class LakeWriter:
         if step.kind == "truncate":
             return self._truncate(statements, step)
         self._read_staged(commit, step)
-        mode, rekey = self.config.mode, step.kind == "rekey"
-        if mode == "changelog":
+        if self.config.mode == "changelog":
             return statements.append()
-        if mode == "current" and step.inserts_only and self._all_new(commit, statements):
-            return statements.append_current()
-        within = "" if rekey else self._within(commit, statements)
-        if mode == "history":
+        if (
+            self.config.mode == "current"
+            and step.inserts_only
+            and self._all_new(commit, statements)
+        ):
+            return statements.append_current(soft_deletes=False)
+        return self._by_key(commit, statements, step)
+
+    def _by_key(self, commit: TableCommit, statements: Statements, step: StagedStep) -> str:
+        """Return the statement that applies rows to those of the same keys, or adds them if there are none."""
+        rekey, history = step.kind == "rekey", self.config.mode == "history"
+        within, soft = "", self.config.soft_deletes
+        if not rekey:
+            within = self._within(commit, statements)
+        if step.reads and _has_no_key(commit, statements, within):
+            if history:
+                return statements.append_history()
+            return statements.append_current(soft_deletes=soft)
+        if history:
             return statements.merge_history(rekey=rekey, within=within)
-        soft = self.config.soft_deletes
         return statements.merge_current(rekey=rekey, soft_deletes=soft, within=within)
 
     def _read_staged(self, commit: TableCommit, step: StagedStep) -> None:
@@ -416,6 +473,21 @@ class LakeWriter:
         if step.kind == "rekey":
             fields |= {OLD_KEY + name: types[name] for name in table.key}
         return ", ".join(f"{quoted(name)} {type_}" for name, type_ in fields.items())
+
+
+def _has_no_key(commit: TableCommit, statements: Statements, within: str) -> bool:
+    """Return whether the table is sure to have no row of keys that are within these limits.
+
+    The keys that a snapshot has read need not be new to the table: a chunk follows all changes that its read saw, so an
+    insert or update that was captured meanwhile is in the table before it; a chunk may be read again; and an earlier
+    snapshot, or an earlier life of the table, may have had the same keys. What the journal still knows cannot rule that
+    out, but the table can. Chunks are ranges of keys, so statistics of its files answer, mostly, without reading any.
+
+    The answer stays true until the statement that follows: nobody but the sink adds rows, its earlier commits are
+    finished, and of the statements of a commit that is repeated at the same time only one takes effect. Pending changes
+    do not matter: those of earlier commits are folded into the table already, and later ones are merged by their key.
+    """
+    return not commit.rows(f"SELECT 1 FROM {statements.table} AS t WHERE true{within} LIMIT 1")
 
 
 def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through: int) -> None:

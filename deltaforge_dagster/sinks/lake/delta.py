@@ -14,6 +14,7 @@ from deltaforge_dagster.sinks.lake.config import DeltaSinkConfig, PartitionField
 from deltaforge_dagster.sinks.lake.dialect import (
     SESSION_SETTINGS,
     LakeColumn,
+    create_text,
     partition_text,
     properties_text,
 )
@@ -72,8 +73,10 @@ class DeltaDialect:
         columns: Sequence[LakeColumn],
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
+        *,
+        anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists."""
+        """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
         if self.config.mode != "changelog":  # to which rows are only added
             vectors = self.config.write_mode == "merge_on_read"
@@ -84,7 +87,7 @@ class DeltaDialect:
             own["delta.enableTypeWidening"] = "true"
         definitions = ", ".join(column.definition for column in columns)
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.table(destination)} ({definitions}) USING delta"
+            f"{create_text(anew=anew)} {self.table(destination)} ({definitions}) USING delta"
             f"{partition_text(partition_by)}"
             f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
         )

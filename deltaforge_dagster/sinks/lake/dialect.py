@@ -132,8 +132,10 @@ class LakeDialect(Protocol):
         columns: Sequence[LakeColumn],
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
+        *,
+        anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists."""
+        """Return the statement that makes a table unless it exists; if `anew`, that replaces one by one without rows."""
         ...
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
@@ -151,6 +153,14 @@ class LakeDialect(Protocol):
     def stored(self, type_: str) -> str:
         """Return the type that a column gets whose values are of this type."""
         ...
+
+
+def create_text(*, anew: bool) -> str:
+    """Return the words with which a statement begins that makes a table, or replaces it.
+
+    Not `CREATE OR REPLACE`: with Delta, it replaces nothing if the table is a path, and succeeds if the table is alike.
+    """
+    return "REPLACE TABLE" if anew else "CREATE TABLE IF NOT EXISTS"
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from deltaforge_dagster.sinks.lake.config import IcebergSinkConfig, PartitionFie
 from deltaforge_dagster.sinks.lake.dialect import (
     SESSION_SETTINGS,
     LakeColumn,
+    create_text,
     partition_text,
     properties_text,
 )
@@ -120,8 +121,10 @@ class IcebergDialect:
         columns: Sequence[LakeColumn],
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
+        *,
+        anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists."""
+        """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
         if self.config.mode != "changelog":  # to which rows are only added
             how = self.config.write_mode.replace("_", "-")
@@ -130,7 +133,7 @@ class IcebergDialect:
                 own["format-version"] = "3"  # which has deletion vectors
         definitions = ", ".join(column.definition for column in columns)
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.table(destination)} ({definitions}) USING iceberg"
+            f"{create_text(anew=anew)} {self.table(destination)} ({definitions}) USING iceberg"
             f"{partition_text(partition_by)}"
             f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
         )
