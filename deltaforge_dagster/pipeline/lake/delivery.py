@@ -32,6 +32,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lake.figures import WrittenTable
 from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedTable
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.state.lake_commits import (
@@ -68,11 +69,8 @@ class TableWriter(Protocol):
 
     def commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool
-    ) -> Sequence[tuple[str, str]]:
-        """Add the changes of a commit that ends with segment `through`, unless the table has them.
-
-        Returns:
-            Name and type of each column that the table has then.
+    ) -> WrittenTable:
+        """Add the changes of a commit that ends with segment `through`, unless the table has them; return it as it is then.
 
         Raises:
             TableRejected: This table cannot be written.
@@ -386,12 +384,12 @@ class LakeDelivery:
                 writer = self._writer or self._open(commits.front.owner)
                 try:
                     exists = table.destination in written
-                    columns = writer.commit(table, commit.last, self._lease.guard, exists=exists)
+                    made = writer.commit(table, commit.last, self._lease.guard, exists=exists)
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue
                 failpoint("lake-table-committed")
-                writes.append(_table_write(table, columns, rows[-1]))
+                writes.append(_table_write(table, made, rows[-1]))
                 self._meter.wrote(table.changes)
                 self.progress.rows += table.changes
                 self.progress.moved_at = time.monotonic()
@@ -537,18 +535,17 @@ class LakeDelivery:
         attempts.error = self._held_error
 
 
-def _table_write(
-    table: StagedTable, columns: Sequence[tuple[str, str]], last: SegmentRow
-) -> TableWrite:
+def _table_write(table: StagedTable, made: WrittenTable, last: SegmentRow) -> TableWrite:
     """Return what a commit, whose last segment with changes is `last`, has added to a table."""
     database, schema, name = table.source
     return TableWrite(
         (schema or database, name),
         table.destination,
-        columns,
+        made.columns,
         table.changes,
         last.end_position,
         last.last_ts_us / 1e6,
+        made.figures,
     )
 
 

@@ -105,7 +105,7 @@ class TableCommit:
     @property
     def label(self) -> str:
         """What messages call the table."""
-        return table_label(self.dialect, self.owner, self.table)
+        return table_label(self.dialect, self.owner, self.table.destination)
 
     @property
     def source(self) -> str:
@@ -221,15 +221,27 @@ def open_target(commit: TableCommit) -> LakeTarget:
             f"{commit.label} cannot be partitioned by {', '.join(unknown)}, which {commit.source} does not have; "
             "correct the sink's `partition_by`"
         )
-    properties = {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
+    properties = table_properties(commit.session, name)
     target = LakeTarget(name, _columns(commit.session, name))
     target.base = _own(commit, target, properties)
     return target
 
 
-def table_label(dialect: LakeDialect, owner: LakeOwner, table: StagedTable) -> str:
+def configure(session: SparkSession, dialect: LakeDialect, config: LakeSinkConfig) -> None:
+    """Let a session read and write the tables of a sink."""
+    given = {name: one.get_secret_value() for name, one in config.spark.items()}
+    for name, value in {**dialect.settings, **given}.items():
+        session.conf.set(name, value)
+
+
+def table_properties(session: SparkSession, name: str) -> Mapping[str, str]:
+    """Return the properties of a table, given by its name in SQL."""
+    return {row.key: row.value for row in session.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+
+
+def table_label(dialect: LakeDialect, owner: LakeOwner, destination: Sequence[str]) -> str:
     """Return what messages call a table."""
-    return f"{dialect.name} table {'.'.join(table.destination)} of sink {owner.sink_id}"
+    return f"{dialect.name} table {'.'.join(destination)} of sink {owner.sink_id}"
 
 
 def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:

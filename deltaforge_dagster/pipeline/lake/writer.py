@@ -15,19 +15,23 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.pipeline.lake.columns import check_names
+from deltaforge_dagster.pipeline.lake.figures import FigureReader, WrittenTable
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
+from deltaforge_dagster.pipeline.lake.stamps import last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     LakeOwner,
     LakeTarget,
     TableCommit,
+    configure,
     open_target,
     table_label,
+    table_properties,
 )
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.sinks.base import SendGuard
@@ -35,11 +39,13 @@ from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import Branches, LakeDialect
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import STAGED, Statements
+from deltaforge_dagster.state.lake_commits import TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
-    from pyspark.sql import Row
-
     from deltaforge_dagster.pipeline.spark_client import SparkSession
+
+BRANCH = "deltaforge_"
+"""What the names of all writers' branches begin with."""
 
 _ATTEMPTS = 5
 _META_TYPES: Mapping[str, str] = {
@@ -74,11 +80,12 @@ class LakeWriter:
     config: LakeSinkConfig
     owner: LakeOwner
     _session: SparkSession | None = field(default=None, init=False)
+    _figures: FigureReader | None = field(default=None, init=False)
     _targets: dict[tuple[str, ...], LakeTarget] = field(default_factory=dict, init=False)
 
     def commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool = False
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Apply the changes of a table, unless it has them already; return when they are durable.
 
         Args:
@@ -90,7 +97,7 @@ class LakeWriter:
                 because it would lack that without a sign.
 
         Returns:
-            Name and type of each column that the table has then.
+            The table as it is then.
 
         Raises:
             TableRejected: The table cannot take the changes, or others keep changing it.
@@ -100,12 +107,12 @@ class LakeWriter:
         """
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
-        label = table_label(self.dialect, self.owner, table)
+        label = table_label(self.dialect, self.owner, table.destination)
         left = _ATTEMPTS
         while True:
             left -= 1
             try:
-                self._attempt(table, through, guard, exists=exists)
+                figures = self._attempt(table, through, guard, exists=exists)
             except PySparkException as error:
                 self._targets.pop(table.destination, None)
                 failure = failure_of(error, self.sessions)
@@ -115,14 +122,18 @@ class LakeWriter:
                 self._targets.pop(table.destination, None)
                 raise
             else:
-                return tuple(self._targets[table.destination].columns.values())
+                columns = tuple(self._targets[table.destination].columns.values())
+                return WrittenTable(columns, figures)
 
     def close(self) -> None:
         """Forget the session, which belongs to its provider."""
-        self._session = None
+        self._session = self._figures = None
         self._targets.clear()
 
-    def _attempt(self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool) -> None:
+    def _attempt(
+        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool
+    ) -> TableFigures | None:
+        """Apply the changes unless the table has them; return what it consists of, if they were applied."""
         session = self._connected()
         commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard, exists)
         names = (column.name for column in table.columns.columns)
@@ -134,28 +145,33 @@ class LakeWriter:
         if branches is not None and target.branch is None:
             _begin(commit, target, branches, through)
         if through <= target.committed:
-            return
+            return None
         columns = target.fit(commit)
         name = target.name
         if branches is not None and target.branch is not None:
             name = branches.part(name, target.branch)
+        assert self._figures is not None
+        self._figures.forget_version()
         statements = Statements(name, columns, table.key, table.absent, target.base)
         for number, step in enumerate(table.steps):
             for setting, value in self.dialect.stamp(self.owner.name, through, number).items():
                 session.conf.set(setting, value)
             commit.execute(self._statement(commit, statements, step))
         if branches is not None and target.branch is not None:
-            commit.execute(branches.publish(table.destination, target.branch))
+            guard()
+            published = commit.rows(branches.publish(table.destination, target.branch))
+            version = published[0]["updated_ref"]
+        else:
+            version = self._figures.last_version()
         target.committed = through
+        return None if version is None else self._figures.read(table.destination, version)
 
     def _connected(self) -> SparkSession:
         session = self.sessions.session()
         if session is not self._session:
             self._targets.clear()
-            settings = dict(self.dialect.settings)
-            settings |= {name: one.get_secret_value() for name, one in self.config.spark.items()}
-            for name, value in settings.items():
-                session.conf.set(name, value)
+            configure(session, self.dialect, self.config)
+            self._figures = FigureReader(session, self.dialect)
             self._session = session
         return session
 
@@ -213,11 +229,13 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
     """Find out which commits the table has, and make a branch where it is now."""
     heads = _heads(commit, target, branches)
     head = heads.get("main")
-    known = _stamped(commit.rows(branches.snapshots(target.name)), head, commit.owner)
+    snapshots = commit.rows(branches.snapshots(target.name))
+    properties = table_properties(commit.session, target.name)
+    known = last_commit(snapshots, head, properties, commit.owner)
     if known is None and head is not None and _has_last_row(commit, target):
         known = through
     target.committed = -1 if known is None else known
-    prefix = f"deltaforge_{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
+    prefix = f"{BRANCH}{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
     commit.execute(*(branches.drop(target.name, left) for left in heads if left.startswith(prefix)))
     # Never a name that was used before: a statement of a dead writer may still be on its way to that branch.
     branch = prefix + secrets.token_hex(4)
@@ -232,16 +250,6 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
 def _heads(commit: TableCommit, target: LakeTarget, branches: Branches) -> Mapping[str, int]:
     """Return the newest snapshot of each branch."""
     return {row.name: row.id for row in commit.rows(branches.references(target.name))}
-
-
-def _stamped(snapshots: Sequence[Row], head: int | None, owner: LakeOwner) -> int | None:
-    """Return the number of the owner's last commit in the history of `head`."""
-    known = {row.id: row for row in snapshots}
-    while head is not None and (row := known.get(head)) is not None:
-        if row.owner == owner.name:
-            return int(row.version)
-        head = row.parent
-    return None
 
 
 def _has_last_row(commit: TableCommit, target: LakeTarget) -> bool:

@@ -21,12 +21,14 @@ from pydantic import (
 
 from deltaforge_dagster.config.blocks import (
     AlsoAccepts,
+    Block,
     Count,
     Seconds,
     TemplateText,
     Text,
     environment_filled,
 )
+from deltaforge_dagster.config.engine.engine import cron_problem
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
 from deltaforge_dagster.config.sinks.base import SinkConfig
 from deltaforge_dagster.config.templates import Variable, compile_template
@@ -153,6 +155,18 @@ def _setting(value: object) -> object:
     return environment_filled(value) if isinstance(value, str) else value
 
 
+def _cron(text: str) -> str:
+    problem = cron_problem(text)
+    if problem:
+        raise ValueError(problem)
+    return text
+
+
+def _off(value: object) -> object:
+    """Accept `off` in place of a block; YAML makes `false` of it."""
+    return None if value is False or value == "off" else value
+
+
 def _location(text: str) -> str:
     try:
         url = urlsplit(text)
@@ -183,6 +197,21 @@ _Catalog = Annotated[Text, AfterValidator(_identifier)]
 _NUMBERS = AlsoAccepts({"type": ["number", "boolean"]})
 _Setting = Annotated[str, BeforeValidator(_setting), _NUMBERS]
 _SecretSetting = Annotated[SecretStr, BeforeValidator(_setting), _NUMBERS]
+
+
+class LakeMaintenanceConfig(Block):
+    """When a sink's tables are maintained, and what is done."""
+
+    schedule: Annotated[str, AfterValidator(_cron)] = "17 3 * * *"
+    """A cron schedule of five fields, in UTC: when the tables are looked at."""
+    small_files: Count = 32
+    """A table's files are compacted when so many of them have less than 32 MiB."""
+    deleted_ratio: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Files are also compacted when this part of the rows in a table's files is deleted."""
+    retention_hours: Annotated[int, Field(ge=24)] = 168
+    """For how long what a table had before can still be read: older snapshots (Iceberg) are deleted, and
+    files that the table has not used for so long.
+    """
 
 
 class LakeSinkConfig(SinkConfig):
@@ -222,6 +251,10 @@ class LakeSinkConfig(SinkConfig):
     """How rows are replaced: by marking the old ones (`merge_on_read`), which makes small commits cheap, or
     by writing the affected files anew (`copy_on_write`), which every reader understands.
     """
+    maintenance: Annotated[
+        LakeMaintenanceConfig | None, BeforeValidator(_off), AlsoAccepts({"enum": ["off", False]})
+    ] = LakeMaintenanceConfig()
+    """When the tables are [maintained](lakehouse.md#maintenance), and what is done. `maintenance: off`: never."""
     properties: Mapping[str, _Setting] = {}
     """Table properties that new tables get."""
     spark: Mapping[str, _SecretSetting] = {}

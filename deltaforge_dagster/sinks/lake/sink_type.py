@@ -37,7 +37,7 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     """Tables of a lakehouse, in one format."""
 
     destinations = "tables"
-    timing = frozenset({"commit_seconds", "commit_changes"})
+    timing = frozenset({"commit_seconds", "commit_changes", "maintenance"})
     consequences: Mapping[str, str] = {
         **dict.fromkeys(["table", "path", "catalog"], _MOVED),
         **dict.fromkeys(["mode", "soft_deletes"], _RESYNC),
@@ -47,6 +47,7 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
             "new; a table that has the column with another type needs a resync"
         ),
         **dict.fromkeys(["partition_by", "write_mode", "properties"], _NEW_TABLES),
+        "maintenance": "applies to later maintenance",
         **dict.fromkeys(["filter", "skipped_operations"], _LATER),
     }
 

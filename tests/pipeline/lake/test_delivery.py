@@ -23,6 +23,7 @@ from deltaforge_dagster.pipeline.deliver.retries import Retries
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryThread
 from deltaforge_dagster.pipeline.lake import delivery as module
 from deltaforge_dagster.pipeline.lake.delivery import CommitLimits, LakeDelivery
+from deltaforge_dagster.pipeline.lake.figures import WrittenTable
 from deltaforge_dagster.pipeline.lake.staged import (
     ChangePlace,
     StagedCommit,
@@ -31,7 +32,7 @@ from deltaforge_dagster.pipeline.lake.staged import (
 )
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.state.database.tables import checkpoints, lake_commits, segments
-from deltaforge_dagster.state.lake_commits import Destination
+from deltaforge_dagster.state.lake_commits import Destination, TableFigures
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 from tests.pipeline.deliver.scene import NAME, SINK, Scene, lsn, place, scene
@@ -106,7 +107,7 @@ class Lake:
 
     def commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add the segments, unless the table has a commit that ends there or later."""
         guard()
         self.known += [exists]
@@ -116,7 +117,7 @@ class Lake:
         if self.versions[table.destination] < through:
             self.rows[table.destination] += [int(one) for one in table.steps[0].files]
             self.versions[table.destination] = through
-        return COLUMNS
+        return WrittenTable(COLUMNS, TableFigures(through))
 
     @contextmanager
     def writer(self, owner: str) -> Iterator[Lake]:
@@ -372,6 +373,7 @@ def test_what_a_commit_added_is_stored(scene: Scene) -> None:
 
     assert (items.sink, items.write.source, orders.write.source) == (SINK, ITEMS, ORDERS)
     assert (orders.write.columns, orders.write.position) == (COLUMNS, lsn(6))
+    assert orders.write.figures == TableFigures(2)
     (last,) = scene.store.segments.read(NAME, first=2)
     assert orders.write.changed_at == last.last_ts_us / 1e6
 
