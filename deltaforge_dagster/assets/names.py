@@ -67,6 +67,16 @@ def lake_table_key(pipeline: str, sink: str, source: tuple[str, str]) -> dg.Asse
     return dg.AssetKey([pipeline, sink, *source])
 
 
+def maintenance_key(pipeline: str, sink: str) -> dg.AssetKey:
+    """Return the key of the asset whose materializations are the maintenance of a sink's tables."""
+    return dg.AssetKey([pipeline, "maintenance", sink])
+
+
+def maintenance_job_name(pipeline: str, sink: str) -> str:
+    """Return the name of the job that maintains a sink's tables."""
+    return f"{dagster_name(f'{pipeline}.{sink}')}_maintenance"
+
+
 def partitions_name(pipeline: str) -> str:
     """Return the name of the dynamic partitions that are the pipeline's ranges."""
     return f"{pipeline}/ranges"

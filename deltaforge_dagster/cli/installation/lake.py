@@ -1,4 +1,4 @@
-"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables."""
+"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, and their maintenance."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from deltaforge_dagster.cli.operate.maintain import maintain
 from deltaforge_dagster.cli.options import JsonOption
 from deltaforge_dagster.cli.output import say
 from deltaforge_dagster.config.settings import Settings
@@ -24,7 +25,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def lake() -> None:
-    """Prepare this machine to write Delta and Iceberg tables."""
+    """Prepare this machine to write Delta and Iceberg tables; maintain tables."""
+
+
+app.command()(maintain)
 
 
 @app.command()

@@ -68,6 +68,20 @@ class TableCondition:
     snapshots: int | None
 
     @property
+    def counts(self) -> dict[str, int]:
+        """What is known, by what it is."""
+        figures = self.figures or TableFigures(0)
+        found = {
+            "files": figures.files,
+            "small_files": self.small_files,
+            "bytes": figures.bytes,
+            "rows": figures.rows,
+            "deleted_rows": figures.deleted,
+            "snapshots": self.snapshots,
+        }
+        return {name: count for name, count in found.items() if count is not None}
+
+    @property
     def deleted_ratio(self) -> float | None:
         """The part of the rows in files that is deleted, None if unknown."""
         figures = self.figures
@@ -84,17 +98,27 @@ class MaintainedTable:
         destination: Name of the table.
         before: Its condition before; None if it was left alone.
         after: Its condition afterwards.
-        due: Whether its files were to be compacted.
-        done: What was done, in words.
-        problems: What did not work, or why the table was left alone.
+        due: Whether its files are to be compacted.
+        compacted: Whether they were.
+        cleaned: Whether what has outlived the retention was deleted.
+        notes: Why the table was left alone, or which step others got in the way of.
+        problems: What cannot work.
     """
 
     destination: Destination
     before: TableCondition | None = None
     after: TableCondition | None = None
     due: bool = False
-    done: list[str] = field(default_factory=list)
+    compacted: bool = False
+    cleaned: bool = False
+    notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> str:
+        """What was done, in words; empty if nothing was."""
+        steps = {"compacted": self.compacted, "cleaned": self.cleaned}
+        return " and ".join(step for step, was in steps.items() if was)
 
 
 def maintain_tables(
@@ -186,10 +210,10 @@ class LakeMaintenance:
         session, figures = self._connected()
         properties = self._properties(session, made.destination)
         if properties is None:
-            made.problems.append("the table is gone")
+            made.notes.append("the table is gone")
             return
         if not Ownership.from_json(properties.get(OWNER, "")).is_of(self._owner):
-            made.problems.append("the table is not, or not yet, this sink's, so it is left alone")
+            made.notes.append("the table is not, or not yet, this sink's, so it is left alone")
             return
         made.before = made.after = self._condition(session, figures, made.destination)
         made.due = _is_due(made.before, self._options)
@@ -200,10 +224,8 @@ class LakeMaintenance:
             compact = self._dialect.maintenance.compact(
                 made.destination, self._options, small=small
             )
-            if self._execute(session, compact, made):
-                made.done.append("compacted")
-        if self._clean(session, made, properties):
-            made.done.append("cleaned")
+            made.compacted = self._execute(session, compact, made)
+        made.cleaned = self._clean(session, made, properties)
         made.after = self._condition(session, figures, made.destination)
 
     def _properties(
@@ -305,7 +327,7 @@ class LakeMaintenance:
         meant = translated(error, failure, label)
         if failure in _ABORTS:
             raise meant from None
-        made.problems.append(str(meant))
+        (made.notes if failure is SparkFailure.CONFLICT else made.problems).append(str(meant))
 
 
 def _is_due(condition: TableCondition, options: LakeMaintenanceConfig) -> bool:
