@@ -36,7 +36,7 @@ def maintained_sinks(loaded: LoadedPipeline) -> Mapping[str, LakeMaintenanceConf
     return {
         one.id: one.maintenance
         for one in configs
-        if isinstance(one, LakeSinkConfig) and one.maintenance is not None
+        if isinstance(one, LakeSinkConfig) and one.maintenance.enabled
     }
 
 

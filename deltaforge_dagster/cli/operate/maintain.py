@@ -87,7 +87,7 @@ def _selected(sinks: list[SinkBlock], name: str | None) -> list[SinkBlock]:
         return [
             one
             for one in known
-            if isinstance(one.config, LakeSinkConfig) and one.config.maintenance is not None
+            if isinstance(one.config, LakeSinkConfig) and one.config.maintenance.enabled
         ]
     found = [one for one in known if one.config.id == name]
     if not found:

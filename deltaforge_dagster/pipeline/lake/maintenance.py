@@ -135,7 +135,7 @@ def maintain_tables(
     Args:
         store: The state store.
         pipeline: Name of the pipeline.
-        sink: The sink; if its file says that its tables are not maintained, the defaults apply.
+        sink: The sink, whether its file enables maintenance or not.
         sessions: Lends a session.
         only: Names of the tables to maintain; all if empty.
         dry_run: Only look at the tables.
@@ -187,7 +187,7 @@ class LakeMaintenance:
         self._dialect = dialect
         self._config = config
         self._owner = owner
-        self._options = config.maintenance or LakeMaintenanceConfig()
+        self._options = config.maintenance
         self._session: SparkSession | None = None
         self._figures: FigureReader | None = None
 
@@ -290,11 +290,17 @@ class LakeMaintenance:
         properties: Mapping[str, str],
         before: int,
     ) -> Iterator[str]:
-        """Return the statement that copies the last commit's stamp, unless no snapshot expires or the copy has it."""
+        """Return the statement that copies the last commit's stamp, unless no snapshot expires or the copy has it.
+
+        A copy from before the table was put back to an earlier snapshot is replaced or removed, for once that snapshot has
+        expired, nothing tells that the copy is wrong.
+        """
         if head is None or all(row.at >= before for row in snapshots.values()):
             return
         known = last_commit(list(snapshots.values()), head, properties, self._owner)
         if known is None:
+            if COMMITTED in properties:
+                yield f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{COMMITTED}')"
             return
         copy = CommitCopy(self._owner.name, known, head, snapshots[head].at)
         if CommitCopy.of(properties) != copy:

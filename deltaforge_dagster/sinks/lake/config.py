@@ -164,7 +164,7 @@ def _cron(text: str) -> str:
 
 def _off(value: object) -> object:
     """Accept `off` in place of a block; YAML makes `false` of it."""
-    return None if value is False or value == "off" else value
+    return {"enabled": False} if value is False or value == "off" else value
 
 
 def _location(text: str) -> str:
@@ -202,6 +202,8 @@ _SecretSetting = Annotated[SecretStr, BeforeValidator(_setting), _NUMBERS]
 class LakeMaintenanceConfig(Block):
     """When a sink's tables are maintained, and what is done."""
 
+    enabled: bool = True
+    """Whether they are maintained at all."""
     schedule: Annotated[str, AfterValidator(_cron)] = "17 3 * * *"
     """A cron schedule of five fields, in UTC: when the tables are looked at."""
     small_files: Count = 32
@@ -252,9 +254,11 @@ class LakeSinkConfig(SinkConfig):
     by writing the affected files anew (`copy_on_write`), which every reader understands.
     """
     maintenance: Annotated[
-        LakeMaintenanceConfig | None, BeforeValidator(_off), AlsoAccepts({"enum": ["off", False]})
+        LakeMaintenanceConfig, BeforeValidator(_off), AlsoAccepts({"enum": ["off", False]})
     ] = LakeMaintenanceConfig()
-    """When the tables are [maintained](lakehouse.md#maintenance), and what is done. `maintenance: off`: never."""
+    """When the tables are [maintained](lakehouse.md#maintenance), and what is done. `maintenance: off` is accepted
+    in place of the block.
+    """
     properties: Mapping[str, _Setting] = {}
     """Table properties that new tables get."""
     spark: Mapping[str, _SecretSetting] = {}
