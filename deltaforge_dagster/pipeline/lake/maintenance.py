@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -216,13 +216,14 @@ class LakeMaintenance:
             made.notes.append("the table is not, or not yet, this sink's, so it is left alone")
             return
         made.before = made.after = self._condition(session, figures, made.destination)
-        made.due = _is_due(made.before, self._options)
+        small = _has_small_files(made.before, self._options)
+        deleted = (made.before.deleted_ratio or 0.0) >= self._options.deleted_ratio
+        made.due = small or deleted
         if dry_run:
             return
         if made.due:
-            small = _has_small_files(made.before, self._options)
             compact = self._dialect.maintenance.compact(
-                made.destination, self._options, small=small
+                made.destination, self._options, small=small, deleted=deleted
             )
             made.compacted = self._execute(session, compact, made)
         made.cleaned = self._clean(session, made, properties)
@@ -261,7 +262,11 @@ class LakeMaintenance:
         if version is None:
             return TableCondition(None, 0, snapshots)
         small = figures.small_files(destination, version)
-        return TableCondition(figures.read(destination, version), small, snapshots)
+        found = figures.read(destination, version)
+        if found.rows is None:  # formats answer this from what they know about files
+            count = session.sql(f"SELECT count(*) AS rows FROM {table}").collect()
+            found = replace(found, rows=count[0]["rows"])
+        return TableCondition(found, small, snapshots)
 
     def _clean(
         self, session: SparkSession, made: MaintainedTable, properties: Mapping[str, str]
@@ -336,18 +341,10 @@ class LakeMaintenance:
         (made.notes if failure is SparkFailure.CONFLICT else made.problems).append(str(meant))
 
 
-def _is_due(condition: TableCondition, options: LakeMaintenanceConfig) -> bool:
-    """Return whether files are to be compacted; they are if nobody knows."""
-    figures, ratio = condition.figures, condition.deleted_ratio
-    if figures is None:
-        return False
-    if _has_small_files(condition, options):
-        return True
-    # Delta does not know the rows of a table, but compacts only files of which enough is deleted.
-    return bool(figures.deleted) if ratio is None else ratio >= options.deleted_ratio
-
-
 def _has_small_files(condition: TableCondition, options: LakeMaintenanceConfig) -> bool:
+    """Return whether there are many small files; so it is if nobody has counted them."""
+    if condition.figures is None:
+        return False
     return condition.small_files is None or condition.small_files >= options.small_files
 
 

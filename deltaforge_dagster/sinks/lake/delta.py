@@ -26,10 +26,6 @@ from deltaforge_dagster.sinks.lake.dialect import (
 from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
 _TRANSACTION = "spark.databricks.delta.write.txn"
-_OPTIMIZE = "spark.databricks.delta.optimize"
-_LARGE = 1 << 30
-"""Files with so many bytes are not compacted, Delta's default."""
-
 _STEPS = 1 << 20
 _MAPPED = set(" ,;{}()\n\t=")
 """Characters that a column's name can have only with column mapping."""
@@ -71,13 +67,18 @@ class DeltaMaintenance:
         )
 
     def compact(
-        self, destination: Sequence[str], options: LakeMaintenanceConfig, *, small: bool
+        self,
+        destination: Sequence[str],
+        options: LakeMaintenanceConfig,  # noqa: ARG002
+        *,
+        small: bool,
+        deleted: bool,
     ) -> Sequence[str]:
-        """Return the statement, after those that say which files it takes."""
+        """Return the statements; OPTIMIZE alone keeps the deleted rows of a file that it cannot put together with others."""
+        table = self.dialect.table(destination)
         return (
-            f"SET {_OPTIMIZE}.minFileSize = {_LARGE if small else 1}",
-            f"SET {_OPTIMIZE}.maxDeletedRowsRatio = {options.deleted_ratio}",
-            f"OPTIMIZE {self.dialect.table(destination)}",
+            *([f"OPTIMIZE {table}"] if small else []),
+            *([f"REORG TABLE {table} APPLY (PURGE)"] if deleted else []),
         )
 
     def clean(

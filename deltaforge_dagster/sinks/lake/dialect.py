@@ -111,9 +111,14 @@ class TableMaintenance(Protocol):
         ...
 
     def compact(
-        self, destination: Sequence[str], options: LakeMaintenanceConfig, *, small: bool
+        self,
+        destination: Sequence[str],
+        options: LakeMaintenanceConfig,
+        *,
+        small: bool,
+        deleted: bool,
     ) -> Sequence[str]:
-        """Return the statements that drop deleted rows and, if there are many `small` files, make large ones of them."""
+        """Return the statements that make large files of `small` ones, and files without the `deleted` rows."""
         ...
 
     def clean(

@@ -108,7 +108,8 @@ class IcebergMaintenance:
         destination: Sequence[str],
         options: LakeMaintenanceConfig,
         *,
-        small: bool,  # noqa: ARG002
+        small: bool,  # noqa: ARG002 - one statement does both
+        deleted: bool,  # noqa: ARG002
     ) -> Sequence[str]:
         """Return the statements; the second one finds something to do in tables without deletion vectors only."""
         ratio = f"map('delete-ratio-threshold', '{options.deleted_ratio}')"
