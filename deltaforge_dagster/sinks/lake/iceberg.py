@@ -111,12 +111,9 @@ class IcebergMaintenance:
         small: bool,  # noqa: ARG002 - one statement does both
         deleted: bool,  # noqa: ARG002
     ) -> Sequence[str]:
-        """Return the statements; the second one finds something to do in tables without deletion vectors only."""
-        ratio = f"map('delete-ratio-threshold', '{options.deleted_ratio}')"
-        return (
-            self._call("rewrite_data_files", destination, f"options => {ratio}"),
-            self._call("rewrite_position_delete_files", destination),
-        )
+        """Return the statement; without deletion vectors, files of deletes would stay that say nothing any more."""
+        how = f"'delete-ratio-threshold', '{options.deleted_ratio}', 'remove-dangling-deletes', 'true'"
+        return (self._call("rewrite_data_files", destination, f"options => map({how})"),)
 
     def clean(
         self, destination: Sequence[str], now: datetime, retention_hours: int
