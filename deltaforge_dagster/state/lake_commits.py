@@ -22,7 +22,7 @@ is published in Dagster; the last one of a table is kept.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -165,6 +165,25 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class TableFigures:
+    """What a table consists of, as its format counts it; None for what it does not.
+
+    Attributes:
+        version: Version of the table (Delta), or its newest snapshot (Iceberg).
+        files: Number of files that have rows.
+        bytes: Their size, including what says which of their rows are deleted if the format counts that.
+        rows: Number of rows.
+        deleted: Number of rows in the files that are deleted.
+    """
+
+    version: int
+    files: int | None = None
+    bytes: int | None = None
+    rows: int | None = None
+    deleted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TableWrite:
     """What a commit has added to a table.
 
@@ -176,6 +195,7 @@ class TableWrite:
         position: Position in the source up to which the table has everything, JSON text.
         changed_at: When the last change before this position was committed, in seconds since 1970.
         pending: Whether the changes are pending; otherwise the table has them, and everything before them.
+        figures: What the table consists of then, if known.
     """
 
     source: tuple[str, str]
@@ -185,6 +205,7 @@ class TableWrite:
     position: str
     changed_at: float
     pending: bool = False
+    figures: TableFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +579,7 @@ class LakeCommitWrites:
                     changes=one.changes,
                     position=one.position,
                     changed_at=one.changed_at,
+                    figures=None if one.figures is None else asdict(one.figures),
                     written_at=clock(),
                     published=False,
                 )
@@ -700,6 +722,7 @@ def _stored(row: RowMapping) -> StoredWrite:
         row["changes"],
         row["position"],
         row["changed_at"],
+        figures=None if row["figures"] is None else TableFigures(**row["figures"]),
     )
     return StoredWrite(row["sink"], row["segment"], write, row["written_at"])
 

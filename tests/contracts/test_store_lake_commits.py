@@ -339,8 +339,8 @@ def test_a_resync_begins_at_the_front(store: StateStore) -> None:
         writer.lake_commits.plan(SINK, 7)
         writer.lake_commits.advance(SINK, 7, [Rejection(ORDERS, "why", 99.0)])
         writer.lake_commits.plan(SINK, 9)
-        beside = {one: ("shop", None, one[-1]) for one in (ORDERS, ITEMS)}
-        writer.lake_commits.plan_pending(SINK, beside, 9)
+        for one in (ORDERS, ITEMS):
+            writer.lake_commits.plan_pending(SINK, {one: ("shop", None, one[-1])}, 9)
     store.lake_commits.resync(NAME, SINK, {ORDERS: "public.orders", ITEMS: "public.a.b"})
     store.lake_commits.resync(NAME, SINK, {ORDERS: "public.orders"})
     with pytest.raises(NotAllowed, match="planned"), store.fenced(lease) as writer:

@@ -1,4 +1,7 @@
-"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, how to read pending changes, and tables that are loaded again."""
+"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, and what is done with such tables.
+
+They are read with their pending changes, loaded again, and maintained.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from deltaforge_dagster.cli.operate.maintain import maintain
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
 from deltaforge_dagster.cli.output import say
 from deltaforge_dagster.cli.selection import select_pipeline
@@ -36,7 +40,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def lake() -> None:
-    """Prepare this machine to write Delta and Iceberg tables, show how to read them, or load them again."""
+    """Prepare this machine to write Delta and Iceberg tables; read, maintain and load tables again."""
+
+
+app.command()(maintain)
 
 
 @app.command()

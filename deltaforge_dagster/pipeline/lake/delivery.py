@@ -42,6 +42,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lake.figures import WrittenTable
 from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedTable
 from deltaforge_dagster.pipeline.lake.writer import FoldTime
 from deltaforge_dagster.sinks.base import SendGuard
@@ -92,11 +93,8 @@ class TableWriter(Protocol):
 
     def commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> Sequence[tuple[str, str]]:
-        """Add the changes of a commit that ends with segment `through`, unless the table has them.
-
-        Returns:
-            Name and type of each column that the table has then.
+    ) -> WrittenTable:
+        """Add the changes of a commit that ends with segment `through`, unless the table has them; return it as it is then.
 
         Raises:
             TableRejected: This table cannot be written.
@@ -105,14 +103,14 @@ class TableWriter(Protocol):
 
     def append(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add the changes of a commit to the pending ones of the table; otherwise as `commit`."""
         ...
 
     def fold(
         self, table: StagedTable, through: int, guard: SendGuard, time: FoldTime, *, required: bool
-    ) -> None:
-        """Fold the pending changes of the table, up to segment `through`, into it."""
+    ) -> WrittenTable:
+        """Fold the pending changes of the table, up to segment `through`, into it; return it as it is then."""
         ...
 
     def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
@@ -538,12 +536,12 @@ class LakeDelivery:
                 known = commits.pending.get(table.destination)
                 to = _Route(commit.last, table.destination in beside, table.destination in written)
                 try:
-                    columns, pending = self._apply(writer, table, to, known)
+                    made, pending = self._apply(writer, table, to, known)
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue
                 failpoint("lake-table-committed")
-                writes.append(_table_write(table, columns, rows[-1], pending=pending))
+                writes.append(_table_write(table, made, rows[-1], pending=pending))
                 self._meter.wrote(table.changes)
                 self.progress.rows += table.changes
                 self.progress.moved_at = time.monotonic()
@@ -576,23 +574,22 @@ class LakeDelivery:
 
     def _apply(
         self, writer: TableWriter, table: StagedTable, to: _Route, known: PendingTable | None
-    ) -> tuple[Sequence[tuple[str, str]], bool]:
-        """Write a commit to a table; return its columns, and whether it has pending changes then."""
+    ) -> tuple[WrittenTable, bool]:
+        """Write a commit to a table; return it as it is then, and whether it has pending changes."""
         guard = self._lease.guard
         required = known is not None and known.changes > 0
         add = writer.append if to.beside else writer.commit
-        columns = add(table, to.through, guard, exists=to.exists, required=required)
+        made = add(table, to.through, guard, exists=to.exists, required=required)
         # After a step back of the checkpoint, later changes may be pending.
         last = to.through if known is None else max(to.through, known.segment)
         if not to.beside:
-            return columns, last > to.through
+            return made, last > to.through
         now = self._store.now()
         changes, since = (0, now) if known is None else (known.changes, known.since)
         if not self._limits.folds(changes + table.changes, since, now):
-            return columns, True
+            return made, True
         failpoint("lake-pending-added")
-        writer.fold(table, last, guard, "after", required=True)
-        return columns, False
+        return writer.fold(table, last, guard, "after", required=True), False
 
     def _fold(self, pending: PendingTable, commits: LakeCommits) -> None:
         """Fold pending changes between commits, and hold the table if that is not possible."""
@@ -773,18 +770,19 @@ class LakeDelivery:
 
 
 def _table_write(
-    table: StagedTable, columns: Sequence[tuple[str, str]], last: SegmentRow, *, pending: bool
+    table: StagedTable, made: WrittenTable, last: SegmentRow, *, pending: bool
 ) -> TableWrite:
     """Return what a commit, whose last segment with changes is `last`, has added to a table."""
     database, schema, name = table.source
     return TableWrite(
         (schema or database, name),
         table.destination,
-        columns,
+        made.columns,
         table.changes,
         last.end_position,
         last.last_ts_us / 1e6,
         pending,
+        made.figures,
     )
 
 

@@ -14,13 +14,14 @@ import orjson
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.pipeline.lake.target import (
+    LakeOwner,
     LakeTarget,
     Ownership,
     TableCommit,
     columns_of,
-    properties_of,
     resync_command,
     table_exists,
+    table_properties,
 )
 from deltaforge_dagster.sinks.lake.dialect import (
     KEY,
@@ -134,7 +135,16 @@ def open_pending(
     target = LakeTarget(name, columns_of(commit.session, name), main.base)
     empty = not commit.rows(f"SELECT 1 FROM {name} LIMIT 1")
     key = tuple(orjson.loads(found[KEY]))
-    return PendingTarget(target, replace(commit, series=f"/{main.token}"), key, empty)
+    return PendingTarget(target, replace(commit, series=_series(main.token)), key, empty)
+
+
+def pending_writer(owner: LakeOwner, token: str) -> str:
+    """Return what stamps the commits to a table of pending changes that has this `PENDING`."""
+    return f"{owner.name}{_series(token)}"
+
+
+def _series(token: str) -> str:
+    return f"/{token}"
 
 
 def replace_pending(commit: TableCommit) -> str | None:
@@ -189,7 +199,7 @@ def _owned(commit: TableCommit, name: str) -> dict[str, str]:
     Raises:
         TableRejected: It is something else.
     """
-    found = properties_of(commit, name)
+    found = table_properties(commit.session, name)
     known = Ownership.from_json(found.get(OWNER, ""))
     if (
         not known.is_of(commit.owner, incarnation=False)

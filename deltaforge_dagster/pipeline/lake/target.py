@@ -13,6 +13,7 @@ from deltaforge_dagster.pipeline.lake.staged import StagedTable
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (
+    COMMITTED,
     OWNER,
     PENDING,
     SOURCE,
@@ -116,7 +117,7 @@ class TableCommit:
     @property
     def label(self) -> str:
         """What messages call the table."""
-        return table_label(self.dialect, self.owner, self.table)
+        return table_label(self.dialect, self.owner, self.table.destination)
 
     @property
     def source(self) -> str:
@@ -227,7 +228,7 @@ def open_target(commit: TableCommit) -> LakeTarget:
     # A table that exists keeps columns by which it is partitioned and which the source has dropped.
     if not commit.unknown_partitions or not table_exists(commit, name):
         _create(commit, {}, anew=False)
-    properties = properties_of(commit, name)
+    properties = table_properties(commit.session, name)
     target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
     target.base = _own(commit, target, properties)
     return target
@@ -242,13 +243,13 @@ def replaceable(commit: TableCommit) -> Mapping[str, str] | None:
     name = commit.dialect.table(commit.table.destination)
     if not table_exists(commit, name):
         return None
-    found = properties_of(commit, name)
+    found = table_properties(commit.session, name)
     _owned(commit, name, found)
     return found
 
 
 def replace_table(commit: TableCommit, token: str | None, *, exists: bool) -> None:
-    """Replace the table of a commit, if there is one, by one without rows.
+    """Replace the table of a commit, if there is one, by one without rows, which has had no commit.
 
     This statement is not fenced: in Iceberg, one that a killed run has sent, and that Spark executes only after a
     successor has replaced the table and added to it, removes what was added. But it starts no job and takes a moment,
@@ -262,7 +263,12 @@ def replace_table(commit: TableCommit, token: str | None, *, exists: bool) -> No
     Raises:
         TableRejected: It cannot be partitioned as configured.
     """
-    _create(commit, {} if token is None else {PENDING: token}, anew=exists)
+    stamps = {} if token is None else {PENDING: token}
+    if exists and commit.dialect.branches is not None:
+        stamps[COMMITTED] = (
+            ""  # a table that is replaced keeps the properties that the statement does not set
+        )
+    _create(commit, stamps, anew=exists)
 
 
 def check_partitions(commit: TableCommit) -> None:
@@ -294,9 +300,21 @@ def _create(commit: TableCommit, stamps: Mapping[str, str], *, anew: bool) -> No
     )
 
 
-def table_label(dialect: LakeDialect, owner: LakeOwner, table: StagedTable) -> str:
+def configure(session: SparkSession, dialect: LakeDialect, config: LakeSinkConfig) -> None:
+    """Let a session read and write the tables of a sink."""
+    given = {name: one.get_secret_value() for name, one in config.spark.items()}
+    for name, value in {**dialect.settings, **given}.items():
+        session.conf.set(name, value)
+
+
+def table_properties(session: SparkSession, name: str) -> Mapping[str, str]:
+    """Return the properties of a table, given by its name in SQL."""
+    return {row.key: row.value for row in session.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+
+
+def table_label(dialect: LakeDialect, owner: LakeOwner, destination: Sequence[str]) -> str:
     """Return what messages call a table."""
-    return f"{dialect.name} table {'.'.join(table.destination)} of sink {owner.sink_id}"
+    return f"{dialect.name} table {'.'.join(destination)} of sink {owner.sink_id}"
 
 
 def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
@@ -351,11 +369,6 @@ def resync_command(commit: TableCommit) -> str:
     owner, (database, schema, table) = commit.owner, commit.table.source
     name = f"{schema or database}.{table}"
     return f"deltaforge lake resync {owner.pipeline} --sink {owner.sink_id} --tables {name}"
-
-
-def properties_of(commit: TableCommit, name: str) -> Mapping[str, str]:
-    """Return the properties of the table of a name."""
-    return {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
 
 
 def table_exists(commit: TableCommit, name: str) -> bool:

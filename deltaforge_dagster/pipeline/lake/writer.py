@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lake.columns import check_names
+from deltaforge_dagster.pipeline.lake.figures import FigureReader, WrittenTable
 from deltaforge_dagster.pipeline.lake.pending import (
     PendingTarget,
     open_pending,
@@ -32,15 +33,18 @@ from deltaforge_dagster.pipeline.lake.pending import (
 )
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
+from deltaforge_dagster.pipeline.lake.stamps import last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     LakeOwner,
     LakeTarget,
     TableCommit,
     check_partitions,
+    configure,
     open_target,
     replace_table,
     replaceable,
     table_label,
+    table_properties,
 )
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.sinks.base import SendGuard
@@ -48,11 +52,13 @@ from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import PENDING, Branches, LakeDialect
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, WrittenColumn
+from deltaforge_dagster.state.lake_commits import TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
-    from pyspark.sql import Row
-
     from deltaforge_dagster.pipeline.spark_client import SparkSession
+
+BRANCH = "deltaforge_"
+"""What the names of all writers' branches begin with."""
 
 FoldTime = Literal["before", "after", "later"]
 """When pending changes are folded: before a commit that goes to the table, after one that was added to them, or later."""
@@ -92,6 +98,7 @@ class LakeWriter:
     config: LakeSinkConfig
     owner: LakeOwner
     _session: SparkSession | None = field(default=None, init=False)
+    _figures: FigureReader | None = field(default=None, init=False)
     _targets: dict[tuple[str, ...], LakeTarget] = field(default_factory=dict, init=False)
     _pending: dict[tuple[str, ...], PendingTarget] = field(default_factory=dict, init=False)
 
@@ -103,7 +110,7 @@ class LakeWriter:
         *,
         exists: bool = False,
         required: bool = False,
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Apply the changes of a table, unless it has them already; return when they are durable.
 
         Args:
@@ -116,7 +123,7 @@ class LakeWriter:
             required: Whether there are pending changes, so that the table that has them must exist.
 
         Returns:
-            Name and type of each column that the table has then.
+            The table as it is then.
 
         Raises:
             TableRejected: The table cannot take the changes, or others keep changing it.
@@ -124,7 +131,7 @@ class LakeWriter:
             SparkUnavailable: The session is gone.
             SettingsError: The Spark server lacks the format, the catalog, or what the storage needs.
         """
-        return self._applied(
+        return self._tried(
             table, lambda: self._commit(table, through, guard, exists=exists, required=required)
         )
 
@@ -136,7 +143,7 @@ class LakeWriter:
         *,
         exists: bool = False,
         required: bool = False,
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add changes to the pending ones of a table, unless they have been added; as `commit`.
 
         Args:
@@ -146,7 +153,7 @@ class LakeWriter:
             exists: See `commit`.
             required: See `commit`.
         """
-        return self._applied(
+        return self._tried(
             table, lambda: self._append(table, through, guard, exists=exists, required=required)
         )
 
@@ -158,8 +165,8 @@ class LakeWriter:
         time: FoldTime,
         *,
         required: bool = False,
-    ) -> None:
-        """Fold the pending changes of a table into it, up to segment `through`; raises what `commit` raises.
+    ) -> WrittenTable:
+        """Fold the pending changes of a table into it, up to segment `through`; returns and raises what `commit` does.
 
         Args:
             table: The table; its changes do not matter.
@@ -169,11 +176,12 @@ class LakeWriter:
             required: See `commit`.
         """
 
-        def attempt() -> None:
+        def attempt() -> WrittenTable:
             commit, target = self._opened(table, guard, exists=True)
-            self._fold(commit, target, through, time, required=required)
+            version = self._fold(commit, target, through, time, required=required)
+            return _written_table(target, self._figures_of(commit, version))
 
-        self._tried(table, attempt)
+        return self._tried(table, attempt)
 
     def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
         """Replace a table by one without rows, as it would be made today; make it if it does not exist.
@@ -205,20 +213,14 @@ class LakeWriter:
 
     def close(self) -> None:
         """Forget the session, which belongs to its provider."""
-        self._session = None
+        self._session = self._figures = None
         self._forget()
-
-    def _applied(
-        self, table: StagedTable, attempt: Callable[[], LakeTarget]
-    ) -> Sequence[tuple[str, str]]:
-        """Apply changes, and return the columns of the table."""
-        return tuple(self._tried(table, attempt).columns.values())
 
     def _tried(self, table: StagedTable, attempt: Callable[[], _T]) -> _T:
         """Do something with a table, and try it again after conflicts; its target is forgotten if it fails."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
-        label = table_label(self.dialect, self.owner, table)
+        label = table_label(self.dialect, self.owner, table.destination)
         left = _ATTEMPTS
         while True:
             left -= 1
@@ -272,11 +274,11 @@ class LakeWriter:
 
     def _commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> LakeTarget:
+    ) -> WrittenTable:
         commit, target = self._opened(table, guard, exists=exists)
         self._look(commit, target, through)
         if through <= target.committed:
-            return target
+            return _written_table(target)
         columns = target.fit(commit)
         # The table beside it is made as well, so that the view works from the beginning.
         make = self.config.pending is not None
@@ -287,13 +289,13 @@ class LakeWriter:
         name = self._written(target)
         statements = Statements(name, columns, table.key, table.absent, target.base)
         steps = (self._statement(commit, statements, step) for step in table.steps)
-        self._execute(commit, target, through, steps)
+        version = self._execute(commit, target, through, steps)
         target.committed = through
-        return target
+        return _written_table(target, self._figures_of(commit, version))
 
     def _append(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> LakeTarget:
+    ) -> WrittenTable:
         commit, target = self._opened(table, guard, exists=exists)
         target.fit(commit)
         pending = self._opened_pending(commit, target, make=True, required=required)
@@ -305,7 +307,7 @@ class LakeWriter:
         added = replace(pending.commit, guard=guard, table=replace(table, destination=destination))
         self._look(added, pending.table, through)
         if through <= pending.table.committed:
-            return target
+            return _written_table(target)
         columns = pending.table.fit(added)
         pending.key_becomes(table.key)
         known = {column.name.lower() for column in columns}
@@ -321,7 +323,7 @@ class LakeWriter:
         pending.empty = False
         self._execute(added, pending.table, through, append())
         pending.table.committed = through
-        return target
+        return _written_table(target)
 
     def _fold(
         self,
@@ -331,10 +333,11 @@ class LakeWriter:
         time: FoldTime,
         *,
         required: bool = False,
-    ) -> None:
+    ) -> int | None:
+        """Fold what is pending into a table; return the version of the table that this has made."""
         pending = self._opened_pending(commit, target, make=False, required=required)
         if pending is None or pending.empty:
-            return
+            return None
         number, last = _TIMES.index(time), target.base + through
         rows = pending.rows
         absent = {row.name for row in commit.rows(rows.absent(last))}
@@ -353,7 +356,7 @@ class LakeWriter:
         merge = statements.merge_current(
             rekey=False, soft_deletes=False, within=self._within(commit, statements)
         )
-        self._execute(merged, target, through, [merge], number)
+        version = self._execute(merged, target, through, [merge], number)
         failpoint("lake-fold-merged")
         appended = replace(pending.commit, guard=commit.guard)
         self._look(appended, pending.table, through)
@@ -362,6 +365,7 @@ class LakeWriter:
         self._execute(deleted, pending.table, through, [delete], number)
         pending.empty = True
         failpoint("lake-fold-deleted")
+        return version
 
     def _look(self, commit: TableCommit, target: LakeTarget, through: int) -> None:
         """Find out which commits a table has and make a branch, if that is what makes commits exact."""
@@ -383,24 +387,33 @@ class LakeWriter:
         through: int,
         statements: Iterator[str] | Sequence[str],
         first: int = 0,
-    ) -> None:
-        """Execute the statements of a commit, stamped, and make them visible."""
+    ) -> int | None:
+        """Execute the statements of a commit, stamped, and make them visible; return the version that they have made."""
+        assert self._figures is not None
+        self._figures.forget_version()
         for number, statement in enumerate(statements, first):
             for setting, value in self.dialect.stamp(commit.stamp, through, number).items():
                 commit.session.conf.set(setting, value)
             commit.execute(statement)
         branches = self.dialect.branches
-        if branches is not None and target.branch is not None:
-            commit.execute(branches.publish(commit.table.destination, target.branch))
+        if branches is None or target.branch is None:
+            return self._figures.last_version()
+        commit.guard()
+        published = commit.rows(branches.publish(commit.table.destination, target.branch))
+        version: int | None = published[0]["updated_ref"]
+        return version
+
+    def _figures_of(self, commit: TableCommit, version: int | None) -> TableFigures | None:
+        """Return what the table of a commit consists of in a version."""
+        assert self._figures is not None
+        return None if version is None else self._figures.read(commit.table.destination, version)
 
     def _connected(self) -> SparkSession:
         session = self.sessions.session()
         if session is not self._session:
             self._forget()
-            settings = dict(self.dialect.settings)
-            settings |= {name: one.get_secret_value() for name, one in self.config.spark.items()}
-            for name, value in settings.items():
-                session.conf.set(name, value)
+            configure(session, self.dialect, self.config)
+            self._figures = FigureReader(session, self.dialect)
             self._session = session
         return session
 
@@ -475,6 +488,10 @@ class LakeWriter:
         return ", ".join(f"{quoted(name)} {type_}" for name, type_ in fields.items())
 
 
+def _written_table(target: LakeTarget, figures: TableFigures | None = None) -> WrittenTable:
+    return WrittenTable(tuple(target.columns.values()), figures)
+
+
 def _has_no_key(commit: TableCommit, statements: Statements, within: str) -> bool:
     """Return whether the table is sure to have no row of keys that are within these limits.
 
@@ -494,11 +511,13 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
     """Find out which commits the table has, and make a branch where it is now."""
     heads = _heads(commit, target, branches)
     head = heads.get("main")
-    known = _stamped(commit.rows(branches.snapshots(target.name)), head, commit.stamp)
+    snapshots = commit.rows(branches.snapshots(target.name))
+    properties = table_properties(commit.session, target.name)
+    known = last_commit(snapshots, head, properties, commit.stamp)
     if known is None and head is not None and _has_last_row(commit, target):
         known = through
     target.committed = -1 if known is None else known
-    prefix = f"deltaforge_{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
+    prefix = f"{BRANCH}{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
     commit.execute(*(branches.drop(target.name, left) for left in heads if left.startswith(prefix)))
     # Never a name that was used before: a statement of a dead writer may still be on its way to that branch.
     branch = prefix + secrets.token_hex(4)
@@ -513,16 +532,6 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
 def _heads(commit: TableCommit, target: LakeTarget, branches: Branches) -> Mapping[str, int]:
     """Return the newest snapshot of each branch."""
     return {row.name: row.id for row in commit.rows(branches.references(target.name))}
-
-
-def _stamped(snapshots: Sequence[Row], head: int | None, owner: str) -> int | None:
-    """Return the number of an owner's last commit in the history of `head`."""
-    known = {row.id: row for row in snapshots}
-    while head is not None and (row := known.get(head)) is not None:
-        if row.owner == owner:
-            return int(row.version)
-        head = row.parent
-    return None
 
 
 def _has_last_row(commit: TableCommit, target: LakeTarget) -> bool:

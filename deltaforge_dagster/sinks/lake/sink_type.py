@@ -37,7 +37,7 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     """Tables of a lakehouse, in one format."""
 
     destinations = "tables"
-    timing = frozenset({"commit_seconds", "commit_changes", "pending"})
+    timing = frozenset({"commit_seconds", "commit_changes", "pending", "maintenance"})
     consequences: Mapping[str, str] = {
         **dict.fromkeys(["table", "path", "catalog"], _MOVED),
         **dict.fromkeys(["mode", "soft_deletes"], _RESYNC),
@@ -49,6 +49,7 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
             "(deltaforge lake resync PIPELINE --sink SINK --tables TABLE)"
         ),
         **dict.fromkeys(["partition_by", "write_mode", "properties"], _NEW_TABLES),
+        "maintenance": "applies to later maintenance",
         **dict.fromkeys(["filter", "skipped_operations"], _LATER),
     }
 

@@ -303,6 +303,7 @@ lake_writes = Table(
     Column("changed_at", Double, nullable=False),
     Column("written_at", Double, nullable=False),
     Column("published", Boolean, nullable=False),
+    Column("figures", JSON(none_as_null=True)),
 )
 
 snapshots = Table(

@@ -24,6 +24,7 @@ from deltaforge_dagster.pipeline.deliver.retries import Retries
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryThread
 from deltaforge_dagster.pipeline.lake import delivery as module
 from deltaforge_dagster.pipeline.lake.delivery import CommitLimits, LakeDelivery
+from deltaforge_dagster.pipeline.lake.figures import WrittenTable
 from deltaforge_dagster.pipeline.lake.staged import (
     ChangePlace,
     StagedCommit,
@@ -39,7 +40,7 @@ from deltaforge_dagster.state.database.tables import (
     lake_pending,
     segments,
 )
-from deltaforge_dagster.state.lake_commits import Destination
+from deltaforge_dagster.state.lake_commits import Destination, TableFigures
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 from tests.pipeline.deliver.scene import NAME, SINK, Scene, lsn, place, scene
@@ -114,34 +115,35 @@ class Lake:
 
     def commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add the segments behind the pending ones, unless the table has a commit that ends there or later."""
         self._write(table, guard, exists=exists)
         self._fold(table.destination, through, "before", required=required)
         if self.versions[table.destination] < through:
             self.rows[table.destination] += [int(one) for one in table.steps[0].files]
             self.versions[table.destination] = through
-        return COLUMNS
+        return WrittenTable(COLUMNS, TableFigures(through))
 
     def append(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add the segments to the pending ones, unless that has been done."""
         self._write(table, guard, exists=exists)
         assert not required or self.added[table.destination]
         if self.added[table.destination] < through:
             self.pending[table.destination] += [int(one) for one in table.steps[0].files]
             self.added[table.destination] = through
-        return COLUMNS
+        return WrittenTable(COLUMNS)
 
     def fold(
         self, table: StagedTable, through: int, guard: SendGuard, time: FoldTime, *, required: bool
-    ) -> None:
+    ) -> WrittenTable:
         """Add what is pending to the table."""
         guard()
         if table.destination in self.unfolded:
             raise TableRejected("cannot be folded")
         self._fold(table.destination, through, time, required=required)
+        return WrittenTable(COLUMNS, TableFigures(through))
 
     def _write(self, table: StagedTable, guard: SendGuard, *, exists: bool) -> None:
         guard()
@@ -434,6 +436,7 @@ def test_what_a_commit_added_is_stored(scene: Scene) -> None:
 
     assert (items.sink, items.write.source, orders.write.source) == (SINK, ITEMS, ORDERS)
     assert (orders.write.columns, orders.write.position) == (COLUMNS, lsn(6))
+    assert orders.write.figures == TableFigures(2)
     (last,) = scene.store.segments.read(NAME, first=2)
     assert orders.write.changed_at == last.last_ts_us / 1e6
 

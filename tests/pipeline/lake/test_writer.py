@@ -359,7 +359,8 @@ def test_columns_are_added_and_widened(lake: Lake) -> None:
     }  # fmt: skip
     later = moment(0).replace(tzinfo=None)
     row = {"id": 2, "n": 2**40, "wide": 3, "Odd, `name`": 1, "ts": later}
-    columns = dict(writer.commit(staging.table(staging.step(row, segment=1)), 1, unguarded))
+    made = writer.commit(staging.table(staging.step(row, segment=1)), 1, unguarded)
+    columns = dict(made.columns)
     assert (columns["n"], columns["gone"]) == ("bigint", "string")
     assert (columns["Odd, `name`"], columns["df_position"]) == ("decimal(5,2)", "bigint")
     assert sorted(lake.rows("id", "n", "wide", "gone", "Odd, `name`", "ts")) == [
