@@ -660,7 +660,10 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
 
 
 def _pending(connection: Connection, where: ColumnElement[bool]) -> list[PendingTable]:
-    query = select(lake_pending).where(where).order_by(lake_pending.c.since)
+    columns = lake_pending.c
+    query = (
+        select(lake_pending).where(where).order_by(columns.since, columns.sink, columns.destination)
+    )
     return [
         PendingTable(
             row["sink"],

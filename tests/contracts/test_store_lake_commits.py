@@ -290,7 +290,7 @@ def test_pending_changes(store: StateStore) -> None:
         with store.fenced(lease) as writer:
             writer.lake_commits.plan(SINK, 2)
             writer.lake_commits.plan_pending(SINK, {ORDERS: source, ITEMS: source}, 2)
-    assert pending() == [(ORDERS, source, 2, 0), (ITEMS, source, 2, 0)]
+    assert sorted(pending(), key=str) == [(ITEMS, source, 2, 0), (ORDERS, source, 2, 0)]
     added = [replace(write("orders", 3, 2), destination=ORDERS, pending=True)]
     added += [replace(write("items", 3, 2), destination=ITEMS)]
     for _ in range(2):

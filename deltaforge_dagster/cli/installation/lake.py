@@ -183,6 +183,7 @@ def _view(
     return rows.view(main, columns)
 
 
+@app.command()
 def resync(
     pipeline: PipelineArgument,
     *,
