@@ -147,6 +147,7 @@ class LakeTarget:
         base: See `Ownership`.
         committed: Number of the last commit that it is known to contain, -1 if none is known.
         branch: The branch that the next commit writes to, which equals the table; None if there is none.
+        branch_at: Newest snapshot of the branch before that commit.
     """
 
     name: str
@@ -154,6 +155,7 @@ class LakeTarget:
     base: int = 0
     committed: int = -1
     branch: str | None = None
+    branch_at: int | None = None
 
     def fit(self, commit: TableCommit) -> Sequence[WrittenColumn]:
         """Return where the columns of staged rows go, after adding and widening columns of the table.

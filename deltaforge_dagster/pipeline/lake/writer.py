@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.pipeline.lake.columns import check_names
 from deltaforge_dagster.pipeline.lake.figures import FigureReader, WrittenTable
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
@@ -42,6 +43,8 @@ from deltaforge_dagster.sinks.lake.statements import STAGED, Statements
 from deltaforge_dagster.state.lake_commits import TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
+    from pyspark.sql import Row
+
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
 BRANCH = "deltaforge_"
@@ -62,6 +65,10 @@ _META_TYPES: Mapping[str, str] = {
     "df_valid_to": "timestamp",
 }
 """Types of the columns of `META` and `VALIDITY` in Spark."""
+
+
+class _BranchReplaced(Exception):  # noqa: N818 - tried again
+    """Somebody has dropped the branch during a commit."""
 
 
 @dataclass(slots=True)
@@ -113,6 +120,12 @@ class LakeWriter:
             left -= 1
             try:
                 figures = self._attempt(table, through, guard, exists=exists)
+            except _BranchReplaced:
+                self._targets.pop(table.destination, None)
+                if not left:
+                    raise TableRejected(
+                        f"{label}: others dropped the branch of each attempt to write to it; it is tried again later"
+                    ) from None
             except PySparkException as error:
                 self._targets.pop(table.destination, None)
                 failure = failure_of(error, self.sessions)
@@ -158,9 +171,12 @@ class LakeWriter:
                 session.conf.set(setting, value)
             commit.execute(self._statement(commit, statements, step))
         if branches is not None and target.branch is not None:
+            recent = commit.rows(branches.recent(target.name, target.branch))
+            if not _is_whole(recent, target.branch_at, len(table.steps)):
+                raise _BranchReplaced
             guard()
             published = commit.rows(branches.publish(table.destination, target.branch))
-            version = published[0]["updated_ref"]
+            target.branch_at = version = published[0]["updated_ref"]
         else:
             version = self._figures.last_version()
         target.committed = through
@@ -240,11 +256,32 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
     # Never a name that was used before: a statement of a dead writer may still be on its way to that branch.
     branch = prefix + secrets.token_hex(4)
     commit.execute(branches.create(target.name, branch, head))
-    if head is None and "main" in _heads(commit, target, branches):
+    target.branch_at = head
+    if head is None:
+        heads = _heads(commit, target, branches)
+        target.branch_at = heads.get(
+            branch
+        )  # a branch of an empty table begins with an empty snapshot
+    if head is None and "main" in heads:
         # No longer empty, and perhaps so before the branch was made, which may then begin anywhere.
         _begin(commit, target, branches, through)
     else:
         target.branch = branch
+
+
+def _is_whole(recent: Sequence[Row], start: int | None, steps: int) -> bool:
+    """Return whether a branch has a snapshot of each step of a commit, and before them the one at which it was made.
+
+    If somebody drops a branch while a statement writes to it, the statement makes it again, from what main is then:
+    without the steps before, and perhaps with the commit itself.
+    """
+    parents = {row.id: row.parent for row in recent}
+    at = recent[0].head if recent else start
+    for _ in range(steps):
+        if at not in parents:
+            return False
+        at = parents[at]
+    return at == start
 
 
 def _heads(commit: TableCommit, target: LakeTarget, branches: Branches) -> Mapping[str, int]:

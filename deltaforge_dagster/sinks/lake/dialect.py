@@ -74,6 +74,10 @@ class Branches(Protocol):
         """Return a query for the branches: `name` and the `id` of its newest snapshot."""
         ...
 
+    def recent(self, table: str, branch: str) -> str:
+        """Return a query for the snapshots of the last day: `id`, `parent`, and `head`, the newest one of the branch."""
+        ...
+
     def create(self, table: str, branch: str, snapshot: int | None) -> str:
         """Return the statement that makes a branch at a snapshot; None: of a table that is empty."""
         ...

@@ -60,6 +60,14 @@ class IcebergBranches:
         """Return a query for the branches."""
         return f"SELECT name, snapshot_id AS id FROM {table}.refs WHERE type = 'BRANCH'"
 
+    def recent(self, table: str, branch: str) -> str:
+        """Return a query for the snapshots of the last day."""
+        head = f"SELECT snapshot_id AS head FROM {table}.refs WHERE name = {literal(branch)}"
+        return (
+            f"SELECT snapshot_id AS id, parent_id AS parent, head FROM {table}.snapshots"
+            f" CROSS JOIN ({head}) WHERE committed_at > current_timestamp() - INTERVAL 1 DAY"
+        )
+
     def create(self, table: str, branch: str, snapshot: int | None) -> str:
         """Return the statement that makes a branch."""
         place = "" if snapshot is None else f" AS OF VERSION {snapshot}"

@@ -385,6 +385,30 @@ def test_a_conflict_with_maintenance_is_tried_again(lake: Lake) -> None:
     assert sorted(lake.rows("id", "name")) == [(1, "new"), (2, "newer")]
 
 
+@pytest.mark.parametrize("lake", ["iceberg"], indirect=True)
+def test_a_branch_that_was_made_again_is_not_published(lake: Lake) -> None:
+    """A branch that is dropped while a statement writes to it is made again by that, without the steps before."""
+    staging, writer = Staging(lake, "changelog"), lake.writer(mode="changelog")
+    first, second = two_commits(staging)
+    writer.commit(first, 1, unguarded)
+    other, table = lake.reading(), writer.dialect.table(("public", "orders"))
+    calls = 0
+
+    def guard() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            query = f"SELECT name FROM {table}.refs WHERE name <> 'main'"
+            (branch,) = (row["name"] for row in other.sql(query).collect())
+            other.sql(f"ALTER TABLE {table} DROP BRANCH {branch}")
+            other.sql(f"ALTER TABLE {table} CREATE BRANCH {branch}")
+
+    writer.commit(second, 2, guard)
+    assert calls > 3
+    rows = lake.rows("id", "df_op", "df_position")
+    assert sorted(rows, key=lambda row: (row[2], row[1])) == ONCE
+
+
 def test_options_of_new_tables(lake: Lake) -> None:
     """Partitions, properties, copy-on-write, Delta in a catalog; a partition column that the source drops stays."""
     iceberg = lake.format == "iceberg"
