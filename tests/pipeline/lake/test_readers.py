@@ -71,7 +71,14 @@ def lake(
     made.close()
 
 
-@pytest.mark.parametrize("mode", ["current", "changelog", "history"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "current",
+        pytest.param("changelog", marks=pytest.mark.soak("formats")),
+        pytest.param("history", marks=pytest.mark.soak("formats")),
+    ],
+)
 def test_readers_agree_about_every_type(lake: Lake, mode: str) -> None:
     """Each reader returns what Spark returns, also where rows of files are marked as deleted."""
     staging = Staging(lake, mode, TYPES)

@@ -1,4 +1,4 @@
-"""A pipeline from PostgreSQL to Delta tables, with a real Spark: what the tables have is what the source has."""
+"""A pipeline from PostgreSQL to lake tables, with a real Spark: what the tables have is what the source has."""
 
 from __future__ import annotations
 
@@ -15,42 +15,50 @@ from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress, connected
+from tests.kills.campaign import lease_seconds
 from tests.kills.child import start
+from tests.pipeline.lake.lake_tables import FORMATS, Format
 from tests.pipeline.live import Feed, opened_feed
 
 __all__ = ["shop"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 
-SINK = (
-    "    - {{type: delta, config: {{id: lake, path: {folder}/lake, mode: {mode}, "
-    "commit_seconds: {seconds}{more}}}}}\n"
-)
+PLACES: dict[Format, str] = {
+    "delta": "path: {folder}/lake",
+    "iceberg": "catalog: lake, catalog_properties: {{type: hadoop, warehouse: {folder}/lake}}",
+}
+SINK = "    - {{type: {format}, config: {{id: lake, {place}, mode: {mode}, commit_seconds: {seconds}{more}}}}}\n"
 
 MakeLake = Callable[..., "Lake"]
 
 
 class Lake:
-    """A feed whose only sink has Delta tables.
+    """A feed whose only sink has lake tables.
 
     Attributes:
         feed: The pipeline.
         folder: Where the tables are.
     """
 
-    def __init__(self, feed: Feed, folder: Path, spark: SparkAddress) -> None:
+    def __init__(self, feed: Feed, folder: Path, format_: Format, spark: SparkAddress) -> None:
         self.feed = feed
         self.folder = folder
+        self._format = format_
         self._spark = spark
 
     def rows(self, table: str, columns: str = "*", order: str = "id") -> list[tuple[Any, ...]]:
         """Return rows of a table."""
+        folder = f"{self.folder}/lake/public/{table}"
         session = connected(self._spark.remote)
         try:
-            found = session.sql(
-                f"SELECT {columns} FROM delta.`{self.folder}/lake/public/{table}` ORDER BY {order}"
-            )
-            return [tuple(row) for row in found.collect()]
+            read = session.read.format(self._format).load(folder)
+            return [
+                tuple(row)
+                for row in read.orderBy(*order.split(", "))
+                .selectExpr(*columns.split(", "))
+                .collect()
+            ]
         finally:
             session.stop()
 
@@ -70,15 +78,23 @@ def make_lake(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
     """Make a lake of the shop."""
     with ExitStack() as stack:
 
-        def make(mode: str = "current", seconds: float = 0.1, more: str = "") -> Lake:
-            sink = SINK.format(folder=tmp_path, mode=mode, seconds=seconds, more=more)
-            text = shop.pipeline("feed", more_sinks=sink, range_="{max_seconds: 600}")
+        def make(
+            format_: Format = "iceberg",
+            mode: str = "current",
+            seconds: float = 0.1,
+            more: str = "",
+            lease_seconds: int = 20,
+        ) -> Lake:
+            place = PLACES[format_].format(folder=tmp_path)
+            sink = SINK.format(format=format_, place=place, mode=mode, seconds=seconds, more=more)
+            run = f"{{idle_seconds: 4, lease_seconds: {lease_seconds}, renew_seconds: 0.5}}"
+            text = shop.pipeline("feed", more_sinks=sink, range_="{max_seconds: 600}", run=run)
             text = "".join(
                 line for line in text.splitlines(keepends=True) if "type: redis" not in line
             )
             path = tmp_path / "feed.yaml"
             feed = stack.enter_context(opened_feed(shop, path, text, spark_server))
-            return Lake(feed, tmp_path, spark_server)
+            return Lake(feed, tmp_path, format_, spark_server)
 
         yield make
 
@@ -98,9 +114,10 @@ CHANGES: tuple[tuple[str, ...], ...] = (
 )
 
 
-def test_current_tables_equal_those_of_the_source(make_lake: MakeLake) -> None:
+@pytest.mark.parametrize("format_", FORMATS)
+def test_current_tables_equal_those_of_the_source(make_lake: MakeLake, format_: Format) -> None:
     """After inserts, updates, changed keys, deletes and a truncate, in one commit and in several."""
-    lake = make_lake()
+    lake = make_lake(format_)
     for part in (CHANGES[:1], CHANGES[1:]):
         for transaction in part:
             lake.feed.shop.execute(*transaction)
@@ -152,7 +169,7 @@ def test_a_column_that_does_not_fit_holds_its_table_only(make_lake: MakeLake) ->
 
 def test_a_kill_at_each_step_of_a_commit(make_lake: MakeLake) -> None:
     """A changelog has each change once, in order."""
-    lake = make_lake("changelog")
+    lake = make_lake(mode="changelog", lease_seconds=lease_seconds())
     steps = ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
     feed = lake.feed
     environment = {

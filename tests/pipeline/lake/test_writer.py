@@ -140,6 +140,7 @@ def test_soft_deletes_keep_rows(lake: Lake) -> None:
     assert [row[0] for row in lake.rows("df_deleted")] == [True] * 5
 
 
+@ONE_FORMAT
 def test_a_history_has_every_version(lake: Lake) -> None:
     """A history has each version with its validity, also of keys that change and of truncated rows."""
     staging, writer = Staging(lake, "history"), lake.writer(mode="history")
@@ -192,6 +193,7 @@ def two_commits(staging: Staging) -> Sequence[Any]:
 ONCE = [(10, "c", 1), (None, "t", 1), (20, "c", 2), (None, "t", 2)]
 
 
+@ONE_FORMAT
 @pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.soak("kills"))])
 def test_a_commit_takes_effect_once_wherever_its_writer_is_replaced(
     lake: Lake, *, dies: bool
@@ -336,6 +338,7 @@ def test_names_that_a_table_cannot_have(lake: Lake, name: str) -> None:
     assert not (lake.folder / "lake").exists()
 
 
+@ONE_FORMAT
 def test_whose_a_table_is(lake: Lake) -> None:
     """A table of another source table, of another sink or of others is rejected; a reset pipeline keeps its own.
 
