@@ -50,8 +50,11 @@ class ForkedRunLauncher(DefaultRunLauncher):
 
         run = context.dagster_run
         origin = context.job_code_origin
-        here = origin is not None and origin.repository_origin.executable_path == sys.executable
-        if PIPELINE_TAG not in run.tags or not here or origin is None:
+        if (
+            PIPELINE_TAG not in run.tags
+            or origin is None
+            or origin.repository_origin.executable_path != sys.executable
+        ):
             super().launch_run(context)
             return
         arguments = ExecuteRunArgs(

@@ -37,7 +37,7 @@ from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
-from deltaforge_dagster.sinks.lake.dialect import LakeDialect
+from deltaforge_dagster.sinks.lake.dialect import LakeDialect, session_settings
 from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from deltaforge_dagster.sources.findings import listed
 
@@ -131,7 +131,7 @@ class LakeSparkResource(PySparkResource):
         settings: dict[str, str] = {}
         whose: dict[str, str] = {}
         for sink, one in self._lake_sinks().items():
-            for name, value in one.settings.items():
+            for name, value in session_settings(one.dialect, one.config).items():
                 if settings.setdefault(name, value) != value:
                     raise NotAllowed(
                         f"pipeline {self.pipeline}: sinks {whose[name]} and {sink} set {name} to different values, so "
@@ -172,12 +172,6 @@ class _LakeSink:
 
     config: LakeSinkConfig
     dialect: LakeDialect
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings of a session that reads the sink's tables."""
-        own = {name: one.get_secret_value() for name, one in self.config.spark.items()}
-        return {**self.dialect.settings, **own}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

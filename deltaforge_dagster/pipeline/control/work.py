@@ -277,10 +277,9 @@ def _folded(store: StateStore, loaded: LoadedPipeline, now: float) -> Work | Non
         for one in loaded.spec.spec.sinks
         if isinstance(one.config, LakeSinkConfig)
     }
-    if not sinks:
-        return None
-    checkpoints = store.checkpoints.read(loaded.name)
-    for one in store.lake_commits.pending(loaded.name):
+    found = store.lake_commits.pending(loaded.name) if sinks else []
+    checkpoints = store.checkpoints.read(loaded.name) if found else {}
+    for one in found:
         pending, checkpoint = sinks.get(one.sink), checkpoints.get(one.sink)
         if checkpoint is None or checkpoint.state != "attached" or checkpoint.paused:
             continue

@@ -18,6 +18,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     Ownership,
     TableCommit,
     columns_of,
+    properties_of,
     table_exists,
 )
 from deltaforge_dagster.sinks.lake.dialect import (
@@ -129,7 +130,7 @@ def open_pending(
             *commit.dialect.prepare(commit.table.destination),
             commit.dialect.create(commit.table.destination, columns, (), ours),
         )
-    found = {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
+    found = properties_of(commit, name)
     known = Ownership.from_json(found.get(OWNER, ""))
     if (
         not known.is_of(owner, incarnation=False)

@@ -236,7 +236,7 @@ def open_target(commit: TableCommit) -> LakeTarget:
             f"{commit.label} cannot be partitioned by {', '.join(unknown)}, which {commit.source} does not have; "
             "correct the sink's `partition_by`"
         )
-    properties = {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
+    properties = properties_of(commit, name)
     target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
     target.base = _own(commit, target, properties)
     return target
@@ -291,6 +291,11 @@ def table_exists(commit: TableCommit, name: str) -> bool:
     except AnalysisException:
         return False
     return True
+
+
+def properties_of(commit: TableCommit, name: str) -> dict[str, str]:
+    """Return the properties of a table."""
+    return {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
 
 
 def columns_of(session: SparkSession, table: str) -> dict[str, tuple[str, str]]:

@@ -39,7 +39,7 @@ from deltaforge_dagster.pipeline.lake.target import (
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
-from deltaforge_dagster.sinks.lake.dialect import Branches, LakeDialect
+from deltaforge_dagster.sinks.lake.dialect import Branches, LakeDialect, session_settings
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, WrittenColumn
 
@@ -358,9 +358,7 @@ class LakeWriter:
         session = self.sessions.session()
         if session is not self._session:
             self._forget()
-            settings = dict(self.dialect.settings)
-            settings |= {name: one.get_secret_value() for name, one in self.config.spark.items()}
-            for name, value in settings.items():
+            for name, value in session_settings(self.dialect, self.config).items():
                 session.conf.set(name, value)
             self._session = session
         return session

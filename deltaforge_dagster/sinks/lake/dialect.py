@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from deltaforge_dagster.sinks.lake.config import PartitionField
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig, PartitionField
 from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
 OWNER = "deltaforge.owner"
@@ -151,6 +151,12 @@ class LakeDialect(Protocol):
     def stored(self, type_: str) -> str:
         """Return the type that a column gets whose values are of this type."""
         ...
+
+
+def session_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str, str]:
+    """Return the settings of a session that reads or writes a sink's tables: the format's, then the sink's own."""
+    own = {name: one.get_secret_value() for name, one in config.spark.items()}
+    return {**dialect.settings, **own}
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

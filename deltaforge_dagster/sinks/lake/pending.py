@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from deltaforge_dagster.sinks.lake.sql import literal, quoted
+from deltaforge_dagster.sinks.lake.statements import LATER
 
 SUFFIX = "_pending"
 """What the name of a table has behind it in the name of the table with its pending changes."""
 
 _META = ("df_op", "df_event_time", "df_position", "df_ordinal")
-_LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
 
 
 def pending_name(destination: Sequence[str]) -> tuple[str, ...]:
@@ -33,10 +33,12 @@ class SqlEngine:
 
     Attributes:
         quote: Returns a quoted name.
+        text: Returns a string literal.
         struct: Returns a struct of expressions, by the names of its fields.
     """
 
     quote: Callable[[str], str]
+    text: Callable[[str], str]
     struct: Callable[[Mapping[str, str]], str]
 
 
@@ -53,8 +55,13 @@ def _standard_quote(name: str) -> str:
     return f'"{escaped}"'
 
 
-SPARK = SqlEngine(quoted, _spark_struct)
-DUCKDB = SqlEngine(_standard_quote, _duckdb_struct)
+def _standard_text(value: str) -> str:
+    escaped = value.replace("'", "''")
+    return f"'{escaped}'"
+
+
+SPARK = SqlEngine(quoted, literal, _spark_struct)
+DUCKDB = SqlEngine(_standard_quote, _standard_text, _duckdb_struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +142,7 @@ class PendingRows:
             else:
                 changed.append(f"t.{column}")
         changed += [f"s.df_last.{name} AS {name}" for name in meta]
-        later = _LATER.replace("s.df_", "s.df_last.df_")
+        later = LATER.replace("s.df_", "s.df_last.df_")
         return (
             f"WITH df_pending AS (\n  {self._latest((), '')}\n)\n"
             f"SELECT /*+ BROADCAST(s) */ {', '.join(kept)}\n"
@@ -162,7 +169,7 @@ class PendingRows:
         for name in self._values:
             if name not in sure:
                 value = self.engine.struct({"op": "df_op", "v": self._q(name)})
-                has = f"df_op = 'd' OR df_absent IS NULL OR NOT array_contains(df_absent, {self._text(name)})"
+                has = f"df_op = 'd' OR df_absent IS NULL OR NOT array_contains(df_absent, {self.engine.text(name.lower())})"
                 found.append(f"max_by({value}, {place}) FILTER (WHERE {has}) AS {self._held(name)}")
         keys = ", ".join(map(self._q, self.key))
         return f"SELECT {keys}, {', '.join(found)} FROM {self.table}{where} GROUP BY {keys}"
@@ -177,9 +184,3 @@ class PendingRows:
 
     def _q(self, name: str) -> str:
         return self.engine.quote(name)
-
-    def _text(self, name: str) -> str:
-        if self.engine is SPARK:
-            return literal(name.lower())
-        escaped = name.lower().replace("'", "''")
-        return f"'{escaped}'"

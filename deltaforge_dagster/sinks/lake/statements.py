@@ -25,7 +25,8 @@ _CHANGELOG = {
 _PLACE = {"df_position": "bigint", "df_ordinal": "bigint"}
 _PENDING = {"df_op": "string", "df_absent": "array<string>", "df_event_time": "timestamp"}
 _VALIDITY = {"df_valid_from": "timestamp", "df_valid_to": "timestamp"}
-_LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
+LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
+"""Condition that a change `s` is later in the source's log than the row `t` of a table."""
 
 
 def own_columns(mode: str, *, soft_deletes: bool) -> Mapping[str, str]:
@@ -157,8 +158,8 @@ class Statements:
         return (
             f"MERGE INTO {self.table} AS t USING ({self._rows(meta[:1], rekey=rekey)}) AS s"
             f" ON {self._same_key('t', 's')}{within}"
-            f" WHEN MATCHED AND s.df_op = 'd' AND {_LATER} THEN {gone}"
-            f" WHEN MATCHED AND s.df_op <> 'd' AND {_LATER} THEN UPDATE SET {', '.join(changed)}"
+            f" WHEN MATCHED AND s.df_op = 'd' AND {LATER} THEN {gone}"
+            f" WHEN MATCHED AND s.df_op <> 'd' AND {LATER} THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
             f" INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
         )
@@ -183,7 +184,7 @@ class Statements:
             "CASE WHEN df_first AND df_op <> 'd' THEN array(true, false) ELSE array(df_first) END"
         )
         read += ") AS df_close WHERE df_close OR df_op <> 'd'"
-        closes = f"s.df_close AND t.df_is_current AND {_LATER}"
+        closes = f"s.df_close AND t.df_is_current AND {LATER}"
         same = "t.df_position = s.df_position AND t.df_ordinal = s.df_ordinal"
         values = ", ".join(f"s.{name}" for name in names)
         return (
