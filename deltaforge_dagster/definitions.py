@@ -13,6 +13,11 @@ import dagster as dg
 
 from deltaforge_dagster.assets.health import build_health_asset, build_health_check
 from deltaforge_dagster.assets.lake_tables import lake_table_specs, writes_tables
+from deltaforge_dagster.assets.maintenance import (
+    build_maintenance_asset,
+    build_maintenance_job,
+    maintained_sinks,
+)
 from deltaforge_dagster.assets.pipeline import build_pipeline_asset, build_pipeline_job
 from deltaforge_dagster.assets.schemas import build_schemas_asset
 from deltaforge_dagster.assets.snapshot import build_snapshot_asset, build_snapshot_job
@@ -28,6 +33,7 @@ from deltaforge_dagster.resources.installed import (
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.files import build_files_sensor
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
+from deltaforge_dagster.sensors.maintenance import build_maintenance_schedule
 from deltaforge_dagster.sensors.retention import build_retention
 from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
 from deltaforge_dagster.sensors.tick_cache import TickCache
@@ -70,6 +76,10 @@ def build_definitions(
         else:
             sensors.append(build_snapshot_sensor(one, cache))
             schedules.append(build_schedule(one, cron, cache))
+        for sink, options in maintained_sinks(one).items():
+            job = build_maintenance_job(one, sink)
+            jobs.append(job)
+            schedules.append(build_maintenance_schedule(job, options))
     for broken in former:
         jobs += [build_pipeline_job(broken.loaded), build_snapshot_job(broken.loaded)]
     if told := [one for one in good if one.spec.spec.engine.alerts]:
@@ -84,6 +94,7 @@ def build_definitions(
             *(build_snapshot_asset(one) for one in shown),
             *(build_schemas_asset(one) for one in known),
             *(spec for one in known for spec in lake_table_specs(one, tables.get(one.name, ()))),
+            *(build_maintenance_asset(one, sink) for one in good for sink in maintained_sinks(one)),
             *(build_health_asset(one) for one in pipelines),
         ],
         asset_checks=[build_health_check(one) for one in pipelines],

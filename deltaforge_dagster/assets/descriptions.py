@@ -15,6 +15,7 @@ from deltaforge_dagster.assets.names import (
     dagster_name,
     health_key,
     lake_table_key,
+    maintenance_key,
     schemas_key,
     snapshot_key,
     source_table_key,
@@ -102,6 +103,19 @@ def source_table_spec(loaded: LoadedPipeline, table: tuple[str, str]) -> dg.Asse
         kinds={_source_kind(loaded)},
         **_everywhere(loaded),
         metadata={"source": source},
+    )
+
+
+def maintenance_spec(loaded: LoadedPipeline, sink_id: str) -> dg.AssetSpec:
+    """Return the spec of the asset whose materializations are the maintenance of a sink's tables."""
+    return dg.AssetSpec(
+        maintenance_key(loaded.name, sink_id),
+        description=(
+            f"Maintenance of the tables of sink {sink_id}: small files are compacted, old snapshots and files that "
+            "no table uses are deleted. Observations of the tables show their figures before and afterwards.\n\n"
+            "**Materialize** it to have the tables maintained now."
+        ),
+        **_everywhere(loaded),
     )
 
 

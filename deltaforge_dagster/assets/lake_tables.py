@@ -18,11 +18,12 @@ from deltaforge_dagster.assets.lineage import column_lineage
 from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
-from deltaforge_dagster.state.lake_commits import StoredWrite
+from deltaforge_dagster.state.lake_commits import StoredWrite, TableFigures
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
 
 _DATA_VERSION = "dagster/data_version"
+_ROWS = "dagster/row_count"
 _COLUMN_SCHEMA = "dagster/column_schema"
 _COLUMN_LINEAGE = "dagster/column_lineage"
 
@@ -101,6 +102,7 @@ def materialization(
         metadata={
             "lag_seconds": round(max(0.0, stored.written_at - write.changed_at), 3),
             "changes": write.changes,
+            **_figures(write.figures),
             "table": name,
             "segment": str(stored.segment),
             "position": write.position,
@@ -111,6 +113,16 @@ def materialization(
         # Segments of a snapshot have the same position in the source.
         tags={_DATA_VERSION: f"{stored.segment}:{write.position}"},
     )
+
+
+def _figures(figures: TableFigures | None) -> dict[str, int | str]:
+    """Return what a table consists of, as far as its format knows, as metadata."""
+    if figures is None:
+        return {}
+    # As a number, a program in JavaScript would round a snapshot's id.
+    known = {"version": str(figures.version), "files": figures.files, "bytes": figures.bytes}
+    known[_ROWS] = figures.rows
+    return {name: one for name, one in known.items() if one is not None}
 
 
 def _is_recorded(instance: dg.DagsterInstance, event: dg.AssetMaterialization) -> bool:

@@ -75,6 +75,16 @@ def source_table_key(pipeline: str, source: str, table: tuple[str, str]) -> dg.A
     return dg.AssetKey([pipeline, "source", source, *table])
 
 
+def maintenance_key(pipeline: str, sink: str) -> dg.AssetKey:
+    """Return the key of the asset whose materializations are the maintenance of a sink's tables."""
+    return dg.AssetKey([pipeline, "maintenance", sink])
+
+
+def maintenance_job_name(pipeline: str, sink: str) -> str:
+    """Return the name of the job that maintains a sink's tables."""
+    return f"{dagster_name(f'{pipeline}.{sink}')}_maintenance"
+
+
 def partitions_name(pipeline: str) -> str:
     """Return the name of the dynamic partitions that are the pipeline's ranges."""
     return f"{pipeline}/ranges"

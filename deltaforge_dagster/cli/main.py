@@ -86,7 +86,7 @@ _COMMANDS = {
     "sink": ("operate.sink:app", "Pause and resume one sink; attach a detached one."),
     "lake": (
         "installation.lake:app",
-        "Prepare this machine to write Delta and Iceberg tables.",
+        "Prepare this machine to write Delta and Iceberg tables; read, maintain and load tables again.",
     ),
     "warm": (
         "installation.warm:warm",

@@ -94,7 +94,7 @@ class Delivery(Protocol):
 
     Attributes:
         prompt: Whether it delivers a segment as soon as there is one, so that small segments arrive earlier.
-        redriving: Whether dead letters are, or may be, due for redelivery.
+        redriving: Whether there is, or may be, work that no segment shows: dead letters to deliver again, tables to load again.
     """
 
     prompt: bool

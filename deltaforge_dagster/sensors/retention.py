@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
+from deltaforge_dagster.assets.maintenance import maintained_sinks
 from deltaforge_dagster.assets.names import (
     PIPELINE_TAG,
     asset_key,
@@ -12,6 +13,7 @@ from deltaforge_dagster.assets.names import (
     dagster_name,
     health_key,
     lake_table_key,
+    maintenance_job_name,
     partition_key,
     partitions_name,
 )
@@ -143,4 +145,6 @@ def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:
     for loaded in pipelines:
         name = dagster_name(loaded.name)
         ours |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
+        jobs = (maintenance_job_name(loaded.name, sink) for sink in maintained_sinks(loaded))
+        ours |= {f"{job}_schedule" for job in jobs}
     return ours

@@ -11,14 +11,18 @@ a rebuilt journal, and `restart` puts everything there.
 A table may have *pending changes* beside it, in a table of their own. That a commit goes there is stored before it is
 written, so that they are folded whatever happens.
 
+A table that is to be loaded again (`LakeResync`) is made anew where the front is, between two commits, and then gets what
+follows, with the rows of a snapshot that is requested in the same transaction. Until it was made anew, it is held; its
+pending changes are forgotten then.
+
 What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front, or the held table. Each
 is published in Dagster; the last one of a table is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -37,10 +41,20 @@ from sqlalchemy import (
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.tables import lake_commits, lake_pending, lake_writes
+from deltaforge_dagster.state.database.tables import (
+    lake_commits,
+    lake_pending,
+    lake_resyncs,
+    lake_writes,
+)
+from deltaforge_dagster.state.leases import lock_lease
+from deltaforge_dagster.state.snapshots import insert_snapshot, unfinished_snapshot
 
 Destination: TypeAlias = tuple[str, ...]
 """Name of a table in the lake, outermost part first."""
+
+TO_BE_MADE_ANEW = "it is to be loaded again, and is made anew first"
+"""The `error` of a held table whose resync has begun, before that was tried."""
 
 _FRONT = ""
 _ERROR_LENGTH = 2000
@@ -76,6 +90,7 @@ class HeldTable:
         since: When it was held, by the database's clock.
         next_attempt_at: When to try again, by the same clock.
         failures: How often it failed in a row.
+        anew: Whether it must be made anew, without rows, before it gets anything; no commit is planned then.
     """
 
     destination: Destination
@@ -85,6 +100,24 @@ class HeldTable:
     since: float
     next_attempt_at: float
     failures: int
+    anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LakeResync:
+    """A table that is to be loaded again.
+
+    Attributes:
+        sink: The sink.
+        destination: Name of the table.
+        table_name: Full name of the source's table.
+        begun: Whether its snapshot is requested, so that the table is held until it was made anew.
+    """
+
+    sink: str
+    destination: Destination
+    table_name: str
+    begun: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +165,25 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class TableFigures:
+    """What a table consists of, as its format counts it; None for what it does not.
+
+    Attributes:
+        version: Version of the table (Delta), or its newest snapshot (Iceberg).
+        files: Number of files that have rows.
+        bytes: Their size, including what says which of their rows are deleted if the format counts that.
+        rows: Number of rows.
+        deleted: Number of rows in the files that are deleted.
+    """
+
+    version: int
+    files: int | None = None
+    bytes: int | None = None
+    rows: int | None = None
+    deleted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TableWrite:
     """What a commit has added to a table.
 
@@ -143,6 +195,7 @@ class TableWrite:
         position: Position in the source up to which the table has everything, JSON text.
         changed_at: When the last change before this position was committed, in seconds since 1970.
         pending: Whether the changes are pending; otherwise the table has them, and everything before them.
+        figures: What the table consists of then, if known.
     """
 
     source: tuple[str, str]
@@ -152,6 +205,7 @@ class TableWrite:
     position: str
     changed_at: float
     pending: bool = False
+    figures: TableFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +240,43 @@ class LakeCommitRepository:
         """Return the tables of a pipeline's sinks that have pending changes."""
         with self._database.read() as connection:
             return _pending(connection, lake_pending.c.pipeline == name)
+
+    def resync(self, name: str, sink: str, tables: Mapping[Destination, str]) -> None:
+        """Request that tables of a sink are loaded again; the next run with the sink begins it.
+
+        Args:
+            name: The pipeline.
+            sink: The sink.
+            tables: Full names of the source's tables, by destination.
+
+        Raises:
+            NotAllowed: A resync of one of them has begun, and it was not made anew yet.
+        """
+        with self._database.write() as connection:
+            lock_lease(connection, name)
+            known = {one.destination: one for one in _resyncs(connection, name, sink)}
+            for destination, table_name in tables.items():
+                if destination in known and known[destination].begun:
+                    raise NotAllowed(
+                        f"pipeline {name!r}: the resync of {'.'.join(destination)} of sink {sink!r} has begun "
+                        f"already; deltaforge status {name} says what it waits for"
+                    )
+                if destination in known:
+                    continue
+                connection.execute(
+                    insert(lake_resyncs).values(
+                        pipeline=name,
+                        sink=sink,
+                        destination=_key(destination),
+                        table_name=table_name,
+                        begun=False,
+                    )
+                )
+
+    def resyncs(self, name: str, sink: str | None = None) -> list[LakeResync]:
+        """Return the tables that are to be loaded again, of one sink or of all."""
+        with self._database.read() as connection:
+            return _resyncs(connection, name, sink)
 
     def tables(self, name: str) -> list[StoredWrite]:
         """Return the last write of each table of a pipeline's sinks, by sink and source."""
@@ -253,6 +344,57 @@ class LakeCommitWrites:
             # The commits that follow bring back what was dropped, so nothing has to be there.
             mine = _of_pending(self._pipeline, sink)
             self._connection.execute(update(lake_pending).where(mine).values(changes=0))
+        for one in _resyncs(self._connection, self._pipeline, sink):
+            if one.begun:
+                self._hold_anew(sink, one.destination, segment)
+
+    def begin_resyncs(self, sink: str, tables: Collection[Destination]) -> None:
+        """Begin to load tables again that somebody has requested: hold them at the front, and request their snapshot.
+
+        A change that is not in the snapshot is behind the front, and so the tables get it after they were made anew.
+
+        Raises:
+            NotAllowed: A snapshot is unfinished, or a commit planned.
+        """
+        known = _resyncs(self._connection, self._pipeline, sink)
+        wanted = [one for one in known if not one.begun and one.destination in tables]
+        if not wanted:
+            return
+        front = self._row(sink, _FRONT)
+        if front["planned_to"] is not None or unfinished_snapshot(self._connection, self._pipeline):
+            raise NotAllowed(
+                f"pipeline {self._pipeline!r}: a resync of sink {sink!r} cannot begin before the commit that is "
+                "planned, and the snapshot that is unfinished"
+            )
+        for one in wanted:
+            self._hold_anew(sink, one.destination, front["segment"])
+            mine = and_(
+                _resyncs_of(self._pipeline, sink),
+                lake_resyncs.c.destination == _key(one.destination),
+            )
+            self._connection.execute(update(lake_resyncs).where(mine).values(begun=True))
+        insert_snapshot(
+            self._connection,
+            self._pipeline,
+            tables=[one.table_name for one in wanted],
+            cause="resync",
+            sinks=[sink],
+            since=front["segment"] + 1,
+        )
+
+    def made_anew(self, sink: str, destination: Destination) -> None:
+        """Record that a table is empty now, without pending changes; it is no longer held if it has reached the front."""
+        self.folded(sink, destination)
+        self._connection.execute(
+            delete(lake_resyncs).where(
+                _resyncs_of(self._pipeline, sink), lake_resyncs.c.destination == _key(destination), lake_resyncs.c.begun
+            )
+        )  # fmt: skip
+        row = _rows(self._connection, self._pipeline, sink).get(_key(destination))
+        if row is not None and row["segment"] >= self._row(sink, _FRONT)["segment"]:
+            self._delete(sink, _key(destination))
+        elif row is not None:
+            self._update(sink, _key(destination), {"next_attempt_at": 0.0, "failures": 0})
 
     def plan(self, sink: str, to: int, destination: Destination | None = None) -> None:
         """Store what the next commit covers, before anything is written.
@@ -393,11 +535,7 @@ class LakeCommitWrites:
         if row is None or row["segment"] > to or row["segment"] == to < front:
             return False
         if to >= front:
-            self._connection.execute(
-                delete(lake_commits).where(
-                    _of(self._pipeline, sink), lake_commits.c.destination == _key(destination)
-                )
-            )
+            self._delete(sink, _key(destination))
         else:
             self._update(
                 sink,
@@ -441,6 +579,7 @@ class LakeCommitWrites:
                     changes=one.changes,
                     position=one.position,
                     changed_at=one.changed_at,
+                    figures=None if one.figures is None else asdict(one.figures),
                     written_at=clock(),
                     published=False,
                 )
@@ -471,6 +610,21 @@ class LakeCommitWrites:
             insert(lake_commits).values(pipeline=self._pipeline, sink=sink, destination=key, **row)
         )
 
+    def _hold_anew(self, sink: str, destination: Destination, segment: int) -> None:
+        self._delete(sink, _key(destination))
+        self._insert(
+            sink,
+            _key(destination),
+            segment=segment,
+            error=TO_BE_MADE_ANEW,
+            since=clock(),
+        )
+
+    def _delete(self, sink: str, key: str) -> None:
+        self._connection.execute(
+            delete(lake_commits).where(_of(self._pipeline, sink), lake_commits.c.destination == key)
+        )
+
     def _update(self, sink: str, key: str, values: Mapping[str, Any]) -> None:
         self._connection.execute(
             update(lake_commits)
@@ -484,15 +638,17 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
     front = rows.pop(_FRONT, None)
     if front is None:
         return None
+    anew = {_key(one.destination) for one in _resyncs(connection, pipeline, sink) if one.begun}
     tables = [
         HeldTable(
-            tuple(orjson.loads(key)),
+            _destination(key),
             row["segment"],
             row["planned_to"],
             row["error"],
             row["since"],
             row["next_attempt_at"],
             row["failures"],
+            key in anew,
         )
         for key, row in rows.items()
     ]
@@ -530,6 +686,23 @@ def _rows(connection: Connection, pipeline: str, sink: str) -> dict[str, RowMapp
     return {row["destination"]: row for row in connection.execute(query).mappings()}
 
 
+def _resyncs(connection: Connection, pipeline: str, sink: str | None) -> list[LakeResync]:
+    query = (
+        select(lake_resyncs)
+        .where(_resyncs_of(pipeline, sink))
+        .order_by(lake_resyncs.c.sink, lake_resyncs.c.destination)
+    )
+    return [
+        LakeResync(row.sink, _destination(row.destination), row.table_name, row.begun)
+        for row in connection.execute(query)
+    ]
+
+
+def _resyncs_of(pipeline: str, sink: str | None) -> ColumnElement[bool]:
+    mine = lake_resyncs.c.pipeline == pipeline
+    return mine if sink is None else and_(mine, lake_resyncs.c.sink == sink)
+
+
 def _of(pipeline: str, sink: str) -> ColumnElement[bool]:
     return and_(lake_commits.c.pipeline == pipeline, lake_commits.c.sink == sink)
 
@@ -552,6 +725,7 @@ def _stored(row: RowMapping) -> StoredWrite:
         row["changes"],
         row["position"],
         row["changed_at"],
+        figures=None if row["figures"] is None else TableFigures(**row["figures"]),
     )
     return StoredWrite(row["sink"], row["segment"], write, row["written_at"])
 
@@ -566,6 +740,10 @@ def _of_table(pipeline: str, sink: str, write: TableWrite) -> ColumnElement[bool
 
 def _source_key(write: TableWrite) -> str:
     return orjson.dumps(write.source).decode()
+
+
+def _destination(key: str) -> Destination:
+    return tuple(orjson.loads(key))
 
 
 def _key(destination: Destination | None) -> str:

@@ -34,6 +34,7 @@ from deltaforge_dagster.state.database.tables import (
     kv,
     lake_commits,
     lake_pending,
+    lake_resyncs,
     lake_writes,
     leases,
     log,
@@ -360,7 +361,7 @@ def _register(
             )
         )
     if not held.live:
-        for table in (checkpoints, lake_commits, lake_pending, lake_writes):
+        for table in (checkpoints, lake_commits, lake_pending, lake_resyncs, lake_writes):
             connection.execute(
                 delete(table).where(table.c.pipeline == name, table.c.sink.not_in(sorted(sinks)))
             )

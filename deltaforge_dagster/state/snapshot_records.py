@@ -34,8 +34,8 @@ class SnapshotRow:
         snapshot: Number of the snapshot.
         tables: Full names of the tables; empty for all that the pipeline captures.
         condition: An SQL condition on the rows; None for all rows.
-        cause: What requested it: `command`, the file's `mode` (`initial`, `always`), or a `sink` that
-            was added with `start: snapshot`.
+        cause: What requested it: `command`, the file's `mode` (`initial`, `always`), a `sink` that
+            was added with `start: snapshot`, or the `resync` of tables of a sink.
         spec_hash: Hash of the pipeline's file at that time.
         state: See the module's docstring.
         problem: Why it was cancelled, or None.

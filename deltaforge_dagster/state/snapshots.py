@@ -29,7 +29,13 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import relocated_rows
 from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.rows import known_pipeline, read_checkpoints
-from deltaforge_dagster.state.database.tables import checkpoints, chunks, segments, snapshots
+from deltaforge_dagster.state.database.tables import (
+    checkpoints,
+    chunks,
+    lake_resyncs,
+    segments,
+    snapshots,
+)
 from deltaforge_dagster.state.database.tables import relocated_rows as relocated_table
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.snapshot_records import (
@@ -77,31 +83,17 @@ class SnapshotRepository:
         """
         with self._database.write() as connection:
             lock_lease(connection, name)
-            pipeline = known_pipeline(connection, name)
-            for row in read_snapshots(connection, name, newest=1):
-                if row.state in UNFINISHED:
-                    raise NotAllowed(
-                        f"pipeline {name!r}: snapshot {row.snapshot} is not finished; wait for it, or "
-                        "cancel it (deltaforge snapshot cancel)"
-                    )
-            last = connection.execute(
-                select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == name)
-            ).scalar()
-            since = _since(connection, name, sinks, whole=not tables and condition is None)
-            connection.execute(
-                insert(snapshots).values(
-                    pipeline=name,
-                    snapshot=(last or 0) + 1,
-                    sinks=list(sinks),
-                    since_segment=since,
-                    tables=list(tables),
-                    condition=condition,
-                    cause=cause,
-                    spec_hash=pipeline.spec_hash,
-                    state="wanted",
-                    created_at=clock(),
+            known_pipeline(connection, name)
+            row = unfinished_snapshot(connection, name)
+            if row is not None:
+                raise NotAllowed(
+                    f"pipeline {name!r}: snapshot {row.snapshot} is not finished; wait for it, or "
+                    "cancel it (deltaforge snapshot cancel)"
                 )
-            )
+            since = _since(connection, name, sinks, whole=not tables and condition is None)
+            insert_snapshot(
+                connection, name, tables=tables, condition=condition, cause=cause, sinks=sinks, since=since
+            )  # fmt: skip
             return read_snapshots(connection, name, newest=1)[0]
 
     def read(self, name: str, *, newest: int | None = None) -> list[SnapshotRow]:
@@ -111,8 +103,8 @@ class SnapshotRepository:
 
     def unfinished(self, name: str) -> SnapshotRow | None:
         """Return the snapshot that is `wanted` or `reading`, or None; there is at most one."""
-        newest = self.read(name, newest=1)
-        return newest[0] if newest and newest[0].state in UNFINISHED else None
+        with self._database.read() as connection:
+            return unfinished_snapshot(connection, name)
 
     def chunks(
         self,
@@ -306,6 +298,42 @@ def read_snapshots(
     return [SnapshotRow(**row) for row in connection.execute(query).mappings()]
 
 
+def unfinished_snapshot(connection: Connection, pipeline: str) -> SnapshotRow | None:
+    """Return the snapshot that is `wanted` or `reading`, or None."""
+    newest = read_snapshots(connection, pipeline, newest=1)
+    return newest[0] if newest and newest[0].state in UNFINISHED else None
+
+
+def insert_snapshot(
+    connection: Connection,
+    pipeline: str,
+    *,
+    tables: Sequence[str],
+    condition: str | None = None,
+    cause: str,
+    sinks: Sequence[str],
+    since: int,
+) -> None:
+    """Request a snapshot, unless one is unfinished, which the caller has made sure of; see `SnapshotRow`."""
+    last = connection.execute(
+        select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
+    ).scalar()
+    connection.execute(
+        insert(snapshots).values(
+            pipeline=pipeline,
+            snapshot=(last or 0) + 1,
+            sinks=list(sinks),
+            since_segment=since,
+            tables=list(tables),
+            condition=condition,
+            cause=cause,
+            spec_hash=known_pipeline(connection, pipeline).spec_hash,
+            state="wanted",
+            created_at=clock(),
+        )
+    )
+
+
 def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collection[str]) -> None:
     """Cancel the unfinished snapshot if none of the sinks that it names exists any more."""
     for row in read_snapshots(connection, pipeline, newest=1):
@@ -343,8 +371,8 @@ def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
 
 
 def forget(connection: Connection, pipeline: str) -> None:
-    """Delete all snapshots of a pipeline."""
-    for table in (snapshots, chunks, relocated_table):
+    """Delete all snapshots of a pipeline, and what tables were to be loaded again with them."""
+    for table in (snapshots, chunks, relocated_table, lake_resyncs):
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
 

@@ -328,3 +328,50 @@ def test_a_table_is_held_although_it_has_everything(store: StateStore) -> None:
         with store.fenced(lease) as writer:
             moved.append(writer.lake_commits.wrote(SINK, ORDERS, 3))
     assert (moved, places(store)) == ([True, False], (3, None, (), {}))
+
+
+def test_a_resync_begins_at_the_front(store: StateStore) -> None:
+    """Once, with one snapshot, and not within a commit; what the table lacked before is forgotten."""
+    lease = held(store, SINK)
+    capture(store, lease, *range(1, 11))
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 3)
+        writer.lake_commits.plan(SINK, 7)
+        writer.lake_commits.advance(SINK, 7, [Rejection(ORDERS, "why", 99.0)])
+        writer.lake_commits.plan(SINK, 9)
+        for one in (ORDERS, ITEMS):
+            writer.lake_commits.plan_pending(SINK, {one: ("shop", None, one[-1])}, 9)
+    store.lake_commits.resync(NAME, SINK, {ORDERS: "public.orders", ITEMS: "public.a.b"})
+    store.lake_commits.resync(NAME, SINK, {ORDERS: "public.orders"})
+    with pytest.raises(NotAllowed, match="planned"), store.fenced(lease) as writer:
+        writer.lake_commits.begin_resyncs(SINK, [ORDERS])
+    with store.fenced(lease) as writer:
+        writer.lake_commits.advance(SINK, 9)
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.begin_resyncs(SINK, [ORDERS])
+    assert places(store) == (9, None, (), {ORDERS: (9, None)})
+    assert commits(store).held[ORDERS].anew
+    (snapshot,) = store.snapshots.read(NAME)
+    assert (snapshot.tables, snapshot.sinks, snapshot.since_segment) == (
+        ["public.orders"],
+        [SINK],
+        10,
+    )
+    assert [(one.destination, one.begun) for one in store.lake_commits.resyncs(NAME)] == [
+        (ITEMS, False), (ORDERS, True),
+    ]  # fmt: skip
+    with pytest.raises(NotAllowed, match="unfinished"), store.fenced(lease) as writer:
+        writer.lake_commits.begin_resyncs(SINK, [ITEMS])
+    with pytest.raises(NotAllowed, match="begun already"):
+        store.lake_commits.resync(NAME, SINK, {ORDERS: "public.orders"})
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 5)
+    assert places(store)[3] == {ORDERS: (5, None)}
+    for _ in range(2):
+        with store.fenced(lease) as writer:
+            writer.lake_commits.made_anew(SINK, ORDERS)
+    assert places(store)[3] == {}
+    assert [one.destination for one in store.lake_commits.pending(NAME)] == [ITEMS]
+    assert [one.destination for one in store.lake_commits.resyncs(NAME, SINK)] == [ITEMS]

@@ -6,6 +6,7 @@ A run is started if and only if nobody holds the lease and one of these is true:
 - a sink is behind, is not paused, and its back-off has passed;
 - dead letters must be delivered again, or no longer wait for anything;
 - pending changes of a sink that writes tables are old enough to be folded;
+- a table of a lake is to be loaded again, and no snapshot is in the way;
 - a hold was released, so that its events can be written to the journal;
 - chunks of a snapshot were read and wait to be merged;
 - the source has changes after the captured position, and capture is paused neither by a person nor
@@ -47,6 +48,7 @@ Reason = Literal[
     "sink behind",
     "dead letters",
     "pending changes",
+    "resync",
     "hold released",
     "chunks read",
     "changes",
@@ -170,6 +172,7 @@ def find_work(
         or _behind(store, pipeline, now)
         or _redriven(store, pipeline, now)
         or _folded(store, loaded, now)
+        or _resync(store, pipeline, now)
     )
     if work is not None:
         return work
@@ -288,6 +291,16 @@ def _folded(store: StateStore, loaded: LoadedPipeline, now: float) -> Work | Non
             name = ".".join(one.destination)
             detail = f"pending changes of table {name} of sink {one.sink} are to be folded"
             return Work("pending changes", detail)
+    return None
+
+
+def _resync(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
+    for one in store.lake_commits.resyncs(pipeline.name):
+        sink = store.checkpoints.read(pipeline.name).get(one.sink)
+        if sink is None or sink.state != "attached" or sink.next_attempt_at > now:
+            continue
+        if one.begun or store.snapshots.unfinished(pipeline.name) is None:
+            return Work("resync", f"{one.table_name} is to be loaded again into sink {one.sink}")
     return None
 
 

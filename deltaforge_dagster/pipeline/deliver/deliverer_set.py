@@ -276,7 +276,7 @@ class DelivererSet:
 
     @property
     def redriving(self) -> set[str]:
-        """The sinks with dead letters that are, or may be, due for redelivery."""
+        """The sinks with work, or what may be work, that no segment shows (`Delivery.redriving`)."""
         return {name for name, one in self._working.items() if one.delivery.redriving}
 
     @property

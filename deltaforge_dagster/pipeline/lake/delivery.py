@@ -15,6 +15,11 @@ with what follows, until it has reached the front. Meanwhile the checkpoint stay
 
 With pending changes, a commit goes beside a table, which is stored first, unless it is large or more than rows. They are
 folded into the table (`writer`) when there are many or they are old: with a commit, or between commits.
+
+A table that is to be loaded again (a *resync*) is held at the front while no commit is planned, and a snapshot for this
+sink is requested with that. Then the table is made anew, without rows and without pending changes, and is no longer held:
+commits bring the changes behind the front and the snapshot's rows, as for a new sink. The other tables notice nothing. A
+fold that was not finished needs no end: it would have moved what both tables have lost.
 """
 
 from __future__ import annotations
@@ -30,21 +35,25 @@ from typing import Protocol
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     JournalDamaged,
+    NotAllowed,
     StoreUnavailable,
     TableRejected,
 )
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lake.figures import WrittenTable
 from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedTable
 from deltaforge_dagster.pipeline.lake.writer import FoldTime
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import PendingChanges
 from deltaforge_dagster.state.lake_commits import (
+    TO_BE_MADE_ANEW,
     Destination,
     HeldTable,
     LakeCommits,
     LakeFront,
+    LakeResync,
     PendingTable,
     Rejection,
     TableWrite,
@@ -70,17 +79,22 @@ class Stager(Protocol):
         """Return what segments contain, for some tables only, or without some."""
         ...
 
+    def without_changes(self, destination: Destination) -> StagedTable:
+        """Return a table with the columns that the source has now, and no changes.
+
+        Raises:
+            TableRejected: There is no such table, or it cannot have these columns.
+        """
+        ...
+
 
 class TableWriter(Protocol):
     """Adds staged changes to tables (`writer.LakeWriter`)."""
 
     def commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> Sequence[tuple[str, str]]:
-        """Add the changes of a commit that ends with segment `through`, unless the table has them.
-
-        Returns:
-            Name and type of each column that the table has then.
+    ) -> WrittenTable:
+        """Add the changes of a commit that ends with segment `through`, unless the table has them; return it as it is then.
 
         Raises:
             TableRejected: This table cannot be written.
@@ -89,14 +103,22 @@ class TableWriter(Protocol):
 
     def append(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add the changes of a commit to the pending ones of the table; otherwise as `commit`."""
         ...
 
     def fold(
         self, table: StagedTable, through: int, guard: SendGuard, time: FoldTime, *, required: bool
-    ) -> None:
-        """Fold the pending changes of the table, up to segment `through`, into it."""
+    ) -> WrittenTable:
+        """Fold the pending changes of the table, up to segment `through`, into it; return it as it is then."""
+        ...
+
+    def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
+        """Replace a table, whatever it has, by one without rows and without pending changes.
+
+        Raises:
+            TableRejected: It cannot be, or is not this sink's.
+        """
         ...
 
 
@@ -179,7 +201,6 @@ class LakeDelivery:
     """
 
     prompt = False  # small segments would not arrive earlier
-    redriving = False
     timeouts = 0
 
     def __init__(
@@ -211,31 +232,42 @@ class LakeDelivery:
         self._commits: LakeCommits | None = None
         self._pending: list[SegmentRow] = []
         self._next: _Commit | PendingTable | None = None
+        self._begins: Sequence[LakeResync] = ()
+        self.redriving = True
         self._asked: set[Destination] | None = None if limits.until is not None else set()
         self._held_error: TableRejected | None = None
         self._busy = self._winding_up = False
 
     def due(self) -> bool:
-        """Return whether a commit is due."""
+        """Return whether a commit is due, or a table is to be loaded again."""
+        self.redriving = False
         if self._commits is None:
             self._commits = self._load()
         commits = self._commits
         if commits is None:
             return False
-        self._next = self._find(commits)
-        self._show_held({} if self._next or self._pending else commits.held)
-        return self._next is not None
+        self._begins = self._resync_begins(commits)
+        self._next = None if self._begins else self._find(commits)
+        self.redriving = bool(self._begins) or any(one.anew for one in commits.held.values())
+        self._show_held({} if self._next or self._pending or self._begins else commits.held)
+        return bool(self._begins) or self._next is not None
 
     def deliver(self) -> None:
-        """Plan a commit unless it is planned, write it, and move front and checkpoint; or fold pending changes."""
+        """Plan a commit unless it is planned, write it, and move front and checkpoint.
+
+        Or fold pending changes, or begin to load tables again.
+        """
         work, commits = self._next, self._commits
-        assert work is not None
         assert commits is not None
         self._busy = True
         try:
             self._commits = None  # read again whatever happens
-            if isinstance(work, PendingTable):
+            if work is None:
+                self._begin_resyncs(commits)
+            elif isinstance(work, PendingTable):
                 self._fold(work, commits)
+            elif work.table is not None and work.table.anew:
+                self._make_anew(work.table, commits)
             else:
                 self._deliver(work, commits)
         finally:
@@ -294,6 +326,20 @@ class LakeDelivery:
             self._asked = set(found.held)
         return found
 
+    def _resync_begins(self, commits: LakeCommits) -> Sequence[LakeResync]:
+        """Return the tables that are to be loaded again for which that has not begun, and can begin now."""
+        if (
+            self._winding_up
+            or self._limits.until is not None
+            or commits.front.planned_to is not None
+        ):
+            return ()
+        known = self._store.lake_commits.resyncs(self._pipeline, self._sink_id)
+        wanted = [one for one in known if not one.begun]
+        if wanted and self._store.snapshots.unfinished(self._pipeline) is not None:
+            return ()
+        return wanted
+
     def _find(self, commits: LakeCommits) -> _Commit | PendingTable | None:
         """Return the commit that is due, or the table whose pending changes are to be folded, if there is one."""
         front = commits.front
@@ -332,6 +378,8 @@ class LakeDelivery:
         return None
 
     def _commit_of(self, table: HeldTable, front: LakeFront) -> _Commit:
+        if table.anew:
+            return _Commit(table, table.segment, table.segment, planned=False)
         if table.planned_to is not None:
             return _Commit(table, table.segment, table.planned_to, planned=True)
         rows = self._rows(table.segment, front.segment, limit=MOST_SEGMENTS)
@@ -412,6 +460,52 @@ class LakeDelivery:
         else:
             self._table_moves(commit, commit.table, commits, rejected, writes)
 
+    def _begin_resyncs(self, commits: LakeCommits) -> None:
+        """Hold the tables that are to be loaded again, and request their snapshot; unless another one was requested meanwhile."""
+        tables = [one.destination for one in self._begins]
+        now, front = self._store.now(), commits.front.segment
+        anew = {
+            name: HeldTable(name, front, None, TO_BE_MADE_ANEW, now, 0.0, 0, anew=True)
+            for name in tables
+        }
+        with contextlib.suppress(NotAllowed):
+            self._record(
+                lambda writer: writer.lake_commits.begin_resyncs(self._sink_id, tables),
+                replace(commits, held={**commits.held, **anew}),
+            )
+            failpoint("lake-resync-begun")
+
+    def _make_anew(self, table: HeldTable, commits: LakeCommits) -> None:
+        """Replace a held table by one without rows or pending changes; it is no longer held then, unless others have gone on."""
+        name = table.destination
+        self._lease.guard()
+        writer = self._writer or self._open(commits.front.owner)
+        try:
+            writer.make_anew(self._stager.without_changes(name), self._lease.guard)
+        except TableRejected as error:
+            self._table_moves(_Commit(table, table.segment, table.segment, planned=False), table, commits, {name: error}, ())  # fmt: skip
+            return
+        failpoint("lake-made-anew")
+        held = {one: row for one, row in commits.held.items() if one != name}
+        if table.segment < commits.front.segment:
+            held[name] = replace(table, anew=False, failures=0)
+        checkpoint = self.progress.checkpoint
+
+        def change(writer: FencedWriter) -> None:
+            writer.lake_commits.made_anew(self._sink_id, name)
+            if (
+                not held
+            ):  # the checkpoint does not move, but the sink may have failed because of this table
+                writer.checkpoints.advance(
+                    self._sink_id,
+                    checkpoint.segment,
+                    checkpoint.ordinal,
+                    complete=checkpoint.complete,
+                    source_position=None,
+                )
+
+        self._record(change, replace(commits, held=held))
+
     def _write(
         self, rows: Sequence[SegmentRow], commit: _Commit, commits: LakeCommits
     ) -> tuple[Sequence[TableWrite], Mapping[Destination, Exception]] | None:
@@ -442,12 +536,12 @@ class LakeDelivery:
                 known = commits.pending.get(table.destination)
                 to = _Route(commit.last, table.destination in beside, table.destination in written)
                 try:
-                    columns, pending = self._apply(writer, table, to, known)
+                    made, pending = self._apply(writer, table, to, known)
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue
                 failpoint("lake-table-committed")
-                writes.append(_table_write(table, columns, rows[-1], pending=pending))
+                writes.append(_table_write(table, made, rows[-1], pending=pending))
                 self._meter.wrote(table.changes)
                 self.progress.rows += table.changes
                 self.progress.moved_at = time.monotonic()
@@ -480,23 +574,22 @@ class LakeDelivery:
 
     def _apply(
         self, writer: TableWriter, table: StagedTable, to: _Route, known: PendingTable | None
-    ) -> tuple[Sequence[tuple[str, str]], bool]:
-        """Write a commit to a table; return its columns, and whether it has pending changes then."""
+    ) -> tuple[WrittenTable, bool]:
+        """Write a commit to a table; return it as it is then, and whether it has pending changes."""
         guard = self._lease.guard
         required = known is not None and known.changes > 0
         add = writer.append if to.beside else writer.commit
-        columns = add(table, to.through, guard, exists=to.exists, required=required)
+        made = add(table, to.through, guard, exists=to.exists, required=required)
         # After a step back of the checkpoint, later changes may be pending.
         last = to.through if known is None else max(to.through, known.segment)
         if not to.beside:
-            return columns, last > to.through
+            return made, last > to.through
         now = self._store.now()
         changes, since = (0, now) if known is None else (known.changes, known.since)
         if not self._limits.folds(changes + table.changes, since, now):
-            return columns, True
+            return made, True
         failpoint("lake-pending-added")
-        writer.fold(table, last, guard, "after", required=True)
-        return columns, False
+        return writer.fold(table, last, guard, "after", required=True), False
 
     def _fold(self, pending: PendingTable, commits: LakeCommits) -> None:
         """Fold pending changes between commits, and hold the table if that is not possible."""
@@ -628,8 +721,8 @@ class LakeDelivery:
         moves = after.reached > checkpoint.whole_segment or (released and not after.held)
         reached = self._context.segments.segment(after.reached) if moves else None
         tally = self._meter.passed(rows)
-        why = _held_text(self._sink_id, after.held)
-        held = after.held.values()
+        failing = _failing(after.held)
+        why, held = _held_text(self._sink_id, failing), failing.values()
 
         def write(writer: FencedWriter) -> None:
             moved = change(writer)
@@ -671,24 +764,31 @@ class LakeDelivery:
         attempts = self._thread.attempts
         if attempts.error is not None and attempts.error is not self._held_error:
             return
-        self._held_error = TableRejected(_held_text(self._sink_id, held)) if held else None
+        failing = _failing(held)
+        self._held_error = TableRejected(_held_text(self._sink_id, failing)) if failing else None
         attempts.error = self._held_error
 
 
 def _table_write(
-    table: StagedTable, columns: Sequence[tuple[str, str]], last: SegmentRow, *, pending: bool
+    table: StagedTable, made: WrittenTable, last: SegmentRow, *, pending: bool
 ) -> TableWrite:
     """Return what a commit, whose last segment with changes is `last`, has added to a table."""
     database, schema, name = table.source
     return TableWrite(
         (schema or database, name),
         table.destination,
-        columns,
+        made.columns,
         table.changes,
         last.end_position,
         last.last_ts_us / 1e6,
         pending,
+        made.figures,
     )
+
+
+def _failing(held: Mapping[Destination, HeldTable]) -> Mapping[Destination, HeldTable]:
+    """Return the held tables without those that are about to be made anew, which is no failure."""
+    return {name: one for name, one in held.items() if one.failures or not one.anew}
 
 
 def _held_text(sink_id: str, held: Mapping[Destination, HeldTable]) -> str:

@@ -34,6 +34,7 @@ class FoldedStep:
         rows: The rows, as `staged` describes them.
         absent: The columns that some rows lack.
         inserts_only: Whether all changes are inserts, of keys that differ.
+        reads: Whether all rows are those of snapshots, of keys that nothing else in the step changes.
         last: Place of the last change.
     """
 
@@ -42,6 +43,7 @@ class FoldedStep:
     rows: pa.Table
     absent: frozenset[str]
     inserts_only: bool
+    reads: bool
     last: ChangePlace
 
 
@@ -78,17 +80,29 @@ def fold(
         last = places[-1]
         place = ChangePlace(int(segments[chosen][last]), int(ordinals[chosen][last]))
         if rekeys[row]:
-            made, inserts_only = _rekeys(some.take(places), columns, key, mode), False
+            parts = [_FoldedPart(_rekeys(some.take(places), columns, key, mode))]
         else:
-            made, inserts_only = _folded(some, places, columns, key, mode)
-        names = frozenset(absent.masks_of(made.column("df_absent").combine_chunks()))
-        yield FoldedStep(int(epochs[row]), int(levels[row]), made, names, inserts_only, place)
+            parts = _folded(some, places, columns, key, mode)
+        for part in parts:
+            names = frozenset(absent.masks_of(part.rows.column("df_absent").combine_chunks()))
+            yield FoldedStep(
+                int(epochs[row]), int(levels[row]), part.rows, names, part.inserts_only, part.reads, place
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _FoldedPart:
+    """Folded rows of a step; see `FoldedStep`."""
+
+    rows: pa.Table
+    inserts_only: bool = False
+    reads: bool = False
 
 
 def _folded(
     rows: pa.Table, places: Longs, columns: pa.Schema, key: Sequence[str], mode: TableMode
-) -> tuple[pa.Table, bool]:
-    """Return the folded rows of a step, and whether all of them are inserts of keys that differ."""
+) -> list[_FoldedPart]:
+    """Return the folded rows of a step: what snapshots have read apart from the rest."""
     codes = key_codes([rows.column(name).combine_chunks() for name in key])
     order = places[np.argsort(codes[places], kind="stable")]
     codes = codes[order]
@@ -102,22 +116,18 @@ def _folded(
     inserts_only = names == ["c"] and bool(starts.all())
     lasts = np.append(starts[1:], True)
     wanted = lasts if mode == "current" else ~deletes | starts
-    groups = _Groups(order, starts, deletes, updates, np.flatnonzero(wanted))
-    made, lacking = groups.columns(rows, columns)
-    chosen = groups.wanted
-    index = order[chosen]
-    gone = deletes[chosen]
-    made["df_op"] = _ops(gone)
-    for name in PLACE:
-        made[name] = rows.column(name).combine_chunks().take(index)
-    made["df_absent"] = absent.names_of(lacking, len(chosen))
-    if mode == "history":
-        times = rows.column("df_event_time").combine_chunks().take(order)
-        following = chosen + 1
-        ends = np.append(starts, True)[following] | gone
-        made["df_valid_from"] = times.take(chosen)
-        made["df_valid_to"] = times.take(pa.array(following, pa.int64(), mask=ends))
-    return pa.table(made), inserts_only
+    reads = np.zeros(len(op), np.bool_)
+    if "r" in names:
+        reads = starts & lasts & (op == names.index("r"))
+    parts: list[_FoldedPart] = []
+    for of_part in (reads, ~reads):
+        numbers = np.flatnonzero(wanted & of_part)
+        if len(numbers):
+            groups = _Groups(order, starts, deletes, updates, numbers)
+            parts.append(
+                _FoldedPart(groups.made(rows, columns, mode), inserts_only, of_part is reads)
+            )
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,25 @@ class _Groups:
     updates: Mask
     wanted: Longs
 
-    def columns(
+    def made(self, rows: pa.Table, columns: pa.Schema, mode: TableMode) -> pa.Table:
+        """Return the wanted changes as rows of a staged file."""
+        made, lacking = self._columns(rows, columns)
+        chosen = self.wanted
+        index = self.order[chosen]
+        gone = self.deletes[chosen]
+        made["df_op"] = _ops(gone)
+        for name in PLACE:
+            made[name] = rows.column(name).combine_chunks().take(index)
+        made["df_absent"] = absent.names_of(lacking, len(chosen))
+        if mode == "history":
+            times = rows.column("df_event_time").combine_chunks().take(self.order)
+            following = chosen + 1
+            ends = np.append(self.starts, True)[following] | gone
+            made["df_valid_from"] = times.take(chosen)
+            made["df_valid_to"] = times.take(pa.array(following, pa.int64(), mask=ends))
+        return pa.table(made)
+
+    def _columns(
         self, rows: pa.Table, columns: pa.Schema
     ) -> tuple[dict[str, pa.Array[Any]], dict[str, Mask]]:
         """Return the columns of the wanted changes, with values from changes before them, and what they still lack."""

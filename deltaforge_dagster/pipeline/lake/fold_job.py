@@ -53,6 +53,7 @@ class FoldedFile:
     rows: int
     absent: Sequence[str]
     inserts_only: bool
+    reads: bool
     last: ChangePlace
 
     @classmethod
@@ -89,7 +90,7 @@ class FoldJob:
                 write_parquet(path, step.rows)
                 made = FoldedFile(
                     task.table, path, step.epoch, step.level, step.rows.num_rows,
-                    sorted(step.absent), step.inserts_only, step.last,
+                    sorted(step.absent), step.inserts_only, step.reads, step.last,
                 )  # fmt: skip
                 yield TaskReport(asdict(made))
 

@@ -14,12 +14,14 @@ import orjson
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.pipeline.lake.target import (
+    LakeOwner,
     LakeTarget,
     Ownership,
     TableCommit,
     columns_of,
-    properties_of,
+    resync_command,
     table_exists,
+    table_properties,
 )
 from deltaforge_dagster.sinks.lake.dialect import (
     KEY,
@@ -105,42 +107,24 @@ def open_pending(
     """
     if main.token is None and not make:
         return None
-    table, owner = commit.table, commit.owner
-    commit = replace(
-        commit, table=replace(table, destination=pending_name(table.destination)), pending=True
-    )
+    command = resync_command(commit)
+    commit = _beside(commit)
     name = commit.dialect.table(commit.table.destination)
     if (required or not make) and not table_exists(commit, name):
         if required:
             raise TableRejected(
-                f"{commit.label} is gone, with changes that its table does not have yet; bring it back, or let the "
-                f"sink begin again with what the journal still has: deltaforge checkpoint reset {owner.pipeline} "
-                f"--sink {owner.sink_id} --to oldest"
+                f"{commit.label} is gone, with changes that its table does not have yet; bring it back, or have its "
+                f"table loaded again: {command}"
             )
         return None
     if main.token is None:
         token = secrets.token_hex(8)
         commit.execute(_set(main.name, {PENDING: token}))
         main.token = token
-    owned = Ownership(owner.uid, owner.pipeline, owner.sink_id, main.base).to_json()
-    ours = {OWNER: owned, SOURCE: commit.source, PENDING: main.token, KEY: _json(table.key)}
+    ours = _properties(commit, main.token, main.base)
     if make:
-        columns = [*commit.columns, *commit.own_columns]
-        commit.execute(
-            *commit.dialect.prepare(commit.table.destination),
-            commit.dialect.create(commit.table.destination, columns, (), ours),
-        )
-    found = properties_of(commit, name)
-    known = Ownership.from_json(found.get(OWNER, ""))
-    if (
-        not known.is_of(owner, incarnation=False)
-        or found.get(SOURCE) != commit.source
-        or KEY not in found
-    ):
-        raise TableRejected(
-            f"{commit.label} exists and is not where the sink keeps pending changes; rename that table, or change the "
-            "sink's `table`"
-        )
+        _create(commit, ours, anew=False)
+    found = _owned(commit, name)
     if found.get(PENDING) != main.token:  # of a table that was dropped
         # What stamps statements stays set, and must not let this one be skipped.
         stamps = commit.dialect.stamp(f"{commit.stamp}/{main.token}/emptied", 0, 0)
@@ -151,7 +135,82 @@ def open_pending(
     target = LakeTarget(name, columns_of(commit.session, name), main.base)
     empty = not commit.rows(f"SELECT 1 FROM {name} LIMIT 1")
     key = tuple(orjson.loads(found[KEY]))
-    return PendingTarget(target, replace(commit, series=f"/{main.token}"), key, empty)
+    return PendingTarget(target, replace(commit, series=_series(main.token)), key, empty)
+
+
+def pending_writer(owner: LakeOwner, token: str) -> str:
+    """Return what stamps the commits to a table of pending changes that has this `PENDING`."""
+    return f"{owner.name}{_series(token)}"
+
+
+def _series(token: str) -> str:
+    return f"/{token}"
+
+
+def replace_pending(commit: TableCommit) -> str | None:
+    """Replace the table with the pending changes of a table by one without rows; make it if the sink has such tables.
+
+    Returns:
+        What the table itself must have as `PENDING` from now on, so that they belong together; None if there is no such
+        table. Until it has it, what it finds pending is nothing of its own, and is deleted.
+
+    Raises:
+        TableRejected: It is somebody else's.
+    """
+    commit = _beside(commit)
+    name = commit.dialect.table(commit.table.destination)
+    exists = table_exists(commit, name)
+    if not exists and commit.config.pending is None:
+        return None
+    if exists:
+        _owned(commit, name)
+    token = secrets.token_hex(8)
+    _create(commit, _properties(commit, token, 0), anew=exists)
+    return token
+
+
+def _beside(commit: TableCommit) -> TableCommit:
+    """Return what is needed to write to the table with the pending changes of the table of a commit."""
+    beside = replace(commit.table, destination=pending_name(commit.table.destination))
+    return replace(commit, table=beside, pending=True)
+
+
+def _properties(commit: TableCommit, token: str, base: int) -> dict[str, str]:
+    owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id, base)
+    return {
+        OWNER: owned.to_json(),
+        SOURCE: commit.source,
+        PENDING: token,
+        KEY: _json(commit.table.key),
+    }
+
+
+def _create(commit: TableCommit, properties: dict[str, str], *, anew: bool) -> None:
+    destination, columns = commit.table.destination, [*commit.columns, *commit.own_columns]
+    commit.execute(
+        *commit.dialect.prepare(destination),
+        commit.dialect.create(destination, columns, (), properties, anew=anew),
+    )
+
+
+def _owned(commit: TableCommit, name: str) -> dict[str, str]:
+    """Return the properties of a table of pending changes that is this sink's.
+
+    Raises:
+        TableRejected: It is something else.
+    """
+    found = table_properties(commit.session, name)
+    known = Ownership.from_json(found.get(OWNER, ""))
+    if (
+        not known.is_of(commit.owner, incarnation=False)
+        or found.get(SOURCE) != commit.source
+        or KEY not in found
+    ):
+        raise TableRejected(
+            f"{commit.label} exists and is not where the sink keeps pending changes; rename that table, or change the "
+            "sink's `table`"
+        )
+    return dict(found)
 
 
 def _set(table: str, properties: dict[str, str]) -> str:

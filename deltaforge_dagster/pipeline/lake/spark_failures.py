@@ -65,7 +65,7 @@ _CONFLICTS = re.compile(
     r"FIELD_ALREADY_EXISTS|TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_TABLE_ALREADY_EXISTS|"
     r"iceberg\.exceptions\.(CommitFailed|CommitStateUnknown|AlreadyExists)Exception|"
     r"iceberg\.exceptions\.ValidationException(?!\W+Invalid )|"
-    r"Cannot fast-forward|(?i:\b(ref|branch)\b[^\n]* does not exist|does not exist: deltaforge_)|Concurrent\w*Exception"
+    r"Cannot fast-forward|Cannot commit rewrite because of a |Snapshot \d+ is not an ancestor of |(?i:\b(ref|branch)\b[^\n]* does not exist|does not exist: deltaforge_)|Concurrent\w*Exception"
 )
 _DENIED = re.compile(
     r"Permission denied|AccessControlException|AccessDenied|ForbiddenException|NotAuthorizedException|"

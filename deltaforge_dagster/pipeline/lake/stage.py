@@ -131,6 +131,22 @@ class LakeStager:
             job.discard()
             raise
 
+    def without_changes(self, destination: tuple[str, ...]) -> StagedTable:
+        """Return a table with the columns of the newest table version that is known, and no changes.
+
+        Raises:
+            TableRejected: No table of the source has this destination, or it cannot have these columns.
+        """
+        for history in self._store.schemas.histories(self._spec.metadata.name):
+            newest = history.newest.table
+            name = newest.db, newest.schema, newest.table
+            if self._destination(name) == (destination, None):
+                columns = union([self._typed_schema(newest)], history.name)
+                return StagedTable(destination, name, columns, (), frozenset(), (), 0)
+        raise TableRejected(
+            f"no table of the source is written to {'.'.join(destination)} any more"
+        )
+
     def _staged(
         self,
         segments: Sequence[SegmentRow],
@@ -325,11 +341,11 @@ class _TableReports:
                 steps.append(
                     StagedStep("truncate", (), 0, inserts_only=False, last=ChangePlace(segment, ordinal), event_time_us=time)
                 )  # fmt: skip
-            of_epoch = [one for one in files if one.epoch == epoch]
-            steps += [
-                _step(level, [one for one in of_epoch if one.level == level])
-                for level in sorted({one.level for one in of_epoch})
-            ]
+            parts: dict[tuple[int, bool], list[FoldedFile]] = {}
+            for one in files:
+                if one.epoch == epoch:
+                    parts.setdefault((one.level, not one.reads), []).append(one)
+            steps += [_step(level, parts[level, rest]) for level, rest in sorted(parts)]
         if mode == "current" and truncates:
             steps = steps[len(truncates) - 1 :]
         return self._staged(frozenset(name for one in files for name in one.absent), steps)
@@ -350,6 +366,7 @@ def _step(level: int, files: Sequence[FoldedFile]) -> StagedStep:
         sum(one.rows for one in files),
         all(one.inserts_only for one in files),
         max(one.last for one in files),
+        reads=files[0].reads,
     )
 
 

@@ -15,6 +15,9 @@ have (unchanged TOAST, columns that other table versions have):
                For a key's first row in a step, columns in `df_absent` are those of the version that the table has;
                other rows lack none unless the first does.
 
+Keys of which a step has nothing but a snapshot's row are a step of their own (`StagedStep.reads`), before the one
+with the other keys, so that this part can be added without a look at each row of the table.
+
 A step of kind `rekey` has updates that change the key and lack values: its rows are those of the new key, with the old
 one in the columns of `old_key`; what is absent is in the table's row of the old key.
 """
@@ -86,6 +89,8 @@ class StagedStep:
             true.
         last: Place of the last change.
         event_time_us: Of a truncate: when it was committed, microseconds since 1970 UTC.
+        reads: Whether all rows are those of snapshots, of keys that nothing else changes between the steps around this
+            one; in a changelog never.
     """
 
     kind: Literal["rows", "rekey", "truncate"]
@@ -94,6 +99,7 @@ class StagedStep:
     inserts_only: bool
     last: ChangePlace
     event_time_us: int = 0
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

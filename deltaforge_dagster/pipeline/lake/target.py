@@ -13,12 +13,14 @@ from deltaforge_dagster.pipeline.lake.staged import StagedTable
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (
+    COMMITTED,
     OWNER,
     PENDING,
     SOURCE,
     LakeColumn,
     LakeDialect,
     properties_text,
+    session_settings,
 )
 from deltaforge_dagster.sinks.lake.pending import pending_name
 from deltaforge_dagster.sinks.lake.sql import holds, sql_type
@@ -116,7 +118,7 @@ class TableCommit:
     @property
     def label(self) -> str:
         """What messages call the table."""
-        return table_label(self.dialect, self.owner, self.table)
+        return table_label(self.dialect, self.owner, self.table.destination)
 
     @property
     def source(self) -> str:
@@ -138,6 +140,13 @@ class TableCommit:
         if self.pending:
             found = pending_columns()
         return [LakeColumn(*one) for one in found.items()]
+
+    @property
+    def unknown_partitions(self) -> Sequence[str]:
+        """The columns by which the table is to be partitioned, and which it would not have."""
+        known = {column.name.lower() for column in (*self.columns, *self.own_columns)}
+        wanted = self.config.partition_of(*self.table.source)
+        return [one.column for one in wanted if one.column.lower() not in known]
 
     def rows(self, query: str) -> Sequence[Row]:
         """Return the rows of a query."""
@@ -199,8 +208,8 @@ class LakeTarget:
         if found is None:
             raise TableRejected(
                 f"{commit.label}: its column {name} has the type {old}, which does not hold the values of the "
-                f"source's column, {new}; declare a type that it holds under the sink's `types`, or change the "
-                "type of the table's column"
+                f"source's column, {new}; declare a type that it holds under the sink's `types`, change the "
+                f"type of the table's column, or have the table loaded again: {resync_command(commit)}"
             )
         commit.execute(*found)
         self.columns[column.name.lower()] = (name, new)
@@ -212,64 +221,107 @@ def open_target(commit: TableCommit) -> LakeTarget:
     Raises:
         TableRejected: It is gone, is somebody else's, or cannot be partitioned as configured.
     """
-    dialect, destination = commit.dialect, commit.table.destination
-    name = dialect.table(destination)
+    name = commit.dialect.table(commit.table.destination)
     if commit.exists and not table_exists(commit, name):
-        pipeline, sink = commit.owner.pipeline, commit.owner.sink_id
         raise TableRejected(
-            f"{commit.label} is gone, with everything that it had; bring it back, or let it begin again with what the "
-            f"journal still has: deltaforge checkpoint reset {pipeline} --sink {sink} --to oldest"
+            f"{commit.label} is gone, with everything that it had; bring it back, or have it loaded again: {resync_command(commit)}"
         )
-    columns = [*commit.columns, *commit.own_columns]
-    partition_by = commit.config.partition_of(*commit.table.source)
-    known = {column.name.lower() for column in columns}
-    unknown = [one.column for one in partition_by if one.column.lower() not in known]
-    if not unknown:
-        owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
-        stamps = {OWNER: owned.to_json(), SOURCE: commit.source}
-        commit.execute(
-            *dialect.prepare(destination),
-            dialect.create(destination, columns, partition_by, stamps),
-        )
-    elif not table_exists(commit, name):  # a table keeps columns that the source has dropped
-        raise TableRejected(
-            f"{commit.label} cannot be partitioned by {', '.join(unknown)}, which {commit.source} does not have; "
-            "correct the sink's `partition_by`"
-        )
-    properties = properties_of(commit, name)
+    # A table that exists keeps columns by which it is partitioned and which the source has dropped.
+    if not commit.unknown_partitions or not table_exists(commit, name):
+        _create(commit, {}, anew=False)
+    properties = table_properties(commit.session, name)
     target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
     target.base = _own(commit, target, properties)
     return target
 
 
-def table_label(dialect: LakeDialect, owner: LakeOwner, table: StagedTable) -> str:
+def replaceable(commit: TableCommit) -> Mapping[str, str] | None:
+    """Return the properties of the table of a commit, which the sink may replace; None if there is no such table.
+
+    Raises:
+        TableRejected: It is somebody else's.
+    """
+    name = commit.dialect.table(commit.table.destination)
+    if not table_exists(commit, name):
+        return None
+    found = table_properties(commit.session, name)
+    _owned(commit, name, found)
+    return found
+
+
+def replace_table(commit: TableCommit, token: str | None, *, exists: bool) -> None:
+    """Replace the table of a commit, if there is one, by one without rows, which has had no commit.
+
+    This statement is not fenced: in Iceberg, one that a killed run has sent, and that Spark executes only after a
+    successor has replaced the table and added to it, removes what was added. But it starts no job and takes a moment,
+    while a successor has to wait for the lease and for a session.
+
+    Args:
+        commit: The commit.
+        token: What the new table has in common with the table of its pending changes, None without such a table.
+        exists: Whether there is a table, which the sink may replace (`replaceable`).
+
+    Raises:
+        TableRejected: It cannot be partitioned as configured.
+    """
+    stamps = {} if token is None else {PENDING: token}
+    if exists and commit.dialect.branches is not None:
+        stamps[COMMITTED] = (
+            ""  # a table that is replaced keeps the properties that the statement does not set
+        )
+    _create(commit, stamps, anew=exists)
+
+
+def check_partitions(commit: TableCommit) -> None:
+    """Check that the table of a commit can be partitioned as configured.
+
+    Raises:
+        TableRejected: It cannot.
+    """
+    if commit.unknown_partitions:
+        raise TableRejected(
+            f"{commit.label} cannot be partitioned by {', '.join(commit.unknown_partitions)}, which {commit.source} "
+            "does not have; correct the sink's `partition_by`"
+        )
+
+
+def _create(commit: TableCommit, stamps: Mapping[str, str], *, anew: bool) -> None:
+    check_partitions(commit)
+    dialect, destination = commit.dialect, commit.table.destination
+    owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
+    commit.execute(
+        *dialect.prepare(destination),
+        dialect.create(
+            destination,
+            [*commit.columns, *commit.own_columns],
+            commit.config.partition_of(*commit.table.source),
+            {OWNER: owned.to_json(), SOURCE: commit.source, **stamps},
+            anew=anew,
+        ),
+    )
+
+
+def configure(session: SparkSession, dialect: LakeDialect, config: LakeSinkConfig) -> None:
+    """Let a session read and write the tables of a sink."""
+    for name, value in session_settings(dialect, config).items():
+        session.conf.set(name, value)
+
+
+def table_properties(session: SparkSession, name: str) -> Mapping[str, str]:
+    """Return the properties of a table, given by its name in SQL."""
+    return {row.key: row.value for row in session.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+
+
+def table_label(dialect: LakeDialect, owner: LakeOwner, destination: Sequence[str]) -> str:
     """Return what messages call a table."""
-    return f"{dialect.name} table {'.'.join(table.destination)} of sink {owner.sink_id}"
+    return f"{dialect.name} table {'.'.join(destination)} of sink {owner.sink_id}"
 
 
 def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
     """Return the base of positions, after making sure that the table is this sink's."""
-    source = properties.get(SOURCE, commit.source)
-    if source != commit.source:
-        raise TableRejected(
-            f"{commit.label} has the rows of {source}, so those of {commit.source} cannot be written to it; change "
-            "the sink's `table`, so that each table of the source has a table of its own"
-        )
-    claim = f"ALTER TABLE {target.name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
-    if OWNER in properties:
-        found = Ownership.from_json(properties[OWNER])
-        if found.is_of(commit.owner):
-            return found.base
-        if found.uid and not found.is_of(commit.owner, incarnation=False):
-            raise TableRejected(
-                f"{commit.label} belongs to sink {found.sink} of pipeline {found.pipeline}; change the sink's "
-                f"`table`, or, if that sink will never write to it again, execute {claim}"
-            )
-    elif commit.rows(f"SELECT 1 FROM {target.name} LIMIT 1"):
-        raise TableRejected(
-            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
-            f"the table, or, if the rows are this sink's after all, execute {claim}"
-        )
+    found = _owned(commit, target.name, properties)
+    if found is not None:
+        return found.base
     beside = commit.dialect.table(pending_name(commit.table.destination))
     found_in = [target.name] if "df_position" in target.columns else []
     found_in += [beside] if target.token is not None and table_exists(commit, beside) else []
@@ -282,6 +334,43 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     return owned.base
 
 
+def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Ownership | None:
+    """Return the property of a table that is this sink's; None if the sink can have it.
+
+    Raises:
+        TableRejected: It cannot.
+    """
+    source = properties.get(SOURCE, commit.source)
+    if source != commit.source:
+        raise TableRejected(
+            f"{commit.label} has the rows of {source}, so those of {commit.source} cannot be written to it; change "
+            "the sink's `table`, so that each table of the source has a table of its own"
+        )
+    claim = f"ALTER TABLE {name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
+    if OWNER in properties:
+        found = Ownership.from_json(properties[OWNER])
+        if found.is_of(commit.owner):
+            return found
+        if found.uid and not found.is_of(commit.owner, incarnation=False):
+            raise TableRejected(
+                f"{commit.label} belongs to sink {found.sink} of pipeline {found.pipeline}; change the sink's "
+                f"`table`, or, if that sink will never write to it again, execute {claim}"
+            )
+    elif commit.rows(f"SELECT 1 FROM {name} LIMIT 1"):
+        raise TableRejected(
+            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
+            f"the table, or, if the rows are this sink's after all, execute {claim}"
+        )
+    return None
+
+
+def resync_command(commit: TableCommit) -> str:
+    """Return the command that has the table loaded again."""
+    owner, (database, schema, table) = commit.owner, commit.table.source
+    name = f"{schema or database}.{table}"
+    return f"deltaforge lake resync {owner.pipeline} --sink {owner.sink_id} --tables {name}"
+
+
 def table_exists(commit: TableCommit, name: str) -> bool:
     """Return whether there is a table of a name."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - slow
@@ -291,11 +380,6 @@ def table_exists(commit: TableCommit, name: str) -> bool:
     except AnalysisException:
         return False
     return True
-
-
-def properties_of(commit: TableCommit, name: str) -> dict[str, str]:
-    """Return the properties of a table."""
-    return {row.key: row.value for row in commit.rows(f"SHOW TBLPROPERTIES {name}")}
 
 
 def columns_of(session: SparkSession, table: str) -> dict[str, tuple[str, str]]:

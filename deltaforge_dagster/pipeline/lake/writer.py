@@ -22,35 +22,49 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lake.columns import check_names
-from deltaforge_dagster.pipeline.lake.pending import PendingTarget, open_pending
+from deltaforge_dagster.pipeline.lake.figures import FigureReader, WrittenTable
+from deltaforge_dagster.pipeline.lake.pending import (
+    PendingTarget,
+    open_pending,
+    replace_pending,
+)
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
+from deltaforge_dagster.pipeline.lake.stamps import last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     LakeOwner,
     LakeTarget,
     TableCommit,
+    check_partitions,
+    configure,
     open_target,
+    replace_table,
+    replaceable,
     table_label,
+    table_properties,
 )
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
-from deltaforge_dagster.sinks.lake.dialect import Branches, LakeDialect, session_settings
+from deltaforge_dagster.sinks.lake.dialect import PENDING, Branches, LakeDialect
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, WrittenColumn
+from deltaforge_dagster.state.lake_commits import TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
-    from pyspark.sql import Row
-
     from deltaforge_dagster.pipeline.spark_client import SparkSession
+
+BRANCH = "deltaforge_"
+"""What the names of all writers' branches begin with."""
 
 FoldTime = Literal["before", "after", "later"]
 """When pending changes are folded: before a commit that goes to the table, after one that was added to them, or later."""
 
+_T = TypeVar("_T")
 _TIMES: Sequence[FoldTime] = ("before", "after", "later")
 _ATTEMPTS = 5
 _KEPT_SECONDS = 3600
@@ -89,6 +103,7 @@ class LakeWriter:
     config: LakeSinkConfig
     owner: LakeOwner
     _session: SparkSession | None = field(default=None, init=False)
+    _figures: FigureReader | None = field(default=None, init=False)
     _targets: dict[tuple[str, ...], LakeTarget] = field(default_factory=dict, init=False)
     _pending: dict[tuple[str, ...], PendingTarget] = field(default_factory=dict, init=False)
 
@@ -100,7 +115,7 @@ class LakeWriter:
         *,
         exists: bool = False,
         required: bool = False,
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Apply the changes of a table, unless it has them already; return when they are durable.
 
         Args:
@@ -113,7 +128,7 @@ class LakeWriter:
             required: Whether there are pending changes, so that the table that has them must exist.
 
         Returns:
-            Name and type of each column that the table has then.
+            The table as it is then.
 
         Raises:
             TableRejected: The table cannot take the changes, or others keep changing it.
@@ -133,7 +148,7 @@ class LakeWriter:
         *,
         exists: bool = False,
         required: bool = False,
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add changes to the pending ones of a table, unless they have been added; as `commit`.
 
         Args:
@@ -155,8 +170,8 @@ class LakeWriter:
         time: FoldTime,
         *,
         required: bool = False,
-    ) -> None:
-        """Fold the pending changes of a table into it, up to segment `through`; raises what `commit` raises.
+    ) -> WrittenTable:
+        """Fold the pending changes of a table into it, up to segment `through`; returns and raises what `commit` does.
 
         Args:
             table: The table; its changes do not matter.
@@ -166,30 +181,56 @@ class LakeWriter:
             required: See `commit`.
         """
 
-        def attempt() -> LakeTarget:
+        def attempt() -> WrittenTable:
             commit, target = self._opened(table, guard, exists=True)
-            self._fold(commit, target, through, time, required=required)
-            return target
+            version = self._fold(commit, target, through, time, required=required)
+            return _written_table(target, self._figures_of(commit, version))
+
+        return self._tried(table, attempt)
+
+    def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
+        """Replace a table by one without rows, as it would be made today; make it if it does not exist.
+
+        So is the table of its pending changes, and first, so that what is left of them belongs to no table. Readers who
+        have begun go on with the old rows, and both formats keep these for queries of an older version.
+
+        Args:
+            table: The table, without changes.
+            guard: Called before each statement that changes anything.
+
+        Raises:
+            TableRejected: The table is not this sink's, or cannot be made.
+            SinkUnavailable, SparkUnavailable, SettingsError: See `commit`.
+        """
+
+        def attempt() -> None:
+            commit = self._begun(table, guard)
+            check_partitions(commit)
+            known = replaceable(commit)
+            token = None
+            if self.config.pending is not None or PENDING in (known or {}):
+                token = replace_pending(commit)
+                failpoint("lake-pending-made-anew")
+            replace_table(commit, token, exists=known is not None)
 
         self._tried(table, attempt)
+        self._forget(table.destination)
 
     def close(self) -> None:
         """Forget the session, which belongs to its provider."""
-        self._session = None
+        self._session = self._figures = None
         self._forget()
 
-    def _tried(
-        self, table: StagedTable, attempt: Callable[[], LakeTarget]
-    ) -> Sequence[tuple[str, str]]:
-        """Return the columns of the table after an attempt that is repeated after conflicts."""
+    def _tried(self, table: StagedTable, attempt: Callable[[], _T]) -> _T:
+        """Do something with a table, and try it again after conflicts; its target is forgotten if it fails."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
-        label = table_label(self.dialect, self.owner, table)
+        label = table_label(self.dialect, self.owner, table.destination)
         left = _ATTEMPTS
         while True:
             left -= 1
             try:
-                return tuple(attempt().columns.values())
+                return attempt()
             except PySparkException as error:
                 self._forget(table.destination)
                 failure = failure_of(error, self.sessions)
@@ -208,14 +249,18 @@ class LakeWriter:
             self._targets.pop(destination, None)
             self._pending.pop(destination, None)
 
-    def _opened(
-        self, table: StagedTable, guard: SendGuard, *, exists: bool
-    ) -> tuple[TableCommit, LakeTarget]:
-        """Return a table as it is now."""
+    def _begun(self, table: StagedTable, guard: SendGuard, *, exists: bool = False) -> TableCommit:
         session = self._connected()
         commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard, exists)
         names = (column.name for column in table.columns.columns)
         check_names(names, commit.label, self.dialect.bad_name)
+        return commit
+
+    def _opened(
+        self, table: StagedTable, guard: SendGuard, *, exists: bool
+    ) -> tuple[TableCommit, LakeTarget]:
+        """Return a table as it is now."""
+        commit = self._begun(table, guard, exists=exists)
         target = self._targets.get(table.destination)
         if target is None:
             target = self._targets[table.destination] = open_target(commit)
@@ -234,11 +279,11 @@ class LakeWriter:
 
     def _commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> LakeTarget:
+    ) -> WrittenTable:
         commit, target = self._opened(table, guard, exists=exists)
         self._look(commit, target, through)
         if through <= target.committed:
-            return target
+            return _written_table(target)
         columns = target.fit(commit)
         # The table beside it is made as well, so that the view works from the beginning.
         make = self.config.pending is not None
@@ -249,13 +294,13 @@ class LakeWriter:
         name = self._written(target)
         statements = Statements(name, columns, table.key, table.absent, target.base)
         steps = (self._statement(commit, statements, step) for step in table.steps)
-        self._execute(commit, target, through, steps)
+        version = self._execute(commit, target, through, steps)
         target.committed = through
-        return target
+        return _written_table(target, self._figures_of(commit, version))
 
     def _append(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> LakeTarget:
+    ) -> WrittenTable:
         commit, target = self._opened(table, guard, exists=exists)
         target.fit(commit)
         pending = self._opened_pending(commit, target, make=True, required=required)
@@ -267,7 +312,7 @@ class LakeWriter:
         added = replace(pending.commit, guard=guard, table=replace(table, destination=destination))
         self._look(added, pending.table, through)
         if through <= pending.table.committed:
-            return target
+            return _written_table(target)
         columns = pending.table.fit(added)
         pending.key_becomes(table.key)
         known = {column.name.lower() for column in columns}
@@ -283,7 +328,7 @@ class LakeWriter:
         pending.empty = False
         self._execute(added, pending.table, through, append())
         pending.table.committed = through
-        return target
+        return _written_table(target)
 
     def _fold(
         self,
@@ -293,10 +338,11 @@ class LakeWriter:
         time: FoldTime,
         *,
         required: bool = False,
-    ) -> None:
+    ) -> int | None:
+        """Fold what is pending into a table; return the version of the table that this has made."""
         pending = self._opened_pending(commit, target, make=False, required=required)
         if pending is None or pending.empty:
-            return
+            return None
         number, last = _TIMES.index(time), target.base + through
         rows = pending.rows
         absent = {row.name for row in commit.rows(rows.absent(last))}
@@ -306,7 +352,8 @@ class LakeWriter:
             for name, type_ in pending.source_columns
             for known, known_type in [target.columns[name.lower()]]
         ]
-        merged = replace(commit, series="/fold")
+        # Not the series of a predecessor, whose numbers may be larger: a table made anew begins again after a step back.
+        merged = replace(commit, series=f"/{target.token}/fold")
         self._look(commit, target, through)
         lacking = frozenset(one.staged for one in columns if one.staged.lower() in absent)
         # What is pending has positions, not numbers of segments.
@@ -314,7 +361,7 @@ class LakeWriter:
         merge = statements.merge_current(
             rekey=False, soft_deletes=False, within=self._within(commit, statements)
         )
-        self._execute(merged, target, through, [merge], number)
+        version = self._execute(merged, target, through, [merge], number)
         failpoint("lake-fold-merged")
         appended = replace(pending.commit, guard=commit.guard)
         self._look(appended, pending.table, through)
@@ -323,6 +370,7 @@ class LakeWriter:
         self._execute(deleted, pending.table, through, [delete], number)
         pending.empty = True
         failpoint("lake-fold-deleted")
+        return version
 
     def _look(self, commit: TableCommit, target: LakeTarget, through: int) -> None:
         """Find out which commits a table has and make a branch, if that is what makes commits exact."""
@@ -344,22 +392,33 @@ class LakeWriter:
         through: int,
         statements: Iterator[str] | Sequence[str],
         first: int = 0,
-    ) -> None:
-        """Execute the statements of a commit, stamped, and make them visible."""
+    ) -> int | None:
+        """Execute the statements of a commit, stamped, and make them visible; return the version that they have made."""
+        assert self._figures is not None
+        self._figures.forget_version()
         for number, statement in enumerate(statements, first):
             for setting, value in self.dialect.stamp(commit.stamp, through, number).items():
                 commit.session.conf.set(setting, value)
             commit.execute(statement)
         branches = self.dialect.branches
-        if branches is not None and target.branch is not None:
-            commit.execute(branches.publish(commit.table.destination, target.branch))
+        if branches is None or target.branch is None:
+            return self._figures.last_version()
+        commit.guard()
+        published = commit.rows(branches.publish(commit.table.destination, target.branch))
+        version: int | None = published[0]["updated_ref"]
+        return version
+
+    def _figures_of(self, commit: TableCommit, version: int | None) -> TableFigures | None:
+        """Return what the table of a commit consists of in a version."""
+        assert self._figures is not None
+        return None if version is None else self._figures.read(commit.table.destination, version)
 
     def _connected(self) -> SparkSession:
         session = self.sessions.session()
         if session is not self._session:
             self._forget()
-            for name, value in session_settings(self.dialect, self.config).items():
-                session.conf.set(name, value)
+            configure(session, self.dialect, self.config)
+            self._figures = FigureReader(session, self.dialect)
             self._session = session
         return session
 
@@ -368,15 +427,28 @@ class LakeWriter:
         if step.kind == "truncate":
             return self._truncate(statements, step)
         self._read_staged(commit, step)
-        mode, rekey = self.config.mode, step.kind == "rekey"
-        if mode == "changelog":
+        if self.config.mode == "changelog":
             return statements.append()
-        if mode == "current" and step.inserts_only and self._all_new(commit, statements):
-            return statements.append_current()
-        within = "" if rekey else self._within(commit, statements)
-        if mode == "history":
+        if (
+            self.config.mode == "current"
+            and step.inserts_only
+            and self._all_new(commit, statements)
+        ):
+            return statements.append_current(soft_deletes=False)
+        return self._by_key(commit, statements, step)
+
+    def _by_key(self, commit: TableCommit, statements: Statements, step: StagedStep) -> str:
+        """Return the statement that applies rows to those of the same keys, or adds them if there are none."""
+        rekey, history = step.kind == "rekey", self.config.mode == "history"
+        within, soft = "", self.config.soft_deletes
+        if not rekey:
+            within = self._within(commit, statements)
+        if step.reads and _has_no_key(commit, statements, within):
+            if history:
+                return statements.append_history()
+            return statements.append_current(soft_deletes=soft)
+        if history:
             return statements.merge_history(rekey=rekey, within=within)
-        soft = self.config.soft_deletes
         return statements.merge_current(rekey=rekey, soft_deletes=soft, within=within)
 
     def _read_staged(self, commit: TableCommit, step: StagedStep) -> None:
@@ -421,15 +493,36 @@ class LakeWriter:
         return ", ".join(f"{quoted(name)} {type_}" for name, type_ in fields.items())
 
 
+def _written_table(target: LakeTarget, figures: TableFigures | None = None) -> WrittenTable:
+    return WrittenTable(tuple(target.columns.values()), figures)
+
+
+def _has_no_key(commit: TableCommit, statements: Statements, within: str) -> bool:
+    """Return whether the table is sure to have no row of keys that are within these limits.
+
+    The keys that a snapshot has read need not be new to the table: a chunk follows all changes that its read saw, so an
+    insert or update that was captured meanwhile is in the table before it; a chunk may be read again; and an earlier
+    snapshot, or an earlier life of the table, may have had the same keys. What the journal still knows cannot rule that
+    out, but the table can. Chunks are ranges of keys, so statistics of its files answer, mostly, without reading any.
+
+    The answer stays true until the statement that follows: nobody but the sink adds rows, its earlier commits are
+    finished, and of the statements of a commit that is repeated at the same time only one takes effect. Pending changes
+    do not matter: those of earlier commits are folded into the table already, and later ones are merged by their key.
+    """
+    return not commit.rows(f"SELECT 1 FROM {statements.table} AS t WHERE true{within} LIMIT 1")
+
+
 def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through: int) -> None:
     """Find out which commits the table has, and make a branch where it is now."""
     heads = _heads(commit, target, branches)
     head = heads.get("main")
-    known = _stamped(commit.rows(branches.snapshots(target.name)), head, commit.stamp)
+    snapshots = commit.rows(branches.snapshots(target.name))
+    properties = table_properties(commit.session, target.name)
+    known = last_commit(snapshots, head, properties, commit.stamp)
     if known is None and head is not None and _has_last_row(commit, target):
         known = through
     target.committed = -1 if known is None else known
-    prefix = f"deltaforge_{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
+    prefix = f"{BRANCH}{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
     now = int(time.time())
     left = [name for name in heads if name.startswith(prefix)]
     old = [name for name in left if now - _made_at(name.removeprefix(prefix)) > _KEPT_SECONDS]
@@ -453,16 +546,6 @@ def _made_at(name: str) -> int:
 def _heads(commit: TableCommit, target: LakeTarget, branches: Branches) -> Mapping[str, int]:
     """Return the newest snapshot of each branch."""
     return {row.name: row.id for row in commit.rows(branches.references(target.name))}
-
-
-def _stamped(snapshots: Sequence[Row], head: int | None, owner: str) -> int | None:
-    """Return the number of an owner's last commit in the history of `head`."""
-    known = {row.id: row for row in snapshots}
-    while head is not None and (row := known.get(head)) is not None:
-        if row.owner == owner:
-            return int(row.version)
-        head = row.parent
-    return None
 
 
 def _has_last_row(commit: TableCommit, target: LakeTarget) -> bool:

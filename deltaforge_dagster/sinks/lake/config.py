@@ -28,6 +28,7 @@ from deltaforge_dagster.config.blocks import (
     Text,
     environment_filled,
 )
+from deltaforge_dagster.config.engine.engine import cron_problem
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
 from deltaforge_dagster.config.sinks.base import SinkConfig
 from deltaforge_dagster.config.templates import Variable, compile_template
@@ -154,6 +155,18 @@ def _setting(value: object) -> object:
     return environment_filled(value) if isinstance(value, str) else value
 
 
+def _cron(text: str) -> str:
+    problem = cron_problem(text)
+    if problem:
+        raise ValueError(problem)
+    return text
+
+
+def _off(value: object) -> object:
+    """Accept `off` in place of a block; YAML makes `false` of it."""
+    return {"enabled": False} if value is False or value == "off" else value
+
+
 def _location(text: str) -> str:
     try:
         url = urlsplit(text)
@@ -206,6 +219,23 @@ def _pending(value: object) -> object:
     return value
 
 
+class LakeMaintenanceConfig(Block):
+    """When a sink's tables are maintained, and what is done."""
+
+    enabled: bool = True
+    """Whether they are maintained at all."""
+    schedule: Annotated[str, AfterValidator(_cron)] = "17 3 * * *"
+    """A cron schedule of five fields, in UTC: when the tables are looked at."""
+    small_files: Count = 32
+    """A table's files are compacted when so many of them have less than 32 MiB."""
+    deleted_ratio: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Files are also compacted when this part of the rows in a table's files is deleted."""
+    retention_hours: Annotated[int, Field(ge=24)] = 168
+    """For how long what a table had before can still be read: older snapshots (Iceberg) are deleted, and
+    files that the table has not used for so long.
+    """
+
+
 class LakeSinkConfig(SinkConfig):
     """The options of every sink that writes tables of a lakehouse."""
 
@@ -249,6 +279,12 @@ class LakeSinkConfig(SinkConfig):
     write_mode: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
     """How rows are replaced: by marking the old ones (`merge_on_read`), which makes small commits cheap, or
     by writing the affected files anew (`copy_on_write`), which every reader understands.
+    """
+    maintenance: Annotated[
+        LakeMaintenanceConfig, BeforeValidator(_off), AlsoAccepts({"enum": ["off", False]})
+    ] = LakeMaintenanceConfig()
+    """When the tables are [maintained](lakehouse.md#maintenance), and what is done. `maintenance: off` is accepted
+    in place of the block.
     """
     properties: Mapping[str, _Setting] = {}
     """Table properties that new tables get."""

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
-from deltaforge_dagster.sinks.lake.config import DeltaSinkConfig, PartitionField
+from deltaforge_dagster.sinks.lake.config import (
+    DeltaSinkConfig,
+    LakeMaintenanceConfig,
+    PartitionField,
+)
 from deltaforge_dagster.sinks.lake.dialect import (
     SESSION_SETTINGS,
+    SMALL_FILE_BYTES,
     LakeColumn,
+    create_text,
     partition_text,
     properties_text,
 )
-from deltaforge_dagster.sinks.lake.sql import quoted
+from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
 _TRANSACTION = "spark.databricks.delta.write.txn"
 _STEPS = 1 << 20
@@ -25,6 +32,64 @@ _MAPPED = set(" ,;{}()\n\t=")
 """Characters that a column's name can have only with column mapping."""
 _MAPPING: Mapping[str, str] = {"delta.columnMapping.mode": "name"}
 _RESERVED = {"_metadata", "_change_type", "_commit_version", "_commit_timestamp"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaMaintenance:
+    """Statements for maintenance; implements `dialect.TableMaintenance`.
+
+    Args:
+        dialect: The dialect.
+    """
+
+    dialect: DeltaDialect
+    settings: Mapping[str, str] = field(
+        default_factory=lambda: {
+            # With the default of 10,000 tasks, VACUUM of a small table takes a minute.
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
+            # Our own options have a limit.
+            "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        },
+        init=False,
+    )
+
+    def newest(self, table: str) -> str:
+        """Return a query for the newest version."""
+        return f"DESCRIBE HISTORY {table} LIMIT 1"
+
+    def small_files(self, table: str, version: int, location: str | None) -> str:  # noqa: ARG002
+        """Return a query for the number of small files, from the log's histogram."""
+        bins = "sortedBinBoundaries ARRAY<BIGINT>, fileCounts ARRAY<BIGINT>"
+        histogram = f"from_json(get_json_object(value, '$.fileSizeHistogram'), '{bins}')"
+        return (
+            "SELECT aggregate(arrays_zip(h.sortedBinBoundaries, h.fileCounts), 0L, (n, b) ->"
+            f" n + IF(b.sortedBinBoundaries < {SMALL_FILE_BYTES}, b.fileCounts, 0L)) AS small"
+            f" FROM (SELECT {histogram} AS h FROM {_checksum(version, location)})"
+        )
+
+    def compact(
+        self,
+        destination: Sequence[str],
+        options: LakeMaintenanceConfig,  # noqa: ARG002
+        *,
+        small: bool,
+        deleted: bool,
+    ) -> Sequence[str]:
+        """Return the statements; OPTIMIZE alone keeps the deleted rows of a file that it cannot put together with others."""
+        table = self.dialect.table(destination)
+        return (
+            *([f"OPTIMIZE {table}"] if small else []),
+            *([f"REORG TABLE {table} APPLY (PURGE)"] if deleted else []),
+        )
+
+    def clean(
+        self,
+        destination: Sequence[str],
+        now: datetime,  # noqa: ARG002
+        retention_hours: int,
+    ) -> Sequence[str]:
+        """Return the statement; Delta itself cleans its log."""
+        return (f"VACUUM {self.dialect.table(destination)} RETAIN {retention_hours} HOURS",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +103,37 @@ class DeltaDialect:
     config: DeltaSinkConfig
     name: Final = "Delta"
     branches: None = field(default=None, init=False)
+    last_version: str = field(
+        default="spark.databricks.delta.lastCommitVersionInSession", init=False
+    )
+
+    @property
+    def maintenance(self) -> DeltaMaintenance:
+        """Statements for maintenance."""
+        return DeltaMaintenance(self)
 
     @property
     def settings(self) -> Mapping[str, str]:
         """Settings of a session."""
         # With the default of 50 partitions, reading the log of a small table takes longer than all else.
         return {**SESSION_SETTINGS, "spark.databricks.delta.snapshotPartitions": "2"}
+
+    def location(self, destination: Sequence[str]) -> str:
+        """Return a query for the folder of a table, which has its log."""
+        if self.config.path is None:
+            return f"DESCRIBE DETAIL {self.table(destination)}"
+        return f"SELECT {literal(self._folder(destination))} AS location"
+
+    def figures(self, table: str, version: int, location: str | None) -> str:  # noqa: ARG002
+        """Return a query for what the checksum of a version says, in which Delta counts as it commits."""
+        files, size, deleted = (
+            f"CAST(get_json_object(value, '$.{name}') AS BIGINT)"
+            for name in ("numFiles", "tableSizeBytes", "numDeletedRecordsOpt")
+        )
+        return (
+            f"SELECT {files} AS files, {size} AS bytes, {deleted} AS deleted,"
+            f" CAST(NULL AS BIGINT) AS rows FROM {_checksum(version, location)}"
+        )
 
     def stamp(self, owner: str, version: int, step: int) -> Mapping[str, str]:
         """Return the settings that fence a statement."""
@@ -57,7 +147,7 @@ class DeltaDialect:
         if self.config.path is None:
             assert self.config.catalog is not None
             return quoted(self.config.catalog, *destination)
-        return quoted("delta", "/".join((self.config.path.rstrip("/"), *destination)))
+        return quoted("delta", self._folder(destination))
 
     def prepare(self, destination: Sequence[str]) -> Sequence[str]:
         """Return the statement that makes the namespace in a catalog."""
@@ -72,8 +162,10 @@ class DeltaDialect:
         columns: Sequence[LakeColumn],
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
+        *,
+        anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists."""
+        """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
         if self.config.mode != "changelog":  # to which rows are only added
             vectors = self.config.write_mode == "merge_on_read"
@@ -84,7 +176,7 @@ class DeltaDialect:
             own["delta.enableTypeWidening"] = "true"
         definitions = ", ".join(column.definition for column in columns)
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.table(destination)} ({definitions}) USING delta"
+            f"{create_text(anew=anew)} {self.table(destination)} ({definitions}) USING delta"
             f"{partition_text(partition_by)}"
             f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
         )
@@ -116,7 +208,16 @@ class DeltaDialect:
         """Return the type itself."""
         return type_
 
+    def _folder(self, destination: Sequence[str]) -> str:
+        assert self.config.path is not None
+        return "/".join((self.config.path.rstrip("/"), *destination))
+
     def _set(self, table: str, properties: Mapping[str, str]) -> Sequence[str]:
         if not properties:
             return ()
         return (f"ALTER TABLE {table} SET TBLPROPERTIES ({properties_text(properties)})",)
+
+
+def _checksum(version: int, location: str | None) -> str:
+    """Return the file in SQL in which the log has the figures of a version, one line of JSON."""
+    return quoted("text", f"{location}/_delta_log/{version:020d}.crc")

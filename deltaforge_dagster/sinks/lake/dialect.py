@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
-from deltaforge_dagster.sinks.lake.config import LakeSinkConfig, PartitionField
+from deltaforge_dagster.sinks.lake.config import (
+    LakeMaintenanceConfig,
+    LakeSinkConfig,
+    PartitionField,
+)
 from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
 OWNER = "deltaforge.owner"
@@ -24,6 +29,12 @@ PENDING = "deltaforge.pending"
 
 KEY = "deltaforge.key"
 """Property of a table of pending changes: the key columns, JSON."""
+
+COMMITTED = "deltaforge.committed"
+"""Property of a table: a copy of its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
+
+SMALL_FILE_BYTES = 32 << 20
+"""A file with fewer bytes is small."""
 
 SESSION_SETTINGS: Mapping[str, str] = {
     # Statements join and sort; with adaptive planning, small ones do so in few tasks and write few files.
@@ -63,7 +74,10 @@ class Branches(Protocol):
     """Statements for branches of a table, which commit several statements at once and only onto what was read."""
 
     def snapshots(self, table: str) -> str:
-        """Return a query for the snapshots: `id`, `parent` and, if it is ours, its stamp's `owner` and `version`."""
+        """Return a query for the snapshots: `id`, `parent`, and when it was made, `at`, in microseconds since 1970.
+
+        If it is ours, it also has its stamp's `owner` and `version`.
+        """
         ...
 
     def references(self, table: str) -> str:
@@ -90,6 +104,43 @@ class Branches(Protocol):
         ...
 
 
+class TableMaintenance(Protocol):
+    """Statements that keep tables small and quick to read."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Settings of a session that maintains tables, besides those of every session."""
+        ...
+
+    def newest(self, table: str) -> str:
+        """Return a query for the newest `version` of a table; no row if it has none."""
+        ...
+
+    def small_files(self, table: str, version: int, location: str | None) -> str:
+        """Return a query for the number of `small` files; arguments are those of `LakeDialect.figures`."""
+        ...
+
+    def compact(
+        self,
+        destination: Sequence[str],
+        options: LakeMaintenanceConfig,
+        *,
+        small: bool,
+        deleted: bool,
+    ) -> Sequence[str]:
+        """Return the statements that make large files of `small` ones, and files without the `deleted` rows."""
+        ...
+
+    def clean(
+        self, destination: Sequence[str], now: datetime, retention_hours: int
+    ) -> Sequence[str]:
+        """Return the statements that delete what no reader of a version since so many hours before `now` needs.
+
+        Among that are files which never became part of the table, but none that a commit may still be writing.
+        """
+        ...
+
+
 class LakeDialect(Protocol):
     """A format of lake tables."""
 
@@ -104,8 +155,34 @@ class LakeDialect(Protocol):
         ...
 
     @property
+    def maintenance(self) -> TableMaintenance:
+        """Statements for the maintenance of tables."""
+        ...
+
+    @property
     def settings(self) -> Mapping[str, str]:
         """Settings of a session, made before its first statement."""
+        ...
+
+    @property
+    def last_version(self) -> str | None:
+        """The setting that has the version of the session's last commit; None if `Branches.publish` returns it."""
+        ...
+
+    def location(self, destination: Sequence[str]) -> str | None:
+        """Return the query for a table's `location`, None if `figures` does not need it."""
+        ...
+
+    def figures(self, table: str, version: int, location: str | None) -> str:
+        """Return a query for what the format itself counts: `files`, their `bytes`, `rows`, and `deleted` rows in them.
+
+        What is not known is null. There may be no row, or nothing to query.
+
+        Args:
+            table: Name of the table.
+            version: A version of the table.
+            location: What `location` has found.
+        """
         ...
 
     def stamp(self, owner: str, version: int, step: int) -> Mapping[str, str]:
@@ -132,8 +209,10 @@ class LakeDialect(Protocol):
         columns: Sequence[LakeColumn],
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
+        *,
+        anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists."""
+        """Return the statement that makes a table unless it exists; if `anew`, that replaces one by one without rows."""
         ...
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
@@ -157,6 +236,14 @@ def session_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[st
     """Return the settings of a session that reads or writes a sink's tables: the format's, then the sink's own."""
     own = {name: one.get_secret_value() for name, one in config.spark.items()}
     return {**dialect.settings, **own}
+
+
+def create_text(*, anew: bool) -> str:
+    """Return the words with which a statement begins that makes a table, or replaces it.
+
+    Not `CREATE OR REPLACE`: with Delta, it replaces nothing if the table is a path, and succeeds if the table is alike.
+    """
+    return "REPLACE TABLE" if anew else "CREATE TABLE IF NOT EXISTS"
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

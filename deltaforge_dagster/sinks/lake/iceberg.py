@@ -10,12 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final
 
-from deltaforge_dagster.sinks.lake.config import IcebergSinkConfig, PartitionField
+from deltaforge_dagster.sinks.lake.config import (
+    IcebergSinkConfig,
+    LakeMaintenanceConfig,
+    PartitionField,
+)
 from deltaforge_dagster.sinks.lake.dialect import (
     SESSION_SETTINGS,
+    SMALL_FILE_BYTES,
     LakeColumn,
+    create_text,
     partition_text,
     properties_text,
 )
@@ -23,6 +30,9 @@ from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
 _STAMP = "spark.sql.iceberg.snapshot-property."
 _OWNER, _VERSION = "deltaforge.writer", "deltaforge.version"
+_STRAY = timedelta(days=3)
+"""Age from which on a file that is in no snapshot is not from a commit that is under way."""
+
 _WIDER = {("int", "bigint"), ("float", "double")}
 _RESERVED = {
     "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number",
@@ -43,8 +53,8 @@ class IcebergBranches:
     def snapshots(self, table: str) -> str:
         """Return a query for the snapshots."""
         return (
-            f"SELECT snapshot_id AS id, parent_id AS parent, summary[{literal(_OWNER)}] AS owner,"
-            f" summary[{literal(_VERSION)}] AS version FROM {table}.snapshots"
+            "SELECT snapshot_id AS id, parent_id AS parent, unix_micros(committed_at) AS at,"
+            f" summary[{literal(_OWNER)}] AS owner, summary[{literal(_VERSION)}] AS version FROM {table}.snapshots"
         )
 
     def references(self, table: str) -> str:
@@ -73,6 +83,56 @@ class IcebergBranches:
 
 
 @dataclass(frozen=True, slots=True)
+class IcebergMaintenance:
+    """Statements for maintenance; implements `dialect.TableMaintenance`.
+
+    Args:
+        catalog: The catalog.
+    """
+
+    catalog: str
+    settings: Mapping[str, str] = field(default_factory=dict, init=False)
+
+    def newest(self, table: str) -> str:
+        """Return a query for the newest snapshot."""
+        return f"SELECT snapshot_id AS version FROM {table}.refs WHERE name = 'main'"
+
+    def small_files(self, table: str, version: int, location: str | None) -> str:  # noqa: ARG002
+        """Return a query for the number of small files, among which are files of deletes, except for vectors."""
+        return (
+            f"SELECT count_if(IF(content = 0, file_size_in_bytes < {SMALL_FILE_BYTES},"
+            f" file_format <> 'PUFFIN')) AS small FROM {table}.files"
+        )
+
+    def compact(
+        self,
+        destination: Sequence[str],
+        options: LakeMaintenanceConfig,
+        *,
+        small: bool,  # noqa: ARG002 - one statement does both
+        deleted: bool,  # noqa: ARG002
+    ) -> Sequence[str]:
+        """Return the statement; without deletion vectors, files of deletes would stay that say nothing any more."""
+        how = f"'delete-ratio-threshold', '{options.deleted_ratio}', 'remove-dangling-deletes', 'true'"
+        return (self._call("rewrite_data_files", destination, f"options => map({how})"),)
+
+    def clean(
+        self, destination: Sequence[str], now: datetime, retention_hours: int
+    ) -> Sequence[str]:
+        """Return the statements."""
+        retention = timedelta(hours=retention_hours)
+        expired, strays = _moment(now - retention), _moment(now - max(retention, _STRAY))
+        return (
+            self._call("expire_snapshots", destination, f"older_than => {expired}"),
+            self._call("remove_orphan_files", destination, f"older_than => {strays}"),
+        )
+
+    def _call(self, procedure: str, destination: Sequence[str], *arguments: str) -> str:
+        table = f"table => {literal(quoted(*destination))}"
+        return f"CALL {quoted(self.catalog)}.system.{procedure}({', '.join((table, *arguments))})"
+
+
+@dataclass(frozen=True, slots=True)
 class IcebergDialect:
     """Tables of Apache Iceberg; implements `dialect.LakeDialect`.
 
@@ -83,9 +143,12 @@ class IcebergDialect:
     config: IcebergSinkConfig
     name: Final = "Iceberg"
     branches: IcebergBranches = field(init=False)
+    maintenance: IcebergMaintenance = field(init=False)
+    last_version: None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "branches", IcebergBranches(self.config.catalog))
+        object.__setattr__(self, "maintenance", IcebergMaintenance(self.config.catalog))
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -99,6 +162,23 @@ class IcebergDialect:
             # Otherwise a session does not see what others commit.
             f"{catalog}.cache-enabled": "false",
         }
+
+    def location(self, destination: Sequence[str]) -> None:
+        """Return None: snapshots themselves say what they have."""
+
+    def figures(self, table: str, version: int, location: str | None) -> str:  # noqa: ARG002
+        """Return a query for what a snapshot's summary says."""
+        files, size, records, deleted, by_value = (
+            f"CAST(summary[{literal(f'total-{name}')}] AS BIGINT)"
+            for name in (
+                "data-files", "files-size", "records", "position-deletes", "equality-deletes",
+            )
+        )  # fmt: skip
+        return (
+            f"SELECT {files} AS files, {size} AS bytes, {deleted} AS deleted,"
+            f" IF({by_value} = 0, {records} - {deleted}, NULL) AS rows"
+            f" FROM {table}.snapshots WHERE snapshot_id = {version}"
+        )
 
     def stamp(self, owner: str, version: int, step: int) -> Mapping[str, str]:  # noqa: ARG002 - all steps are one commit
         """Return the settings that stamp a statement's snapshot."""
@@ -120,8 +200,10 @@ class IcebergDialect:
         columns: Sequence[LakeColumn],
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
+        *,
+        anew: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists."""
+        """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
         if self.config.mode != "changelog":  # to which rows are only added
             how = self.config.write_mode.replace("_", "-")
@@ -130,7 +212,7 @@ class IcebergDialect:
                 own["format-version"] = "3"  # which has deletion vectors
         definitions = ", ".join(column.definition for column in columns)
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.table(destination)} ({definitions}) USING iceberg"
+            f"{create_text(anew=anew)} {self.table(destination)} ({definitions}) USING iceberg"
             f"{partition_text(partition_by)}"
             f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
         )
@@ -154,6 +236,10 @@ class IcebergDialect:
     def stored(self, type_: str) -> str:
         """Return the type, which Iceberg has no small integers for."""
         return re.sub(r"\b(tinyint|smallint)\b", "int", type_)
+
+
+def _moment(time: datetime) -> str:
+    return f"TIMESTAMP {literal(time.isoformat(sep=' '))}"
 
 
 def _more_digits(old: str, new: str) -> bool:

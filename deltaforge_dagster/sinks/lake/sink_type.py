@@ -23,11 +23,11 @@ _Config = TypeVar("_Config", bound=LakeSinkConfig)
 
 _RESYNC = (
     "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
-    "already in the new one. Drop them, and give the sink another id and `start: snapshot`"
+    "already in the new one (deltaforge lake resync PIPELINE --sink SINK)"
 )
 _MOVED = (
     "later changes go there; tables that are new there need a resync, because they lack the rows that "
-    "are delivered already: give the sink another id and `start: snapshot`"
+    "are delivered already (deltaforge lake resync PIPELINE --sink SINK)"
 )
 _LATER = "applies to changes after the checkpoint; what the tables have stays as it is"
 _NEW_TABLES = "applies to tables that are created from now on"
@@ -37,7 +37,7 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     """Tables of a lakehouse, in one format."""
 
     destinations = "tables"
-    timing = frozenset({"commit_seconds", "commit_changes", "pending"})
+    timing = frozenset({"commit_seconds", "commit_changes", "pending", "maintenance"})
     consequences: Mapping[str, str] = {
         **dict.fromkeys(["table", "path", "catalog"], _MOVED),
         **dict.fromkeys(["mode", "soft_deletes"], _RESYNC),
@@ -45,9 +45,11 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
         "keys": f"lets a table go on that is held because it has no key; a table that exists {_RESYNC}",
         "types": (
             "applies to columns that are created from now on, and lets a held table go on if the column is "
-            "new; a table that has the column with another type needs a resync"
+            "new; a table that has the column with another type needs a resync "
+            "(deltaforge lake resync PIPELINE --sink SINK --tables TABLE)"
         ),
         **dict.fromkeys(["partition_by", "write_mode", "properties"], _NEW_TABLES),
+        "maintenance": "applies to later maintenance",
         **dict.fromkeys(["filter", "skipped_operations"], _LATER),
     }
 

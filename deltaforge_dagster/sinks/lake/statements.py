@@ -88,14 +88,21 @@ class Statements:
 
     def append(self) -> str:
         """Return the statement that adds every row of a changelog."""
-        values = [column.value("s") for column in self.columns]
-        values += [f"s.{name}" for name in _CHANGELOG]
-        return self._insert([*_CHANGELOG], values)
+        return self._insert([*_CHANGELOG], [*self._values(), *(f"s.{name}" for name in _CHANGELOG)])
 
-    def append_current(self) -> str:
-        """Return the statement that adds rows of new keys to a table of current rows without soft deletes."""
-        values = [*(column.value("s") for column in self.columns), "s.df_event_time"]
-        return self._insert(["df_event_time"], values)
+    def append_current(self, *, soft_deletes: bool) -> str:
+        """Return the statement that adds rows, none of them a delete, of new keys to a table of current rows."""
+        more = {"df_event_time": "s.df_event_time"} | (
+            {"df_deleted": "false"} if soft_deletes else {}
+        )
+        return self._insert([*more], [*self._values(), *more.values()])
+
+    def append_history(self) -> str:
+        """Return the statement that adds versions, none of them a delete, of keys that the table has no version of."""
+        more = {name: f"s.{name}" for name in _VALIDITY} | {
+            "df_is_current": "s.df_valid_to IS NULL"
+        }
+        return self._insert([*more], [*self._values(), *more.values()])
 
     def append_pending(self, missing: Sequence[str]) -> str:
         """Return the statement that adds rows to a table of pending changes (`sinks.lake.pending`).
@@ -222,6 +229,9 @@ class Statements:
                 ends = [f"CAST({literal(end)} AS {column.type})" for end in (low, high)]
                 found += f" AND t.{quoted(column.name)} BETWEEN {ends[0]} AND {ends[1]}"
         return found
+
+    def _values(self) -> list[str]:
+        return [column.value("s") for column in self.columns]
 
     def _insert(self, names: Sequence[str], values: Sequence[str]) -> str:
         columns = [*(quoted(column.name) for column in self.columns), *names, *_PLACE]

@@ -271,11 +271,21 @@ lake_pending = Table(
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("sink", Text, primary_key=True),
-    Column("destination", Text, primary_key=True),  # a JSON array
+    Column("destination", Text, primary_key=True),  # as in `lake_commit`
     Column("source", JSON, nullable=False),
     Column("segment", BigInteger, nullable=False),
     Column("changes", BigInteger, nullable=False),
     Column("since", Double, nullable=False),
+)
+
+lake_resyncs = Table(
+    "lake_resync",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("sink", Text, primary_key=True),
+    Column("destination", Text, primary_key=True),  # as in `lake_commit`
+    Column("table_name", Text, nullable=False),  # full name in the source
+    Column("begun", Boolean, nullable=False),
 )
 
 lake_writes = Table(
@@ -293,6 +303,7 @@ lake_writes = Table(
     Column("changed_at", Double, nullable=False),
     Column("written_at", Double, nullable=False),
     Column("published", Boolean, nullable=False),
+    Column("figures", JSON(none_as_null=True)),
 )
 
 snapshots = Table(

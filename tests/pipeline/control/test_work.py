@@ -265,6 +265,34 @@ def test_chunks_that_were_read_are_work(sqlite_store: StateStore, loaded: Loaded
     assert isinstance(find_work(sqlite_store, loaded, lambda: source), NoWork)
 
 
+def test_a_table_to_load_again_is_work(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """Not while another snapshot is unfinished; but then, if it has begun, because its table must be made anew."""
+    source = PlayedSource([])
+
+    def found() -> str | None:
+        work = find_work(sqlite_store, loaded, lambda: source)
+        return work.reason if isinstance(work, Work) else None
+
+    assert found() is None
+    sqlite_store.lake_commits.resync("p", "one", {("t",): "public.t"})
+    other = sqlite_store.snapshots.request("p", cause="command")
+    reasons = [found()]
+    sqlite_store.snapshots.cancel("p", other.snapshot, "no longer wanted")
+    reasons.append(found())
+    with sqlite_store.fenced(held(sqlite_store)) as writer:
+        writer.lake_commits.restart("one", 0)
+        writer.lake_commits.begin_resyncs("one", [("t",)])
+        writer.lease.release()
+    reasons.append(found())
+    sqlite_store.checkpoints.pause("p", "one")
+    reasons.append(found())
+    sqlite_store.checkpoints.resume("p", "one")
+    with sqlite_store.fenced(held(sqlite_store)) as writer:
+        writer.lake_commits.made_anew("one", ("t",))
+        writer.lease.release()
+    assert [*reasons, found()] == [None, "resync", "resync", None, None]
+
+
 def test_dead_letters_that_are_due(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
     """Asked for, or behind nothing any more: once the checkpoint has passed them, and not before."""
     store = sqlite_store

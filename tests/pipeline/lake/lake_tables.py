@@ -183,6 +183,7 @@ class Staging:
         segment: int = 0,
         rekey: bool = False,
         inserts_only: bool = False,
+        reads: bool = False,
     ) -> StagedStep:
         """A step with rows; what they do not say is that they are updates, in order, a second apart."""
         names = TypedSchema(tuple(TypedColumn(*one) for one in self.types.items())).arrow
@@ -199,7 +200,7 @@ class Staging:
         last = ChangePlace(filled[-1]["df_segment"], filled[-1]["df_ordinal"])
         path = self.lake.write(filled, pa.schema(fields))
         kind: Literal["rekey", "rows"] = "rekey" if rekey else "rows"
-        return StagedStep(kind, [path], len(rows), inserts_only, last)
+        return StagedStep(kind, [path], len(rows), inserts_only, last, reads=reads)
 
     def truncate(self, segment: int, ordinal: int) -> StagedStep:
         """A step that truncates the table."""

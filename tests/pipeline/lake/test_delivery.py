@@ -14,6 +14,7 @@ from sqlalchemy import update
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     JournalDamaged,
+    NotAllowed,
     SparkUnavailable,
     StoreUnavailable,
     TableRejected,
@@ -23,6 +24,7 @@ from deltaforge_dagster.pipeline.deliver.retries import Retries
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryThread
 from deltaforge_dagster.pipeline.lake import delivery as module
 from deltaforge_dagster.pipeline.lake.delivery import CommitLimits, LakeDelivery
+from deltaforge_dagster.pipeline.lake.figures import WrittenTable
 from deltaforge_dagster.pipeline.lake.staged import (
     ChangePlace,
     StagedCommit,
@@ -38,7 +40,7 @@ from deltaforge_dagster.state.database.tables import (
     lake_pending,
     segments,
 )
-from deltaforge_dagster.state.lake_commits import Destination
+from deltaforge_dagster.state.lake_commits import Destination, TableFigures
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 from tests.pipeline.deliver.scene import NAME, SINK, Scene, lsn, place, scene
@@ -75,6 +77,7 @@ class Lake:
         unfolded: Tables whose pending changes cannot be folded.
         kind: The kind of the steps that are staged.
         folds: Each fold: the table, up to which segment, when, and whether there must be something.
+        anew: The tables that were made anew.
     """
 
     rows: dict[Destination, list[int]] = field(default_factory=lambda: {ORDERS: [], ITEMS: []})
@@ -90,6 +93,7 @@ class Lake:
     unfolded: set[Destination] = field(default_factory=set)
     kind: Literal["rows", "rekey"] = "rows"
     folds: list[tuple[str, int, str, bool]] = field(default_factory=list)
+    anew: list[Destination] = field(default_factory=list)
     closed: int = 0
     discarded: int = 0
 
@@ -105,19 +109,7 @@ class Lake:
         wanted = [one for one in self.rows if one not in skip and (only is None or one in only)]
         self.commits.append(([row.segment for row in rows], wanted))
         step = StagedStep(self.kind, [str(row.segment) for row in rows], 1, True, ChangePlace(0, 0))
-        tables = [
-            StagedTable(
-                one,
-                ("shop", one[0], one[1]),
-                cast("TypedSchema", None),
-                (),
-                frozenset(),
-                [step],
-                len(rows),
-            )
-            for one in wanted
-            if one not in self.unstaged
-        ]
+        tables = [self._table(one, step) for one in wanted if one not in self.unstaged]
         failed: dict[Destination, Exception] = {
             one: TableRejected("cannot be staged") for one in wanted if one in self.unstaged
         }
@@ -125,34 +117,35 @@ class Lake:
 
     def commit(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add the segments behind the pending ones, unless the table has a commit that ends there or later."""
         self._write(table, guard, exists=exists)
         self._fold(table.destination, through, "before", required=required)
         if self.versions[table.destination] < through:
             self.rows[table.destination] += [int(one) for one in table.steps[0].files]
             self.versions[table.destination] = through
-        return COLUMNS
+        return WrittenTable(COLUMNS, TableFigures(through))
 
     def append(
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> Sequence[tuple[str, str]]:
+    ) -> WrittenTable:
         """Add the segments to the pending ones, unless that has been done."""
         self._write(table, guard, exists=exists)
         assert not required or self.added[table.destination]
         if self.added[table.destination] < through:
             self.pending[table.destination] += [int(one) for one in table.steps[0].files]
             self.added[table.destination] = through
-        return COLUMNS
+        return WrittenTable(COLUMNS)
 
     def fold(
         self, table: StagedTable, through: int, guard: SendGuard, time: FoldTime, *, required: bool
-    ) -> None:
+    ) -> WrittenTable:
         """Add what is pending to the table."""
         guard()
         if table.destination in self.unfolded:
             raise TableRejected("cannot be folded")
         self._fold(table.destination, through, time, required=required)
+        return WrittenTable(COLUMNS, TableFigures(through))
 
     def _write(self, table: StagedTable, guard: SendGuard, *, exists: bool) -> None:
         guard()
@@ -168,12 +161,35 @@ class Lake:
         self.rows[table] += [one for one in waiting if one <= through]
         self.pending[table] = [one for one in waiting if one > through]
 
+    def without_changes(self, destination: Destination) -> StagedTable:
+        """Return the table without steps."""
+        if destination in self.unstaged:
+            raise TableRejected("cannot be staged")
+        return self._table(destination)
+
+    def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
+        """Forget the rows, but not which commits the table had, as Delta does; of what is pending, forget both."""
+        guard()
+        self.fault(table.destination)
+        if table.destination in self.rejects:
+            raise TableRejected("cannot be written")
+        self.rows[table.destination].clear()
+        self.pending[table.destination].clear()
+        self.added[table.destination] = 0
+        self.anew.append(table.destination)
+
     @contextmanager
     def writer(self, owner: str) -> Iterator[Lake]:
         """Open and close."""
         self.opened.append(owner)
         yield self
         self.closed += 1
+
+    def _table(self, name: Destination, *steps: StagedStep) -> StagedTable:
+        columns = cast("TypedSchema", None)
+        changes = sum(len(one.files) for one in steps)
+        source = ("shop", name[0], name[1])
+        return StagedTable(name, source, columns, (), frozenset(), steps, changes)
 
     def _discard(self) -> None:
         self.discarded += 1
@@ -422,6 +438,7 @@ def test_what_a_commit_added_is_stored(scene: Scene) -> None:
 
     assert (items.sink, items.write.source, orders.write.source) == (SINK, ITEMS, ORDERS)
     assert (orders.write.columns, orders.write.position) == (COLUMNS, lsn(6))
+    assert orders.write.figures == TableFigures(2)
     (last,) = scene.store.segments.read(NAME, first=2)
     assert orders.write.changed_at == last.last_ts_us / 1e6
 
@@ -686,3 +703,187 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
     assert ORDERS not in commits.pending
     assert lake.rows[ORDERS] == ([1] if between else [1, 2])
     assert scene.checkpoint.last_error is None
+
+
+def resync(scene: Scene, *tables: Destination) -> None:
+    """Request that tables are loaded again."""
+    names = {one: ".".join(one) for one in tables}
+    scene.store.lake_commits.resync(NAME, SINK, names)
+
+
+def test_a_table_is_loaded_again(scene: Scene) -> None:
+    """It is made anew where the front is, for a snapshot of what changes from there on; the other table goes on."""
+    lake = Lake()
+    work = Work(scene, lake)
+    capture(scene, 2)
+    work.go()
+    owes = [work.delivery.redriving]
+    resync(scene, ORDERS)
+    capture(scene, 1)
+    owes += [work.delivery.due() and work.delivery.redriving]
+    work.go()
+
+    assert (lake.anew, lake.rows) == ([ORDERS], {ORDERS: [3], ITEMS: [1, 2, 3]})
+    assert [numbers for numbers, _ in lake.commits] == [[1, 2], [3]]
+    (snapshot,) = scene.store.snapshots.read(NAME)
+    assert (snapshot.tables, snapshot.sinks) == (["public.orders"], [SINK])
+    assert (snapshot.cause, snapshot.state, snapshot.since_segment) == ("resync", "wanted", 3)
+    assert scene.store.lake_commits.resyncs(NAME) == []
+    owes += [work.delivery.redriving, work.delivery.due()]
+    assert owes == [False, True, False, False]
+    assert (place(scene.checkpoint), scene.checkpoint.failures) == ((3, 2, True), 0)
+
+
+@pytest.mark.parametrize("step", ["lake-resync-begun", "lake-made-anew"])
+def test_a_resync_goes_on_after_a_kill(
+    scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One snapshot is requested, and nothing is added before the table was made anew for the last time."""
+
+    def kill(name: str) -> None:
+        if name == step:
+            raise Killed
+
+    lake = Lake()
+    capture(scene, 2)
+    Work(scene, lake).go()
+    resync(scene, ORDERS)
+    capture(scene, 1)
+    monkeypatch.setattr(module, "failpoint", kill)
+    Work(scene, lake).fail(Killed)
+    monkeypatch.undo()
+    assert lake.rows[ITEMS] == [1, 2]
+
+    Work(scene, lake).go()
+
+    assert lake.rows == {ORDERS: [3], ITEMS: [1, 2, 3]}
+    assert len(scene.store.snapshots.read(NAME)) == 1
+    assert scene.store.lake_commits.resyncs(NAME) == []
+
+
+@pytest.mark.parametrize("step", ["", "lake-resync-begun", "lake-made-anew"])
+def test_a_resync_forgets_pending_changes(
+    scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its table, whatever dies; later ones are counted anew, and the other table keeps its own."""
+
+    def kill(name: str) -> None:
+        if name == step:
+            raise Killed
+
+    lake = Lake()
+    capture(scene, 2)
+    Work(scene, lake, beside(3)).go()
+    assert waiting(scene) == {"orders": (2, 2), "items": (2, 2)}
+    resync(scene, ORDERS)
+    if step:
+        monkeypatch.setattr(module, "failpoint", kill)
+        Work(scene, lake, beside(3)).fail(Killed)
+        monkeypatch.undo()
+    Work(scene, lake, beside(3)).go()
+    assert (waiting(scene), lake.folds) == ({"items": (2, 2)}, [])
+    capture(scene, 1)
+    Work(scene, lake, beside(3)).go()
+    assert waiting(scene) == {"orders": (3, 1)}
+    assert lake.pending == {ORDERS: [3], ITEMS: []}
+    assert lake.rows == {ORDERS: [], ITEMS: [1, 2, 3]}
+
+
+def test_a_resync_needs_no_fold_that_failed(scene: Scene) -> None:
+    """A table that is held because it cannot be folded is made anew, without what was pending."""
+    lake = Lake(unfolded={ORDERS})
+    capture(scene, 1)
+    Work(scene, lake, beside(seconds=3600)).go()
+    age_pending(scene, "orders")
+    Work(scene, lake, beside(seconds=3600)).go()
+    wait(scene, NEVER * 10)
+    resync(scene, ORDERS)
+    work = Work(scene, lake, beside(seconds=3600))
+    work.go(2)
+    assert (lake.anew, lake.pending[ORDERS]) == ([ORDERS], [])
+    assert waiting(scene) == {"items": (1, 1)}
+    assert (scene.checkpoint.failures, scene.checkpoint.last_error) == (0, None)
+
+
+def test_a_resync_waits_for_a_snapshot_and_a_planned_commit(scene: Scene) -> None:
+    """A pipeline has one snapshot at a time; a commit that is planned is made first."""
+    lake = Lake()
+    work = Work(scene, lake)
+    capture(scene, 1)
+    lake.fault = lambda table: work.thread.stop.set() if table == ORDERS else None
+    work.go(1)
+    lake.fault = lambda _table: None
+    resync(scene, ORDERS)
+    other = scene.store.snapshots.request(NAME, cause="command")
+    work = Work(scene, lake)
+    work.go()
+    assert (lake.anew, lake.rows[ORDERS]) == ([], [1])
+    assert not work.delivery.redriving
+
+    scene.store.snapshots.cancel(NAME, other.snapshot, "no longer wanted")
+    work.go()
+    assert (lake.anew, lake.rows[ORDERS]) == ([ORDERS], [])
+    assert [one.since_segment for one in scene.store.snapshots.read(NAME)] == [2, 0]
+
+
+def test_a_held_table_is_loaded_again(scene: Scene) -> None:
+    """What it lacks is no longer needed; while it cannot be made anew, it is held, and the others go on."""
+    lake = Lake(rejects={ITEMS})
+    work = Work(scene, lake)
+    capture(scene, 2)
+    work.go(1)
+    wait(scene, NEVER * 10)
+    resync(scene, ITEMS)
+    work = Work(scene, lake)
+    work.go(2)
+    wait(scene, NEVER * 10)
+    capture(scene, 1)
+    work.go()
+    assert (lake.anew, lake.rows) == ([], {ORDERS: [1, 2, 3], ITEMS: []})
+    assert place(scene.checkpoint) == (2, 2, True)
+    assert "up to segment 2 and is held: cannot be written" in str(scene.checkpoint.last_error)
+    with pytest.raises(NotAllowed, match="has begun already"):
+        resync(scene, ITEMS)
+
+    lake.rejects.clear()
+    retry(scene)
+    work = Work(scene, lake)
+    work.go()
+    assert (lake.anew, lake.rows) == ([ITEMS], {ORDERS: [1, 2, 3], ITEMS: [3]})
+    stored = scene.checkpoint
+    assert (place(stored), stored.failures, stored.last_error) == ((3, 2, True), 0, None)
+
+
+def test_a_sink_no_longer_fails_once_its_table_is_made_anew(scene: Scene) -> None:
+    """Although its checkpoint does not move by that."""
+    lake = Lake()
+    capture(scene, 1)
+    Work(scene, lake).go()
+    resync(scene, ITEMS)
+    lake.unstaged.add(ITEMS)
+    Work(scene, lake).go(2)
+    assert scene.checkpoint.failures == 1
+
+    lake.unstaged.clear()
+    retry(scene)
+    work = Work(scene, lake)
+    work.go()
+    assert lake.anew == [ITEMS]
+    assert (scene.checkpoint.failures, scene.checkpoint.last_error) == (0, None)
+    assert work.thread.attempts.error is None
+
+
+def test_a_resync_outlives_a_reset_checkpoint(scene: Scene) -> None:
+    """The table is made anew first, wherever the sink begins again."""
+    lake = Lake()
+    capture(scene, 2)
+    Work(scene, lake).go()
+    resync(scene, ORDERS)
+    Work(scene, lake).go(1)
+    with scene.store.database.write() as connection:
+        connection.execute(update(checkpoints).values(segment=0))
+    lake.versions.clear()
+    lake.versions |= {ORDERS: 0, ITEMS: 0}
+    lake.rows[ITEMS].clear()
+    Work(scene, lake).go()
+    assert (lake.anew, lake.rows) == ([ORDERS], {ORDERS: [1, 2], ITEMS: [1, 2]})

@@ -184,6 +184,8 @@ def write_current(target: dict[int, Values], steps: Sequence[StagedStep]) -> Non
             target.clear()
             continue
         rows, before = rows_of(step), dict(target)
+        if step.reads:
+            assert all(one["df_op"] == "u" and one["df_absent"] is None for one in rows)
         assert len(rows) == step.rows == len({one["id"] for one in rows})
         for one in rows:
             if step.kind == "rekey":

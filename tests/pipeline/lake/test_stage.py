@@ -185,6 +185,34 @@ def test_history_with_truncates(
     assert [step.kind for step in current.steps] == ["truncate", "rows"]
 
 
+@pytest.mark.parametrize("mode", ["current", "history"])
+def test_rows_of_a_snapshot_are_apart(
+    journal: Journal,
+    register: Callable[[TableSchema], str],
+    stage: Stage,
+    spark: SparkSession,
+    mode: str,
+) -> None:
+    """Keys that only a snapshot has read are in a step before the one of the others."""
+    version = register(table("id", "a"))
+    rows = [
+        change("r", 1, version, after={"id": 1, "a": 1}),
+        change("r", 2, version, after={"id": 2, "a": 2}),
+        change("c", 3, version, after={"id": 3, "a": 3}),
+        change("r", 4, version, after={"id": 4, "a": 4}),
+        change("u", 5, version, after={"id": 2, "a": 5}),
+        change("d", 6, version, before={"id": 4}),
+        change("r", 7, version, after={"id": 5, "a": 7}),
+        change("r", 8, version, after={"id": 5, "a": 8}),
+    ]
+    found = only(stage([segment(journal, 1, rows)], f"mode: {mode}"))
+    assert [(step.reads, step.inserts_only, step.rows) for step in found.steps] == [
+        (True, False, 1), (False, False, {"current": 4, "history": 6}[mode]),
+    ]  # fmt: skip
+    assert values(read(spark, found.steps[0]), "df_op", "id", "a") == [("u", 1, 1)]
+    assert found.changes == 8
+
+
 def test_a_truncate_alone(
     journal: Journal, register: Callable[[TableSchema], str], stage: Stage
 ) -> None:

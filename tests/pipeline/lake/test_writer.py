@@ -12,6 +12,9 @@ from uuid import uuid4
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, TableRejected
+from deltaforge_dagster.pipeline.lake.staged import StagedStep
+from deltaforge_dagster.pipeline.lake.target import TableCommit
+from deltaforge_dagster.pipeline.lake.writer import LakeWriter
 from deltaforge_dagster.sources.value_types import (
     DATE,
     FLOAT32,
@@ -179,6 +182,67 @@ def test_a_history_has_every_version(lake: Lake) -> None:
     ]
 
 
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first words of the statements that add or merge rows."""
+    found: list[str] = []
+    execute = TableCommit.execute
+
+    def noted(commit: TableCommit, *texts: str) -> None:
+        found.extend(one.split()[0] for one in texts if one.startswith(("INSERT", "MERGE")))
+        execute(commit, *texts)
+
+    monkeypatch.setattr(TableCommit, "execute", noted)
+    return found
+
+
+@ONE_FORMAT
+@pytest.mark.parametrize("mode", ["current", "history"])
+def test_rows_of_a_snapshot_are_added_where_there_are_none(
+    lake: Lake, statements: list[str], mode: str
+) -> None:
+    """Without a look at what is outside their range; where the table has a key of it, they are merged."""
+    soft: dict[str, Any] = {"soft_deletes": True} if mode == "current" else {}
+    staging, writer = Staging(lake, mode), lake.writer(mode=mode, **soft)
+
+    def chunk(segment: int, *keys: int) -> StagedStep:
+        rows = [{"id": key, "name": f"read {segment}"} for key in keys]
+        return staging.step(*rows, segment=segment, reads=True)
+
+    live = staging.step({"id": 35, "name": "inserted meanwhile"}, segment=2)
+    for segment, steps in enumerate(
+        [[chunk(1, 1, 9)], [chunk(2, 10, 19), live], [chunk(3, 20, 29)], [chunk(4, 30, 35, 39)], [chunk(5, 19)]],
+        start=1,
+    ):  # fmt: skip
+        writer.commit(staging.table(*steps), segment, unguarded)
+
+    assert statements == ["INSERT", "INSERT", "MERGE", "INSERT", "MERGE", "MERGE"]
+    history = mode == "history"
+    shown = lake.rows("id", "name", "df_is_current" if history else "df_deleted")
+    assert sorted(one for one in shown if one[2] is history) == [
+        (key, f"read {segment}", history)
+        for key, segment in [(1, 1), (9, 1), (10, 2), (19, 5), (20, 3), (29, 3), (30, 4), (35, 4), (39, 4)]
+    ]  # fmt: skip
+    assert len(shown) == (11 if history else 9)
+
+
+@ONE_FORMAT
+def test_rows_of_a_snapshot_are_added_once(lake: Lake, statements: list[str]) -> None:
+    """A successor adds them after the first writer has seen that they are not there, before it adds them itself."""
+    staging = Staging(lake, "current")
+    commit = staging.table(staging.step({"id": 1}, {"id": 2}, segment=1, reads=True))
+    made: list[LakeWriter] = []
+
+    def guard() -> None:
+        if statements and not made:  # it is about to execute its INSERT
+            made.append(lake.writer())
+            made[0].commit(commit, 1, unguarded)
+
+    lake.writer().commit(commit, 1, guard)
+    assert statements[:2] == ["INSERT", "INSERT"]
+    assert sorted(lake.rows("id")) == [(1,), (2,)]
+
+
 def two_commits(staging: Staging) -> Sequence[Any]:
     """Two commits of a changelog, each with two statements."""
     return [
@@ -276,6 +340,34 @@ def test_branches_of_others_are_kept_for_a_while(lake: Lake) -> None:
     assert (young in left, old in left, len(left)) == (True, False, 2)
 
 
+@ONE_FORMAT
+def test_a_table_is_made_anew(lake: Lake) -> None:
+    """With today's types and without rows, also if it is gone; what follows is added, and nobody else's table is touched."""
+    staging = Staging(lake, "current", {"id": INT64, "n": INT64})
+    writer = lake.writer()
+    writer.commit(staging.table(staging.step({"id": 1, "n": 1}, segment=3)), 3, unguarded)
+    staging.types = {"id": INT64, "n": DATE}
+    row = {"id": 1, "n": moment(0).date()}
+    following = staging.table(staging.step(row, segment=4, inserts_only=True))
+    with pytest.raises(
+        TableRejected, match="or have the table loaded again: deltaforge lake resync"
+    ):
+        writer.commit(following, 4, unguarded)
+    with pytest.raises(TableRejected, match="belongs to sink lake of pipeline shop"):
+        lake.writer(pipeline="other").make_anew(staging.table(), unguarded)
+    assert lake.rows("id", "n") == [(1, 1)]
+
+    for _ in range(2):
+        writer.make_anew(staging.table(), unguarded)
+        assert lake.rows("id", "n") == []
+    for one in (writer, lake.writer()):
+        one.commit(following, 4, unguarded, exists=True)
+        assert lake.rows("id", "n") == [(1, moment(0).date())]
+    staging.destination = ("public", "others")
+    writer.make_anew(staging.table(), unguarded)
+    assert lake.rows("id", destination=staging.destination) == []
+
+
 def test_columns_are_added_and_widened(lake: Lake) -> None:
     """New columns are added; a smaller type fits into a wider one; a dropped column stays."""
     staging = Staging(lake, "current", {"id": INT64, "n": INT32, "wide": INT64, "gone": TEXT})
@@ -289,7 +381,8 @@ def test_columns_are_added_and_widened(lake: Lake) -> None:
     }  # fmt: skip
     later = moment(0).replace(tzinfo=None)
     row = {"id": 2, "n": 2**40, "wide": 3, "Odd, `name`": 1, "ts": later}
-    columns = dict(writer.commit(staging.table(staging.step(row, segment=1)), 1, unguarded))
+    made = writer.commit(staging.table(staging.step(row, segment=1)), 1, unguarded)
+    columns = dict(made.columns)
     assert (columns["n"], columns["gone"]) == ("bigint", "string")
     assert (columns["Odd, `name`"], columns["df_position"]) == ("decimal(5,2)", "bigint")
     assert sorted(lake.rows("id", "n", "wide", "gone", "Odd, `name`", "ts")) == [
@@ -346,7 +439,9 @@ def test_whose_a_table_is(lake: Lake) -> None:
     """
     staging = Staging(lake, "current")
     first = staging.table(staging.step({"id": 1, "name": "a"}, segment=7))
-    with pytest.raises(TableRejected, match=r"is gone.* checkpoint reset shop --sink lake "):
+    with pytest.raises(
+        TableRejected, match=r"is gone.* lake resync shop --sink lake --tables public\.orders$"
+    ):
         lake.writer().commit(first, 7, unguarded, exists=True)
     lake.writer().commit(first, 7, unguarded)
     one = staging.table(staging.step({"id": 1, "name": "b"}, segment=0))

@@ -11,6 +11,7 @@ from deltaforge_dagster.errors import SpecError, TableRejected
 from deltaforge_dagster.sinks.lake.config import (
     DeltaSinkConfig,
     IcebergSinkConfig,
+    LakeMaintenanceConfig,
     LakeSinkConfig,
     PartitionField,
     PendingChanges,
@@ -54,7 +55,14 @@ def test_defaults(write: Write) -> None:
         assert (one.commit_seconds, one.commit_changes) == (60, 1_000_000)
         assert one.name_of("app", "public", "orders") == ("public", "orders")
     assert (lake.catalog, lake.warehouse) == ("lake", "/lake")
+    assert table.maintenance == lake.maintenance == LakeMaintenanceConfig()
     assert not table.type_widening
+
+
+@pytest.mark.parametrize("off", ["off", False, {"enabled": False}])
+def test_maintenance_can_be_off(write: Write, off: object) -> None:
+    """As text, as YAML 1.1 reads it, and as it is stored."""
+    assert loaded(write, delta(maintenance=off)).maintenance == LakeMaintenanceConfig(enabled=False)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +74,9 @@ def test_defaults(write: Write) -> None:
         (delta(table="../${source.table}"), "config.table: is not the name of a table: parts of letters, digits, `_`, `-` and variables, with a dot between them, such as ${source.schema}.${source.table}"),
         (delta(mode="scd2"), "config.mode: must be 'changelog', 'current' or 'history'"),
         (delta(commit_seconds=0), "config.commit_seconds: must be more than 0"),
+        (delta(maintenance="on"), "config.maintenance: must be a block of fields"),
+        (delta(maintenance={"schedule": "daily"}), "config.maintenance.schedule: has 1 fields, a schedule has five"),
+        (delta(maintenance={"retention_hours": 23}), "config.maintenance.retention_hours: must be at least 24"),
         (delta(commit_changes=0), "config.commit_changes: must be more than 0"),
         (delta(types={"public.orders": {"total": "money"}}), "config.types.public.orders.total: there is no type 'money'; known are "),
         (delta(types={"orders": {"total": "text"}}), "config.types.orders.[key]: names the table 'orders' (write schema.table, or database.table if the source has no schemas)"),

@@ -1,0 +1,119 @@
+"""The maintenance of a sink's tables, as an asset: materialized on the sink's schedule, or by anybody at any time.
+
+What became of each table is an observation of the table's own asset, with its figures before and afterwards. It has no
+data version, so assets that wait for new data do not see it.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from deltaforge_dagster.assets.descriptions import maintenance_spec
+from deltaforge_dagster.assets.names import (
+    PIPELINE_TAG,
+    lake_table_key,
+    maintenance_job_name,
+    maintenance_key,
+)
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.resources.run_context import build_run_context
+from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig, LakeSinkConfig
+from deltaforge_dagster.state.lake_commits import StoredWrite
+
+if TYPE_CHECKING:  # code servers load this module, but not what writes tables
+    from deltaforge_dagster.pipeline.lake.maintenance import MaintainedTable, TableCondition
+
+
+def maintained_sinks(loaded: LoadedPipeline) -> Mapping[str, LakeMaintenanceConfig]:
+    """Return the sinks of a pipeline whose tables are maintained, by id."""
+    configs = [sink.config for sink in loaded.spec.spec.sinks]
+    return {
+        one.id: one.maintenance
+        for one in configs
+        if isinstance(one, LakeSinkConfig) and one.maintenance.enabled
+    }
+
+
+def build_maintenance_asset(loaded: LoadedPipeline, sink_id: str) -> dg.AssetsDefinition:
+    """Return the asset of the maintenance of a sink's tables."""
+    name = maintenance_job_name(loaded.name, sink_id)
+    sink = next(one for one in loaded.spec.spec.sinks if one.config.id == sink_id)
+
+    @dg.multi_asset(
+        name=f"{name}_tables",
+        specs=[maintenance_spec(loaded, sink_id)],
+        pool=name,
+        op_tags={PIPELINE_TAG: loaded.name},
+    )
+    def maintenance(
+        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
+    ) -> dg.MaterializeResult[Any]:
+        try:
+            tables = _maintain(context, platform, loaded, sink)
+        except DeltaforgeError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+        problems = [problem for one in tables for problem in one.problems]
+        if problems:
+            raise dg.Failure("; ".join(problems), allow_retries=False)
+        return dg.MaterializeResult(
+            maintenance_key(loaded.name, sink_id),
+            metadata={
+                "tables": len(tables),
+                "compacted": sum(one.compacted for one in tables),
+                "cleaned": sum(one.cleaned for one in tables),
+            },
+        )
+
+    return maintenance
+
+
+def build_maintenance_job(loaded: LoadedPipeline, sink_id: str) -> UnresolvedAssetJobDefinition:
+    """Return the job that maintains a sink's tables."""
+    return dg.define_asset_job(
+        maintenance_job_name(loaded.name, sink_id),
+        selection=dg.AssetSelection.assets(maintenance_key(loaded.name, sink_id)),
+        executor_def=dg.in_process_executor,
+        tags={PIPELINE_TAG: loaded.name},
+        description=f"Maintains the tables of sink {sink_id} of {loaded.name}.",
+    )
+
+
+def observation(pipeline: str, stored: StoredWrite, made: "MaintainedTable") -> dg.AssetObservation:
+    """Return the event that says what became of a table."""
+    metadata: dict[str, Any] = {
+        "maintenance": made.done or "nothing was done",
+        "table": ".".join(made.destination),
+        **_metadata("before", made.before),
+        **_metadata("after", made.after),
+    }
+    if remarks := [*made.notes, *made.problems]:
+        metadata["remarks"] = "; ".join(remarks)
+    key = lake_table_key(pipeline, stored.sink, stored.write.source)
+    return dg.AssetObservation(key, metadata=metadata)
+
+
+def _maintain(
+    context: dg.AssetExecutionContext, platform: Platform, loaded: LoadedPipeline, sink: SinkBlock
+) -> list["MaintainedTable"]:
+    from deltaforge_dagster.pipeline.lake.maintenance import maintain_tables  # noqa: PLC0415
+
+    tables = []
+    with platform.open() as opened:
+        sessions = build_run_context(opened, loaded).replay_sessions
+        for stored, made in maintain_tables(opened.store, loaded.name, sink, sessions):
+            if made.destination == stored.write.destination:  # pending changes have no asset
+                context.log_event(observation(loaded.name, stored, made))
+            tables.append(made)
+    context.log.info("%s of sink %s maintained", pluralize(len(tables), "table"), sink.config.id)
+    return tables
+
+
+def _metadata(when: str, condition: "TableCondition | None") -> dict[str, int]:
+    found = {} if condition is None else condition.counts
+    return {f"{name}_{when}": count for name, count in found.items()}

@@ -1,0 +1,405 @@
+"""The maintenance of a sink's tables: compacts files, lets snapshots expire, deletes files that no table uses.
+
+It works beside the delivery. Of two that change a table at once, one has to begin again: the delivery as it always does
+(`writer`), maintenance a few times; then it leaves the rest to the next time. What a commit under way has written is
+never deleted: such files are younger than what is deleted, and a branch keeps its snapshots. If a dead writer has
+left a branch, it is dropped once it is older than the retention. If its writer lives after all, it makes another one.
+
+A table is left alone unless it is the sink's. The table of its pending changes is maintained as well: each small commit
+leaves files there, and they are no longer used once they are folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.lake.figures import FigureReader
+from deltaforge_dagster.pipeline.lake.pending import pending_writer
+from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
+from deltaforge_dagster.pipeline.lake.stamps import CommitCopy, last_commit
+from deltaforge_dagster.pipeline.lake.target import (
+    LakeOwner,
+    Ownership,
+    configure,
+    table_label,
+    table_properties,
+)
+from deltaforge_dagster.pipeline.lake.writer import BRANCH
+from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig, LakeSinkConfig
+from deltaforge_dagster.sinks.lake.dialect import (
+    COMMITTED,
+    OWNER,
+    PENDING,
+    Branches,
+    LakeDialect,
+    properties_text,
+)
+from deltaforge_dagster.sinks.lake.pending import pending_name
+from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
+from deltaforge_dagster.state.lake_commits import Destination, StoredWrite, TableFigures
+from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:  # PySpark is imported when a session is asked for
+    from pyspark.errors import PySparkException
+    from pyspark.sql import Row
+
+    from deltaforge_dagster.pipeline.spark_client import SparkSession
+
+_ATTEMPTS = 3
+_ABORTS = {SparkFailure.LOST, SparkFailure.MISSING, SparkFailure.PLACE, SparkFailure.UNAVAILABLE}
+"""Failures that other tables would meet as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCondition:
+    """What maintenance looks at.
+
+    Attributes:
+        figures: What the table consists of; None if it has no version.
+        small_files: Number of small files, None if unknown.
+        snapshots: Number of snapshots that can be read, None if the format has none.
+    """
+
+    figures: TableFigures | None
+    small_files: int | None
+    snapshots: int | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What is known, by what it is."""
+        figures = self.figures or TableFigures(0)
+        found = {
+            "files": figures.files,
+            "small_files": self.small_files,
+            "bytes": figures.bytes,
+            "rows": figures.rows,
+            "deleted_rows": figures.deleted,
+            "snapshots": self.snapshots,
+        }
+        return {name: count for name, count in found.items() if count is not None}
+
+    @property
+    def deleted_ratio(self) -> float | None:
+        """The part of the rows in files that is deleted, None if unknown."""
+        figures = self.figures
+        if figures is None or figures.deleted is None or figures.rows is None:
+            return None
+        return figures.deleted / max(1, figures.rows + figures.deleted)
+
+
+@dataclass(slots=True)
+class MaintainedTable:
+    """What was done to a table.
+
+    Attributes:
+        destination: Name of the table.
+        before: Its condition before; None if it was left alone.
+        after: Its condition afterwards.
+        due: Whether its files are to be compacted.
+        compacted: Whether they were.
+        cleaned: Whether what has outlived the retention was deleted.
+        notes: Why the table was left alone, or which step others got in the way of.
+        problems: What cannot work.
+    """
+
+    destination: Destination
+    before: TableCondition | None = None
+    after: TableCondition | None = None
+    due: bool = False
+    compacted: bool = False
+    cleaned: bool = False
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> str:
+        """What was done, in words; empty if nothing was."""
+        steps = {"compacted": self.compacted, "cleaned": self.cleaned}
+        return " and ".join(step for step, was in steps.items() if was)
+
+
+def maintain_tables(
+    store: StateStore,
+    pipeline: str,
+    sink: SinkBlock,
+    sessions: Callable[[], AbstractContextManager[SessionProvider]],
+    *,
+    only: Collection[Destination] = (),
+    dry_run: bool = False,
+) -> Iterator[tuple[StoredWrite, MaintainedTable]]:
+    """Maintain the tables that a sink has written, one after the other; no session is made if there are none.
+
+    Args:
+        store: The state store.
+        pipeline: Name of the pipeline.
+        sink: The sink, whether its file enables maintenance or not.
+        sessions: Lends a session.
+        only: Names of the tables to maintain; all if empty.
+        dry_run: Only look at the tables.
+
+    Raises:
+        NotAllowed: The sink has no such table.
+        SparkUnavailable, SinkUnavailable, SettingsError: No table can be maintained now.
+    """
+    commits = store.lake_commits.read(pipeline, sink.config.id)
+    tables = [one for one in store.lake_commits.tables(pipeline) if one.sink == sink.config.id]
+    known = {one.write.destination for one in tables}
+    for name in only:
+        if name not in known:
+            names = ", ".join(sorted(map(".".join, known))) or "none"
+            raise NotAllowed(
+                f"sink {sink.config.id} has written no table {'.'.join(name)} (there is: {names})"
+            )
+    tables = [one for one in tables if not only or one.write.destination in only]
+    if commits is None or not tables:
+        return
+    kind, config = sink_types()[sink.type], sink.config
+    assert isinstance(kind, LakeSinkType)
+    assert isinstance(config, LakeSinkConfig)
+    owner = LakeOwner(commits.front.owner, pipeline, config.id)
+    with sessions() as provider:
+        maintenance = LakeMaintenance(provider, kind.dialect(config), config, owner)
+        for one in tables:
+            yield one, maintenance.maintain(one.write.destination, dry_run=dry_run)
+            beside = maintenance.maintain_pending(one.write.destination, dry_run=dry_run)
+            if beside is not None:
+                yield one, beside
+
+
+class LakeMaintenance:
+    """Maintains tables of a sink.
+
+    Args:
+        sessions: Provides the session.
+        dialect: Format of the tables.
+        config: Options of the sink.
+        owner: Whose the tables are.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionProvider,
+        dialect: LakeDialect,
+        config: LakeSinkConfig,
+        owner: LakeOwner,
+    ) -> None:
+        self._sessions = sessions
+        self._dialect = dialect
+        self._config = config
+        self._owner = owner
+        self._options = config.maintenance
+        self._session: SparkSession | None = None
+        self._figures: FigureReader | None = None
+
+    def maintain(self, destination: Destination, *, dry_run: bool = False) -> MaintainedTable:
+        """Do what is due for a table; return what that was.
+
+        Raises:
+            SparkUnavailable, SinkUnavailable, SettingsError: No table can be maintained now.
+        """
+        made = MaintainedTable(destination)
+        with self._noted(made):
+            properties = self._properties(destination)
+            if properties is None:
+                made.notes.append("the table is gone")
+            elif not self._owns(properties):
+                made.notes.append("the table is not, or not yet, this sink's, so it is left alone")
+            else:
+                self._maintain(made, properties, self._owner.name, dry_run=dry_run)
+        return made
+
+    def maintain_pending(
+        self, destination: Destination, *, dry_run: bool = False
+    ) -> MaintainedTable | None:
+        """Do the same for the table with the pending changes of a table; return None if it has none, or not yet."""
+        made = MaintainedTable(pending_name(destination))
+        with self._noted(made):
+            table, beside = self._properties(destination), self._properties(made.destination)
+            if table is None or beside is None or not self._owns(table):
+                return None
+            token = table.get(PENDING)
+            if token is None or beside.get(PENDING) != token:
+                return None
+            self._maintain(made, beside, pending_writer(self._owner, token), dry_run=dry_run)
+        return made
+
+    def _owns(self, properties: Mapping[str, str]) -> bool:
+        return Ownership.from_json(properties.get(OWNER, "")).is_of(self._owner)
+
+    @contextmanager
+    def _noted(self, made: MaintainedTable) -> Iterator[None]:
+        """Note what does not work with a table; raise if it would not with other tables either."""
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
+
+        try:
+            yield
+        except PySparkException as error:
+            self._note(made, error)
+
+    def _maintain(
+        self, made: MaintainedTable, properties: Mapping[str, str], writer: str, *, dry_run: bool
+    ) -> None:
+        """Do what is due for a table with these properties, whose commits are stamped with a writer."""
+        session, figures = self._connected()
+        made.before = made.after = self._condition(session, figures, made.destination)
+        small = _has_small_files(made.before, self._options)
+        deleted = (made.before.deleted_ratio or 0.0) >= self._options.deleted_ratio
+        made.due = small or deleted
+        if dry_run:
+            return
+        if made.due:
+            compact = self._dialect.maintenance.compact(
+                made.destination, self._options, small=small, deleted=deleted
+            )
+            made.compacted = self._execute(session, compact, made)
+        made.cleaned = self._clean(session, made, properties, writer)
+        made.after = self._condition(session, figures, made.destination)
+
+    def _properties(self, destination: Destination) -> Mapping[str, str] | None:
+        """Return the properties of a table, None if it does not exist."""
+        from pyspark.errors import AnalysisException  # noqa: PLC0415 - slow
+
+        session, _ = self._connected()
+        try:
+            return table_properties(session, self._dialect.table(destination))
+        except AnalysisException as error:
+            if failure_of(error, self._sessions) is SparkFailure.REJECTED:
+                return None
+            raise
+
+    def _connected(self) -> tuple[SparkSession, FigureReader]:
+        session = self._sessions.session()
+        if session is not self._session or self._figures is None:
+            configure(session, self._dialect, self._config)
+            for name, value in self._dialect.maintenance.settings.items():
+                session.conf.set(name, value)
+            self._session, self._figures = session, FigureReader(session, self._dialect)
+        return session, self._figures
+
+    def _condition(
+        self, session: SparkSession, figures: FigureReader, destination: Destination
+    ) -> TableCondition:
+        table = self._dialect.table(destination)
+        version = figures.newest(table)
+        snapshots = None
+        if self._dialect.branches is not None:
+            snapshots = len(session.sql(self._dialect.branches.snapshots(table)).collect())
+        if version is None:
+            return TableCondition(None, 0, snapshots)
+        small = figures.small_files(destination, version)
+        found = figures.read(destination, version)
+        if found.rows is None:  # formats answer this from what they know about files
+            count = session.sql(f"SELECT count(*) AS rows FROM {table}").collect()
+            found = replace(found, rows=count[0]["rows"])
+        return TableCondition(found, small, snapshots)
+
+    def _clean(
+        self,
+        session: SparkSession,
+        made: MaintainedTable,
+        properties: Mapping[str, str],
+        writer: str,
+    ) -> bool:
+        """Delete what has outlived the retention; return whether that worked."""
+        now, hours = datetime.now(UTC), self._options.retention_hours
+        branches = self._dialect.branches
+        statements: Sequence[str] = ()
+        if branches is not None:
+            table = self._dialect.table(made.destination)
+            before = int((now - timedelta(hours=hours)).timestamp() * 1e6)
+            heads = {row.name: row.id for row in session.sql(branches.references(table)).collect()}
+            snapshots = {row.id: row for row in session.sql(branches.snapshots(table)).collect()}
+            statements = [
+                *_copied(
+                    table, snapshots, heads.get("main"), properties, writer=writer, before=before
+                ),
+                *_dropped(branches, table, snapshots, heads, before),
+            ]
+        cleaned = self._dialect.maintenance.clean(made.destination, now, hours)
+        return self._execute(session, [*statements, *cleaned], made)
+
+    def _execute(
+        self, session: SparkSession, statements: Sequence[str], made: MaintainedTable
+    ) -> bool:
+        """Execute statements, again if others get in the way; return whether that worked, and note why not."""
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
+
+        for statement in statements:
+            left = _ATTEMPTS
+            while True:
+                left -= 1
+                try:
+                    session.sql(statement).collect()
+                    break
+                except PySparkException as error:
+                    if failure_of(error, self._sessions) is not SparkFailure.CONFLICT or not left:
+                        self._note(made, error)
+                        return False
+        return True
+
+    def _note(self, made: MaintainedTable, error: PySparkException) -> None:
+        """Note that something did not work, or raise if it would not for other tables either."""
+        failure = failure_of(error, self._sessions)
+        label = table_label(self._dialect, self._owner, made.destination)
+        meant = translated(error, failure, label)
+        if failure in _ABORTS:
+            raise meant from None
+        (made.notes if failure is SparkFailure.CONFLICT else made.problems).append(str(meant))
+
+
+def _has_small_files(condition: TableCondition, options: LakeMaintenanceConfig) -> bool:
+    """Return whether there are many small files; so it is if nobody has counted them."""
+    if condition.figures is None:
+        return False
+    return condition.small_files is None or condition.small_files >= options.small_files
+
+
+def _copied(
+    table: str,
+    snapshots: Mapping[int, Row],
+    head: int | None,
+    properties: Mapping[str, str],
+    *,
+    writer: str,
+    before: int,
+) -> Iterator[str]:
+    """Return the statement that copies the last commit's stamp, unless no snapshot expires or the copy has it.
+
+    A copy from before the table was put back to an earlier snapshot is replaced or removed, for once that snapshot has
+    expired, nothing tells that the copy is wrong.
+    """
+    if head is None or all(row.at >= before for row in snapshots.values()):
+        return
+    known = last_commit(list(snapshots.values()), head, properties, writer)
+    if known is None:
+        if COMMITTED in properties:
+            yield f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{COMMITTED}')"
+        return
+    copy = CommitCopy(writer, known, head, snapshots[head].at)
+    if CommitCopy.of(properties) != copy:
+        text = properties_text({COMMITTED: copy.to_json()})
+        yield f"ALTER TABLE {table} SET TBLPROPERTIES ({text})"
+
+
+def _dropped(
+    branches: Branches,
+    table: str,
+    snapshots: Mapping[int, Row],
+    heads: Mapping[str, int],
+    before: int,
+) -> Iterator[str]:
+    """Return the statements that drop the branches of writers that have not written for long.
+
+    One that equals the table costs nothing, and its writer may go on with it.
+    """
+    for name, head in heads.items():
+        old = head != heads.get("main") and head in snapshots and snapshots[head].at < before
+        if name.startswith(BRANCH) and old:
+            yield branches.drop(table, name)

@@ -1,0 +1,83 @@
+"""Which commits a table has whose format has branches: what the snapshots of its history say.
+
+Each snapshot of a commit is stamped with its writer and number. Once snapshots expire, none may be left that has a
+stamp, so maintenance first copies the newest stamp to a property of the table (`CommitCopy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import orjson
+
+from deltaforge_dagster.sinks.lake.dialect import COMMITTED
+
+if TYPE_CHECKING:  # PySpark is imported when a session is asked for
+    from pyspark.sql import Row
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCopy:
+    """The property of a table that says which commits it has.
+
+    Attributes:
+        writer: Whose commits, as stamps name it.
+        version: Number of the last one.
+        snapshot: The table's newest snapshot when this was written.
+        at: When that snapshot was made, in microseconds since 1970.
+    """
+
+    writer: str
+    version: int
+    snapshot: int
+    at: int
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Self | None:
+        """Return the copy in a table's properties, if there is one."""
+        try:
+            return cls(**orjson.loads(properties[COMMITTED]))
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    def to_json(self) -> str:
+        """Return the text of the property."""
+        return orjson.dumps(self).decode()
+
+
+def last_commit(
+    snapshots: Sequence[Row], head: int | None, properties: Mapping[str, str], writer: str
+) -> int | None:
+    """Return the number of a writer's last commit in the history of a snapshot, None if none is known.
+
+    Args:
+        snapshots: All snapshots that are left, read before the properties.
+        head: The snapshot.
+        properties: Properties of the table.
+        writer: Whose commits, as stamps name it.
+    """
+    history = list(_history(snapshots, head))
+    stamped = [int(row.version) for row in history if row.owner == writer]
+    copy = CommitCopy.of(properties)
+    if copy is not None and copy.writer == writer and _has(history, copy):
+        stamped.append(copy.version)
+    return max(stamped, default=None)
+
+
+def _has(history: Sequence[Row], copy: CommitCopy) -> bool:
+    """Return whether the copy's snapshot is in a history, of which the oldest part may have expired.
+
+    It is not if somebody has put the table back to an earlier snapshot.
+    """
+    if not history:
+        return False
+    return copy.snapshot in {row.id for row in history} or history[-1].at > copy.at
+
+
+def _history(snapshots: Sequence[Row], head: int | None) -> Iterator[Row]:
+    known = {row.id: row for row in snapshots}
+    while head is not None and (row := known.get(head)) is not None:
+        yield row
+        head = row.parent
