@@ -276,10 +276,10 @@ FAULTS = (
     Fault(
         "lake-ends-ignored",
         "forgotten condition",
-        "deltaforge_dagster/pipeline/lake/delivery.py",
+        "deltaforge_dagster/pipeline/tables/delivery.py",
         " or last.segment in ends:",
         ":",
-        ("tests/pipeline/lake/test_delivery.py",),
+        ("tests/pipeline/tables/test_delivery.py",),
         "After `checkpoint reset`, a changelog gets changes twice that it has already.",
     ),
     Fault(

@@ -17,7 +17,7 @@ from deltaforge_dagster.assets.descriptions import lake_table_spec, source_table
 from deltaforge_dagster.assets.lineage import column_lineage
 from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
+from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.state.lake_commits import StoredWrite, TableFigures
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
@@ -31,7 +31,7 @@ _COLUMN_LINEAGE = "dagster/column_lineage"
 def writes_tables(loaded: LoadedPipeline) -> bool:
     """Return whether a pipeline has a sink that writes tables."""
     kinds = sink_types()
-    return any(isinstance(kinds[one.type], LakeSinkType) for one in loaded.spec.spec.sinks)
+    return any(isinstance(kinds[one.type], TableSinkType) for one in loaded.spec.spec.sinks)
 
 
 def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[StoredWrite]) -> list[dg.AssetSpec]:
@@ -45,7 +45,7 @@ def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[StoredWrite]) -> l
     sinks = {
         sink.config.id: sink
         for sink in loaded.spec.spec.sinks
-        if isinstance(kinds[sink.type], LakeSinkType)
+        if isinstance(kinds[sink.type], TableSinkType)
     }
     shown = [table for table in tables if table.sink in sinks]
     return [

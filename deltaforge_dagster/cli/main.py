@@ -84,9 +84,10 @@ _COMMANDS = {
     "hold": ("operate.hold:app", "Show a pipeline's held changes; release or approve them."),
     "dlq": ("operate.dlq:app", "Show dead letters; deliver them again or discard them."),
     "sink": ("operate.sink:app", "Pause and resume one sink; attach a detached one."),
+    "resync": ("operate.resync:resync", "Load tables of a sink that keeps tables again."),
     "lake": (
         "installation.lake:app",
-        "Prepare this machine to write Delta and Iceberg tables; read, maintain and load tables again.",
+        "Prepare this machine to write Delta and Iceberg tables; read and maintain them.",
     ),
     "warm": (
         "installation.warm:warm",

@@ -47,8 +47,8 @@ FAILPOINTS = (
     "lake-table-committed",  # one of its tables has it
     "lake-committed",  # all tables have it, the front and the checkpoint have not moved
     "lake-resync-begun",  # a table is held and its snapshot requested, it has the old rows
-    "lake-pending-made-anew",  # the table of its pending changes is empty
-    "lake-made-anew",  # a table is empty, it is still held
+    "lake-pending-recreated",  # the table of its pending changes is empty
+    "lake-recreated",  # a table is empty, it is still held
     "checkpoint-written",  # the checkpoint moved, the source was not told
     "source-confirmed",  # the source was told how far it may discard its log
     "range-closed",  # the range is closed, nothing of it is published

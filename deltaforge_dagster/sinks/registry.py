@@ -1,7 +1,7 @@
 """The kinds of sinks: what the product asks about a kind, and where it finds the kinds.
 
-A kind is one object: a `MessageSinkType` if its sinks get messages from the run, a `LakeSinkType` if they are tables to
-which Spark adds the changes. Files, plans, checks, messages, assets and Spark jobs ask it, so none of them names a kind. Ours
+A kind is one object: a `MessageSinkType` if its sinks get messages from the run, a `DatabaseSinkType` if they keep tables in
+a database, a `LakeSinkType` if Spark writes their tables. Files, plans, checks, messages, assets and Spark jobs ask it, so none of them names a kind. Ours
 are listed below. An installed package adds one with an entry point (Python Packaging User Guide, "Entry points
 specification")::
 
@@ -26,11 +26,14 @@ from pydantic import BaseModel
 from deltaforge_dagster.config.engine.engine import RunLimits
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock, SinkConfig
 from deltaforge_dagster.kinds import Kinds, find_kinds
+from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need Arrow, which code servers do without
     from deltaforge_dagster.sinks.base import Sink
     from deltaforge_dagster.sinks.lake.dialect import LakeDialect
+    from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
+    from deltaforge_dagster.typed_rows.schema import TargetTypes
 
 GROUP = "deltaforge.sinks"
 """The group of the entry points."""
@@ -47,6 +50,7 @@ _BUILT_IN = {
 
 _Config = TypeVar("_Config", bound=SinkConfig)
 _MessageConfig = TypeVar("_MessageConfig", bound=MessageSinkConfig)
+_TableConfig = TypeVar("_TableConfig", bound=TableSinkConfig)
 
 DefaultKey = Literal["event id", "row", "none"]
 """The key of a message whose sink has no `key` in the file, unless a processor has set one: the id of the event, the
@@ -184,14 +188,30 @@ class MessageSinkType(SinkType[_MessageConfig]):
         return False
 
 
-class LakeSinkType(SinkType[_Config]):
-    """A kind of sink whose destinations are tables: Spark reads the journal and adds the changes to them."""
+class TableSinkType(SinkType[_TableConfig]):
+    """A kind of sink whose destinations are tables: Spark types and folds the changes of the journal, by table."""
 
     @abstractmethod
-    def dialect(self, config: _Config) -> LakeDialect:
+    def column_types(self) -> TargetTypes:
+        """Return what a column of its tables can be."""
+
+
+class DatabaseSinkType(TableSinkType[_TableConfig]):
+    """A kind of sink whose tables are in a database, to which the run sends the rows that Spark has made."""
+
+    @abstractmethod
+    def build_writer(self, config: _TableConfig, owner: TableOwner) -> TableWriter:
+        """Return what writes the tables of a sink, not connected yet."""
+
+
+class LakeSinkType(TableSinkType[_TableConfig]):
+    """A kind of sink whose tables are files, which Spark writes as well."""
+
+    @abstractmethod
+    def dialect(self, config: _TableConfig) -> LakeDialect:
         """Return what writes the SQL of a sink."""
 
-    def duckdb_scan(self, config: _Config, destination: Sequence[str]) -> str | None:  # noqa: ARG002
+    def duckdb_scan(self, config: _TableConfig, destination: Sequence[str]) -> str | None:  # noqa: ARG002
         """Return what DuckDB reads a table with, None if it cannot."""
         return None
 
@@ -222,9 +242,11 @@ def _found() -> Kinds[SinkType[Any]]:
 
 
 def _check(kind: SinkType[Any]) -> None:
-    needed = MessageSinkConfig if isinstance(kind, MessageSinkType) else SinkConfig
-    if not isinstance(kind, MessageSinkType | LakeSinkType):
-        raise TypeError(f"{type(kind).__name__} is neither a MessageSinkType nor a LakeSinkType")
+    needed = MessageSinkConfig if isinstance(kind, MessageSinkType) else TableSinkConfig
+    if not isinstance(kind, MessageSinkType | DatabaseSinkType | LakeSinkType):
+        raise TypeError(
+            f"{type(kind).__name__} is neither a MessageSinkType, a DatabaseSinkType nor a LakeSinkType"
+        )
     if not issubclass(kind.config, needed):
         raise TypeError(f"{kind.config.__name__} is no {needed.__name__}")
     if kind.config.destination_field not in kind.config.model_fields:

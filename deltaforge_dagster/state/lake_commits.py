@@ -11,8 +11,8 @@ a rebuilt journal, and `restart` puts everything there.
 A table may have *pending changes* beside it, in a table of their own. That a commit goes there is stored before it is
 written, so that they are folded whatever happens.
 
-A table that is to be loaded again (`LakeResync`) is made anew where the front is, between two commits, and then gets what
-follows, with the rows of a snapshot that is requested in the same transaction. Until it was made anew, it is held; its
+A table that is to be loaded again (`LakeResync`) is recreated where the front is, between two commits, and then gets what
+follows, with the rows of a snapshot that is requested in the same transaction. Until it was recreated, it is held; its
 pending changes are forgotten then.
 
 What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front, or the held table. Each
@@ -53,7 +53,7 @@ from deltaforge_dagster.state.snapshots import insert_snapshot, unfinished_snaps
 Destination: TypeAlias = tuple[str, ...]
 """Name of a table in the lake, outermost part first."""
 
-TO_BE_MADE_ANEW = "it is to be loaded again, and is made anew first"
+TO_BE_RECREATED = "it is to be loaded again, and is recreated first"
 """The `error` of a held table whose resync has begun, before that was tried."""
 
 _FRONT = ""
@@ -90,7 +90,7 @@ class HeldTable:
         since: When it was held, by the database's clock.
         next_attempt_at: When to try again, by the same clock.
         failures: How often it failed in a row.
-        anew: Whether it must be made anew, without rows, before it gets anything; no commit is planned then.
+        recreate: Whether it must be recreated, without rows, before it gets anything; no commit is planned then.
     """
 
     destination: Destination
@@ -100,7 +100,7 @@ class HeldTable:
     since: float
     next_attempt_at: float
     failures: int
-    anew: bool = False
+    recreate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class LakeResync:
         sink: The sink.
         destination: Name of the table.
         table_name: Full name of the source's table.
-        begun: Whether its snapshot is requested, so that the table is held until it was made anew.
+        begun: Whether its snapshot is requested, so that the table is held until it was recreated.
     """
 
     sink: str
@@ -250,7 +250,7 @@ class LakeCommitRepository:
             tables: Full names of the source's tables, by destination.
 
         Raises:
-            NotAllowed: A resync of one of them has begun, and it was not made anew yet.
+            NotAllowed: A resync of one of them has begun, and it was not recreated yet.
         """
         with self._database.write() as connection:
             lock_lease(connection, name)
@@ -346,12 +346,12 @@ class LakeCommitWrites:
             self._connection.execute(update(lake_pending).where(mine).values(changes=0))
         for one in _resyncs(self._connection, self._pipeline, sink):
             if one.begun:
-                self._hold_anew(sink, one.destination, segment)
+                self._hold_recreated(sink, one.destination, segment)
 
     def begin_resyncs(self, sink: str, tables: Collection[Destination]) -> None:
         """Begin to load tables again that somebody has requested: hold them at the front, and request their snapshot.
 
-        A change that is not in the snapshot is behind the front, and so the tables get it after they were made anew.
+        A change that is not in the snapshot is behind the front, and so the tables get it after they were recreated.
 
         Raises:
             NotAllowed: A snapshot is unfinished, or a commit planned.
@@ -367,7 +367,7 @@ class LakeCommitWrites:
                 "planned, and the snapshot that is unfinished"
             )
         for one in wanted:
-            self._hold_anew(sink, one.destination, front["segment"])
+            self._hold_recreated(sink, one.destination, front["segment"])
             mine = and_(
                 _resyncs_of(self._pipeline, sink),
                 lake_resyncs.c.destination == _key(one.destination),
@@ -382,7 +382,7 @@ class LakeCommitWrites:
             since=front["segment"] + 1,
         )
 
-    def made_anew(self, sink: str, destination: Destination) -> None:
+    def recreated(self, sink: str, destination: Destination) -> None:
         """Record that a table is empty now, without pending changes; it is no longer held if it has reached the front."""
         self.folded(sink, destination)
         self._connection.execute(
@@ -610,13 +610,13 @@ class LakeCommitWrites:
             insert(lake_commits).values(pipeline=self._pipeline, sink=sink, destination=key, **row)
         )
 
-    def _hold_anew(self, sink: str, destination: Destination, segment: int) -> None:
+    def _hold_recreated(self, sink: str, destination: Destination, segment: int) -> None:
         self._delete(sink, _key(destination))
         self._insert(
             sink,
             _key(destination),
             segment=segment,
-            error=TO_BE_MADE_ANEW,
+            error=TO_BE_RECREATED,
             since=clock(),
         )
 
@@ -638,7 +638,7 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
     front = rows.pop(_FRONT, None)
     if front is None:
         return None
-    anew = {_key(one.destination) for one in _resyncs(connection, pipeline, sink) if one.begun}
+    recreated = {_key(one.destination) for one in _resyncs(connection, pipeline, sink) if one.begun}
     tables = [
         HeldTable(
             _destination(key),
@@ -648,7 +648,7 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
             row["since"],
             row["next_attempt_at"],
             row["failures"],
-            key in anew,
+            key in recreated,
         )
         for key, row in rows.items()
     ]

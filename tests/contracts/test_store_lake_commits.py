@@ -273,7 +273,7 @@ def test_tables_stay_known(store: StateStore, tmp_path: Path) -> None:
 
 
 def test_pending_changes(store: StateStore) -> None:
-    """They are counted once recorded; a commit that goes to the table, and a fold, ends them; a step back counts anew."""
+    """They are counted once recorded; a commit that goes to the table, and a fold, ends them; a step back counts from 0."""
     lease = held(store, SINK)
     source = ("shop", None, "orders")
 
@@ -351,7 +351,7 @@ def test_a_resync_begins_at_the_front(store: StateStore) -> None:
         with store.fenced(lease) as writer:
             writer.lake_commits.begin_resyncs(SINK, [ORDERS])
     assert places(store) == (9, None, (), {ORDERS: (9, None)})
-    assert commits(store).held[ORDERS].anew
+    assert commits(store).held[ORDERS].recreate
     (snapshot,) = store.snapshots.read(NAME)
     assert (snapshot.tables, snapshot.sinks, snapshot.since_segment) == (
         ["public.orders"],
@@ -371,7 +371,7 @@ def test_a_resync_begins_at_the_front(store: StateStore) -> None:
     assert places(store)[3] == {ORDERS: (5, None)}
     for _ in range(2):
         with store.fenced(lease) as writer:
-            writer.lake_commits.made_anew(SINK, ORDERS)
+            writer.lake_commits.recreated(SINK, ORDERS)
     assert places(store)[3] == {}
     assert [one.destination for one in store.lake_commits.pending(NAME)] == [ITEMS]
     assert [one.destination for one in store.lake_commits.resyncs(NAME, SINK)] == [ITEMS]

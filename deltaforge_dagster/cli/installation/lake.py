@@ -1,7 +1,4 @@
-"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, and what is done with such tables.
-
-They are read with their pending changes, loaded again, and maintained.
-"""
+"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, and how such tables are read and maintained."""
 
 from __future__ import annotations
 
@@ -13,25 +10,20 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from deltaforge_dagster.cli.operate.maintain import maintain
-from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
 from deltaforge_dagster.cli.output import say
-from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.folders import make_folder
-from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.lake.resync import request_resync
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.processes.maven import CENTRAL, Artifact, copy, download
 from deltaforge_dagster.resources.lake_jars import missing_jars
-from deltaforge_dagster.resources.platform import Platform, build_source
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.pending import DUCKDB, SPARK, PendingRows, pending_name
 from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
-from deltaforge_dagster.sources.snapshot.base import SnapshotSource
 from deltaforge_dagster.state.store import StateStore
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -39,7 +31,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def lake() -> None:
-    """Prepare this machine to write Delta and Iceberg tables; read, maintain and load tables again."""
+    """Prepare this machine to write Delta and Iceberg tables; read and maintain them."""
 
 
 app.command()(maintain)
@@ -180,54 +172,6 @@ def _view(
     columns = [name for name, _ in write.columns if not name.startswith("df_")]
     rows = PendingRows(beside, columns, key, SPARK if engine == "spark" else DUCKDB)
     return rows.view(main, columns)
-
-
-@app.command()
-def resync(
-    pipeline: PipelineArgument,
-    *,
-    sink: Annotated[str, typer.Option("--sink", metavar="SINK", help="Id of the sink.")],
-    tables: Annotated[
-        str,
-        typer.Option(
-            "--tables",
-            help="Comma-separated full names of the source's tables. Default: all that the sink has.",
-        ),
-    ] = "",
-    json_output: JsonOption = False,
-) -> None:
-    """Load tables of a Delta or Iceberg sink again, with the options and types of today.
-
-    The pipeline's run makes each table anew, without rows, and requests a snapshot of it for this sink; then the table
-    follows the stream again. Until the snapshot has arrived, readers see only a part of the rows. The sink's other
-    tables, and other sinks, go on. A snapshot that is unfinished is waited for.
-    """
-    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
-    with Platform(settings).open() as opened:
-        register(opened.store, loaded)
-        _check_source(loaded)
-        names = [name.strip() for name in tables.split(",") if name.strip()]
-        found = request_resync(opened.store, loaded, sink, names)
-        waits = opened.store.snapshots.unfinished(loaded.name)
-    once = "" if waits is None else f" once snapshot {waits.snapshot} is complete"
-    text = (
-        f"{', '.join(found)}: {pluralize(len(found), 'table')} of {sink} will be made anew by the pipeline's run"
-        f"{once}, and loaded by a snapshot, which the sensor starts then; see deltaforge snapshot status "
-        f"{loaded.name}. Without sensors: deltaforge run {loaded.name} --until-caught-up, deltaforge snapshot run "
-        f"{loaded.name}, and the first one again."
-    )
-    answer = {"pipeline": loaded.name, "sink": sink, "tables": list(found)}
-    say(text, answer, as_json=json_output)
-
-
-def _check_source(loaded: LoadedPipeline) -> None:
-    """Check that the source has snapshots, which could not fill the tables otherwise."""
-    source = build_source(loaded.spec)
-    try:
-        if not isinstance(source, SnapshotSource):
-            raise NotAllowed(f"pipeline {loaded.name!r}: its source knows no snapshots")
-    finally:
-        source.close()
 
 
 def _download(jar: Artifact, folder: Path, repository: str) -> None:

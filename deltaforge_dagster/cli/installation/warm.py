@@ -12,7 +12,7 @@ import typer
 
 from deltaforge_dagster.kernels import compiler
 from deltaforge_dagster.pipeline.encode import messages
-from deltaforge_dagster.pipeline.lake import keys as lake_keys
+from deltaforge_dagster.pipeline.tables import keys as table_keys
 from deltaforge_dagster.processors.sql import spliced_fields
 from deltaforge_dagster.sensing import scan
 from deltaforge_dagster.sinks.registry import sink_types
@@ -27,7 +27,7 @@ _COMPILED = "*.nbi"
 _SOURCES = tuple(source_types().values())
 _PARTS: tuple[tuple[Any, ...], ...] = (
     (*_SOURCES[::2], snapshot_rows, hiding, messages, scan),
-    (*_SOURCES[1::2], spliced_fields, typed_rows, lake_keys, *sink_types().values()),
+    (*_SOURCES[1::2], spliced_fields, typed_rows, table_keys, *sink_types().values()),
 )
 """Modules with kernels, and kinds of sources and sinks, in two parts that take about equally long to compile."""
 

@@ -187,7 +187,7 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
     back = after.whole_segment < before.whole_segment
     if back and store.lake_commits.read(pipeline, sink) is not None:
         said += (
-            " Its tables skip what they have, so only what they lack is written; to have a table written anew, "
+            " Its tables skip what they have, so only what they lack is written; to have a table rewritten, "
             "drop it before the next run."
         )
     return said

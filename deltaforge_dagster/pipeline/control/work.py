@@ -30,7 +30,7 @@ from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.held_keys import due_entries
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
@@ -276,9 +276,9 @@ def _redriven(store: StateStore, pipeline: PipelineRow, now: float) -> Work | No
 
 def _folded(store: StateStore, loaded: LoadedPipeline, now: float) -> Work | None:
     sinks = {
-        one.config.id: one.config.pending
+        one.config.id: one.config.pending_changes
         for one in loaded.spec.spec.sinks
-        if isinstance(one.config, LakeSinkConfig)
+        if isinstance(one.config, TableSinkConfig)
     }
     found = store.lake_commits.pending(loaded.name) if sinks else []
     checkpoints = store.checkpoints.read(loaded.name) if found else {}

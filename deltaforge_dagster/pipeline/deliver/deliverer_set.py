@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.sinks.base import SinkBlock
@@ -14,7 +11,6 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.deliver.deliverer import Deliverer
 from deltaforge_dagster.pipeline.deliver.messages import MessageDelivery
-from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import (
     Delivery,
     DeliveryContext,
@@ -27,8 +23,7 @@ from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.processing import Processing
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext
 from deltaforge_dagster.pipeline.sensing.sensing import END_SECONDS, Sensing
-from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
-from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
+from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
 _GRACE_SECONDS = 10.0
@@ -138,9 +133,21 @@ class DelivererSet:
         self, context: DeliveryContext, checkpoint: CheckpointRow, thread: DeliveryThread
     ) -> Delivery:
         sink_id = context.sink_id
-        kind = sink_types()[self._block(sink_id).type]
-        if isinstance(kind, LakeSinkType):
-            return self._lake_delivery(context, checkpoint, thread, kind)
+        if isinstance(sink_types()[self._block(sink_id).type], TableSinkType):
+            # Imported here, because most pipelines have no such sink.
+            from deltaforge_dagster.pipeline.deliver.table_delivery import (  # noqa: PLC0415
+                build_table_delivery,
+            )
+
+            return build_table_delivery(
+                self._context,
+                context,
+                checkpoint,
+                thread,
+                self.sessions,
+                at_once=self._at_once,
+                until=self._until,
+            )
         return MessageDelivery(
             context,
             checkpoint,
@@ -149,61 +156,6 @@ class DelivererSet:
             encoder=self._encoder,
             encode_cache=self._encode_cache,
             until=self._until,
-        )
-
-    def _lake_delivery(
-        self,
-        context: DeliveryContext,
-        checkpoint: CheckpointRow,
-        thread: DeliveryThread,
-        kind: LakeSinkType[Any],
-    ) -> Delivery:
-        # Imported here, because most pipelines have no such sink.
-        from deltaforge_dagster.pipeline.lake.delivery import (  # noqa: PLC0415
-            CommitLimits,
-            LakeDelivery,
-        )
-        from deltaforge_dagster.pipeline.lake.stage import LakeStager  # noqa: PLC0415
-        from deltaforge_dagster.pipeline.lake.target import LakeOwner  # noqa: PLC0415
-        from deltaforge_dagster.pipeline.lake.writer import LakeWriter  # noqa: PLC0415
-
-        sink_id, lease = context.sink_id, self._run.lease
-        config = self._block(sink_id).config
-        assert isinstance(config, LakeSinkConfig)
-
-        @contextmanager
-        def open_writer(owner: str) -> Iterator[LakeWriter]:
-            with self._context.replay_sessions() as sessions:
-                dialect = kind.dialect(config)
-                writer = LakeWriter(
-                    sessions, dialect, config, LakeOwner(owner, self._pipeline, sink_id)
-                )
-                try:
-                    yield writer
-                finally:
-                    writer.close()
-
-        return LakeDelivery(
-            context,
-            checkpoint,
-            thread,
-            limits=CommitLimits(
-                config.commit_seconds,
-                config.commit_changes,
-                self._at_once,
-                self._until,
-                config.pending,
-            ),
-            stager=LakeStager(
-                self._spec,
-                config,
-                self._run.journal,
-                self.sessions,
-                self._store,
-                lease.run_id,
-            ),
-            open_writer=open_writer,
-            skips=Resumption(context),
         )
 
     def wind_up(self) -> bool:

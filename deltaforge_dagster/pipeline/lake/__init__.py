@@ -1,6 +1,5 @@
-"""Lake tables: segments of the journal become commits of tables, made by Spark.
+"""Lake tables: Spark adds the staged changes of a commit to Delta and Iceberg tables, and maintains these.
 
-The data never passes through the run's process. `stage` has Spark's tasks type the rows of some segments and fold the
-changes of each key, into Parquet files that `staged` describes; `writer` has Spark add them to tables. `delivery`
-decides which segments a commit covers, and records that before the commit begins.
+`writer` applies commits exactly once, to a `target` and the table of its `pending` changes; `maintenance` compacts files and
+deletes what has outlived the retention; `figures` are what the formats count themselves.
 """

@@ -13,19 +13,6 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenTable:
-    """A table after a commit.
-
-    Attributes:
-        columns: Name and type of each column.
-        figures: What it consists of; None if the commit has not changed it, because it had it before, or went beside it.
-    """
-
-    columns: Sequence[tuple[str, str]]
-    figures: TableFigures | None = None
-
-
 @dataclass(slots=True)
 class FigureReader:
     """Reads the figures of tables.

@@ -24,8 +24,8 @@ from deltaforge_dagster.pipeline.lake.pending import pending_writer
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
 from deltaforge_dagster.pipeline.lake.stamps import CommitCopy, last_commit
 from deltaforge_dagster.pipeline.lake.target import (
-    LakeOwner,
     Ownership,
+    TableOwner,
     configure,
     table_label,
     table_properties,
@@ -163,7 +163,7 @@ def maintain_tables(
     kind, config = sink_types()[sink.type], sink.config
     assert isinstance(kind, LakeSinkType)
     assert isinstance(config, LakeSinkConfig)
-    owner = LakeOwner(commits.front.owner, pipeline, config.id)
+    owner = TableOwner(commits.front.owner, pipeline, config.id)
     with sessions() as provider:
         maintenance = LakeMaintenance(provider, kind.dialect(config), config, owner)
         for one in tables:
@@ -188,7 +188,7 @@ class LakeMaintenance:
         sessions: SessionProvider,
         dialect: LakeDialect,
         config: LakeSinkConfig,
-        owner: LakeOwner,
+        owner: TableOwner,
     ) -> None:
         self._sessions = sessions
         self._dialect = dialect

@@ -1,7 +1,7 @@
 """The table with the pending changes of another table: found or made, and what of it is to be folded.
 
-It belongs to exactly one table. Both have the same random property (`PENDING`), so if the table was dropped and made
-anew, it is seen that changes which are still pending were changes of its predecessor.
+It belongs to exactly one table. Both have the same random property (`PENDING`), so if the table was dropped and
+made again, it is seen that changes which are still pending were changes of its predecessor.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import orjson
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.pipeline.lake.target import (
-    LakeOwner,
     LakeTarget,
     Ownership,
     TableCommit,
+    TableOwner,
     columns_of,
     resync_command,
     table_exists,
@@ -123,7 +123,7 @@ def open_pending(
         main.token = token
     ours = _properties(commit, main.token, main.base)
     if make:
-        _create(commit, ours, anew=False)
+        _create(commit, ours, replace=False)
     found = _owned(commit, name)
     if found.get(PENDING) != main.token:  # of a table that was dropped
         # What stamps statements stays set, and must not let this one be skipped.
@@ -138,7 +138,7 @@ def open_pending(
     return PendingTarget(target, replace(commit, series=_series(main.token)), key, empty)
 
 
-def pending_writer(owner: LakeOwner, token: str) -> str:
+def pending_writer(owner: TableOwner, token: str) -> str:
     """Return what stamps the commits to a table of pending changes that has this `PENDING`."""
     return f"{owner.name}{_series(token)}"
 
@@ -165,7 +165,7 @@ def replace_pending(commit: TableCommit) -> str | None:
     if exists:
         _owned(commit, name)
     token = secrets.token_hex(8)
-    _create(commit, _properties(commit, token, 0), anew=exists)
+    _create(commit, _properties(commit, token, 0), replace=exists)
     return token
 
 
@@ -185,11 +185,11 @@ def _properties(commit: TableCommit, token: str, base: int) -> dict[str, str]:
     }
 
 
-def _create(commit: TableCommit, properties: dict[str, str], *, anew: bool) -> None:
+def _create(commit: TableCommit, properties: dict[str, str], *, replace: bool) -> None:
     destination, columns = commit.table.destination, [*commit.columns, *commit.own_columns]
     commit.execute(
         *commit.dialect.prepare(destination),
-        commit.dialect.create(destination, columns, (), properties, anew=anew),
+        commit.dialect.create(destination, columns, (), properties, replace=replace),
     )
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 import orjson
 
 from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.pipeline.lake.staged import StagedTable
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (
@@ -25,6 +24,8 @@ from deltaforge_dagster.sinks.lake.dialect import (
 from deltaforge_dagster.sinks.lake.pending import pending_name
 from deltaforge_dagster.sinks.lake.sql import holds, sql_type
 from deltaforge_dagster.sinks.lake.statements import WrittenColumn, own_columns, pending_columns
+from deltaforge_dagster.sinks.tables.staged import StagedTable
+from deltaforge_dagster.sinks.tables.writer import TableOwner
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from pyspark.sql import Row
@@ -33,31 +34,11 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 
 
 @dataclass(frozen=True, slots=True)
-class LakeOwner:
-    """Who writes tables.
-
-    Attributes:
-        uid: Uid of the pipeline, which changes when its journal begins again.
-        pipeline: Name of the pipeline.
-        sink_id: Id of the sink.
-    """
-
-    uid: str
-    pipeline: str
-    sink_id: str
-
-    @property
-    def name(self) -> str:
-        """Name in stamps of commits."""
-        return f"{self.uid}/{self.sink_id}"
-
-
-@dataclass(frozen=True, slots=True)
 class Ownership:
     """The property of a table that says whose it is.
 
     Attributes:
-        uid, pipeline, sink: See `LakeOwner`; all are empty if nobody's.
+        uid, pipeline, sink: See `TableOwner`; all are empty if nobody's.
         base: Added to the number of a segment, it is the position of a row. Rows of a former owner have lower ones.
     """
 
@@ -78,7 +59,7 @@ class Ownership:
         """Return the text of the property."""
         return orjson.dumps(self).decode()
 
-    def is_of(self, owner: LakeOwner, *, incarnation: bool = True) -> bool:
+    def is_of(self, owner: TableOwner, *, incarnation: bool = True) -> bool:
         """Return whether a writer has the table, or an earlier incarnation of its pipeline if `incarnation` is false."""
         same = (self.pipeline, self.sink) == (owner.pipeline, owner.sink_id)
         return same and (self.uid == owner.uid or not incarnation)
@@ -103,7 +84,7 @@ class TableCommit:
     session: SparkSession
     dialect: LakeDialect
     config: LakeSinkConfig
-    owner: LakeOwner
+    owner: TableOwner
     table: StagedTable
     guard: SendGuard
     exists: bool
@@ -228,7 +209,7 @@ def open_target(commit: TableCommit) -> LakeTarget:
         )
     # A table that exists keeps columns by which it is partitioned and which the source has dropped.
     if not commit.unknown_partitions or not table_exists(commit, name):
-        _create(commit, {}, anew=False)
+        _create(commit, {}, replace=False)
     properties = table_properties(commit.session, name)
     target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
     target.base = _own(commit, target, properties)
@@ -269,7 +250,7 @@ def replace_table(commit: TableCommit, token: str | None, *, exists: bool) -> No
         stamps[COMMITTED] = (
             ""  # a table that is replaced keeps the properties that the statement does not set
         )
-    _create(commit, stamps, anew=exists)
+    _create(commit, stamps, replace=exists)
 
 
 def check_partitions(commit: TableCommit) -> None:
@@ -285,7 +266,7 @@ def check_partitions(commit: TableCommit) -> None:
         )
 
 
-def _create(commit: TableCommit, stamps: Mapping[str, str], *, anew: bool) -> None:
+def _create(commit: TableCommit, stamps: Mapping[str, str], *, replace: bool) -> None:
     check_partitions(commit)
     dialect, destination = commit.dialect, commit.table.destination
     owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
@@ -296,7 +277,7 @@ def _create(commit: TableCommit, stamps: Mapping[str, str], *, anew: bool) -> No
             [*commit.columns, *commit.own_columns],
             commit.config.partition_of(*commit.table.source),
             {OWNER: owned.to_json(), SOURCE: commit.source, **stamps},
-            anew=anew,
+            replace=replace,
         ),
     )
 
@@ -312,7 +293,7 @@ def table_properties(session: SparkSession, name: str) -> Mapping[str, str]:
     return {row.key: row.value for row in session.sql(f"SHOW TBLPROPERTIES {name}").collect()}
 
 
-def table_label(dialect: LakeDialect, owner: LakeOwner, destination: Sequence[str]) -> str:
+def table_label(dialect: LakeDialect, owner: TableOwner, destination: Sequence[str]) -> str:
     """Return what messages call a table."""
     return f"{dialect.name} table {'.'.join(destination)} of sink {owner.sink_id}"
 
@@ -368,7 +349,7 @@ def resync_command(commit: TableCommit) -> str:
     """Return the command that has the table loaded again."""
     owner, (database, schema, table) = commit.owner, commit.table.source
     name = f"{schema or database}.{table}"
-    return f"deltaforge lake resync {owner.pipeline} --sink {owner.sink_id} --tables {name}"
+    return f"deltaforge resync {owner.pipeline} --sink {owner.sink_id} --tables {name}"
 
 
 def table_exists(commit: TableCommit, name: str) -> bool:

@@ -22,21 +22,18 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.lake.columns import check_names
-from deltaforge_dagster.pipeline.lake.figures import FigureReader, WrittenTable
+from deltaforge_dagster.pipeline.lake.figures import FigureReader
 from deltaforge_dagster.pipeline.lake.pending import (
     PendingTarget,
     open_pending,
     replace_pending,
 )
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
-from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.pipeline.lake.stamps import last_commit
 from deltaforge_dagster.pipeline.lake.target import (
-    LakeOwner,
     LakeTarget,
     TableCommit,
     check_partitions,
@@ -53,6 +50,8 @@ from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import PENDING, Branches, LakeDialect
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, WrittenColumn
+from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
+from deltaforge_dagster.sinks.tables.writer import FoldTime, TableOwner, WrittenTable, check_names
 from deltaforge_dagster.state.lake_commits import TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
@@ -60,9 +59,6 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 
 BRANCH = "deltaforge_"
 """What the names of all writers' branches begin with."""
-
-FoldTime = Literal["before", "after", "later"]
-"""When pending changes are folded: before a commit that goes to the table, after one that was added to them, or later."""
 
 _T = TypeVar("_T")
 _TIMES: Sequence[FoldTime] = ("before", "after", "later")
@@ -101,7 +97,7 @@ class LakeWriter:
     sessions: SessionProvider
     dialect: LakeDialect
     config: LakeSinkConfig
-    owner: LakeOwner
+    owner: TableOwner
     _session: SparkSession | None = field(default=None, init=False)
     _figures: FigureReader | None = field(default=None, init=False)
     _targets: dict[tuple[str, ...], LakeTarget] = field(default_factory=dict, init=False)
@@ -123,7 +119,7 @@ class LakeWriter:
             through: Number of the commit's last segment. A commit that is repeated has the same changes; later
                 commits have larger numbers.
             guard: Called before each statement that changes anything.
-            exists: Whether the table has everything before these changes. If it is gone then, it is not made anew,
+            exists: Whether the table has everything before these changes. If it is gone then, it is not recreated,
                 because it would lack that without a sign.
             required: Whether there are pending changes, so that the table that has them must exist.
 
@@ -188,7 +184,7 @@ class LakeWriter:
 
         return self._tried(table, attempt)
 
-    def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
+    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
         """Replace a table by one without rows, as it would be made today; make it if it does not exist.
 
         So is the table of its pending changes, and first, so that what is left of them belongs to no table. Readers who
@@ -210,7 +206,7 @@ class LakeWriter:
             token = None
             if self.config.pending is not None or PENDING in (known or {}):
                 token = replace_pending(commit)
-                failpoint("lake-pending-made-anew")
+                failpoint("lake-pending-recreated")
             replace_table(commit, token, exists=known is not None)
 
         self._tried(table, attempt)
@@ -352,7 +348,7 @@ class LakeWriter:
             for name, type_ in pending.source_columns
             for known, known_type in [target.columns[name.lower()]]
         ]
-        # Not the series of a predecessor, whose numbers may be larger: a table made anew begins again after a step back.
+        # Not the series of a predecessor, whose numbers may be larger: a table recreated begins again after a step back.
         merged = replace(commit, series=f"/{target.token}/fold")
         self._look(commit, target, through)
         lacking = frozenset(one.staged for one in columns if one.staged.lower() in absent)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
+from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.state.records import RangeRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -31,7 +31,7 @@ def split_by_delivery(
 def keeps_what_it_has(spec: PipelineSpec, sink_id: str) -> bool:
     """Return whether a sink writes tables: they recognize what they have, so a replay would change nothing."""
     kinds = [sink_types()[sink.type] for sink in spec.spec.sinks if sink.config.id == sink_id]
-    return any(isinstance(kind, LakeSinkType) for kind in kinds)
+    return any(isinstance(kind, TableSinkType) for kind in kinds)
 
 
 def closed_range(store: StateStore, pipeline: str, number: int) -> RangeRow:

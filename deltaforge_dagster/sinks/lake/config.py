@@ -23,25 +23,20 @@ from deltaforge_dagster.config.blocks import (
     AlsoAccepts,
     Block,
     Count,
-    Seconds,
-    TemplateText,
     Text,
     environment_filled,
 )
 from deltaforge_dagster.config.engine.engine import cron_problem
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
-from deltaforge_dagster.config.sinks.base import SinkConfig
-from deltaforge_dagster.config.templates import Variable, compile_template
-from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.sources.value_types import ValueType, parse_value_type
-
-_DB, _SCHEMA, _TABLE = "source.db", "source.schema", "source.table"
-_VARIABLES = (_DB, _SCHEMA, _TABLE)
+from deltaforge_dagster.sinks.tables.config import (
+    Columns,
+    PendingChanges,
+    SourceTable,
+    TableSinkConfig,
+    full_name,
+)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LITERAL = re.compile(r"[A-Za-z0-9_-]*")
-_FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]|^\.*$")
-"""Matches what a part of a table's name cannot have, because it may become the name of a folder."""
 
 _TRANSFORM = re.compile(r"(years?|months?|days?|hours?)\s*\(([^()]+)\)", re.IGNORECASE)
 _SIZED = re.compile(r"(bucket|truncate)\s*\(\s*(\d{1,9})\s*,([^()]+)\)", re.IGNORECASE)
@@ -80,64 +75,6 @@ def partition_field(text: str) -> PartitionField:
     if found := _SIZED.fullmatch(text):
         return PartitionField(found[3].strip(), found[1].lower(), int(found[2]))
     return PartitionField(text)
-
-
-def _table(text: str) -> str:
-    template = compile_template(text)
-    for variable in template.variables:
-        name = ".".join(variable.path)
-        if name not in _VARIABLES:
-            raise ValueError(
-                f"names ${{{name}}}, which differs between the changes of one table (only "
-                "${source.db}, ${source.schema} and ${source.table} are allowed)"
-            )
-    if template.variables and Variable(("source", "table")) not in template.variables:
-        raise ValueError(
-            "has a variable, but not ${source.table}, so tables would be mixed (add it, or write "
-            "the name of one table)"
-        )
-    if not all(
-        all(_LITERAL.fullmatch(one) for one in part if isinstance(one, str)) and any(part)
-        for part in _parts(text)
-    ):
-        raise ValueError(
-            "is not the name of a table: parts of letters, digits, `_`, `-` and variables, with a "
-            "dot between them, such as ${source.schema}.${source.table}"
-        )
-    return text
-
-
-def _parts(template: str) -> list[list[str | Variable]]:
-    """Return the parts of a table's name, each as literals and variables."""
-    parts: list[list[str | Variable]] = [[]]
-    for one in compile_template(template).parts:
-        if isinstance(one, Variable):
-            parts[-1].append(one)
-            continue
-        first, *others = one.split(".")
-        parts[-1].append(first)
-        parts += [[other] for other in others]
-    return parts
-
-
-def _source_table(name: str) -> str:
-    schema, dot, table = name.partition(".")
-    if not (schema and dot and table):
-        raise ValueError(
-            f"names the table {name!r} (write schema.table, or database.table if the source has no schemas)"
-        )
-    return name
-
-
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(names)) < len(names):
-        raise ValueError("names a column twice")
-    return names
-
-
-def _type_name(name: str) -> str:
-    parse_value_type(name)
-    return name
 
 
 def _identifier(name: str) -> str:
@@ -190,26 +127,10 @@ def local_folder(location: str) -> Path | None:
     return None if url.scheme else Path(location)
 
 
-_SourceTable = Annotated[str, AfterValidator(_source_table)]
-_Columns = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(_distinct)]
-_TypeName = Annotated[Text, AfterValidator(_type_name)]
 _Catalog = Annotated[Text, AfterValidator(_identifier)]
 _NUMBERS = AlsoAccepts({"type": ["number", "boolean"]})
 _Setting = Annotated[str, BeforeValidator(_setting), _NUMBERS]
 _SecretSetting = Annotated[SecretStr, BeforeValidator(_setting), _NUMBERS]
-
-
-class PendingChanges(Block):
-    """When changes that are kept beside a table are folded into it."""
-
-    fold_changes: Count = 100_000
-    """They are folded when there are so many. A commit with as many goes into the table at once."""
-    fold_seconds: Seconds = 3600.0
-    """They are folded when the oldest of them has been there for this long."""
-
-    def due(self, changes: int, age: float) -> bool:
-        """Return whether pending changes of this number, and seconds since the first was added, are to be folded."""
-        return changes >= self.fold_changes or age >= self.fold_seconds
 
 
 def _pending(value: object) -> object:
@@ -236,37 +157,13 @@ class LakeMaintenanceConfig(Block):
     """
 
 
-class LakeSinkConfig(SinkConfig):
+class LakeSinkConfig(TableSinkConfig):
     """The options of every sink that writes tables of a lakehouse."""
 
-    destination_field = "table"
-
-    table: Annotated[TemplateText, AfterValidator(_table)] = "${source.schema}.${source.table}"
-    """Template of the tables' names, with dots between their parts. Only `${source.db}`, `${source.schema}` and
-    `${source.table}` are allowed; in sources without schemas `${source.schema}` is the database. Each captured
-    table needs a name of its own.
-    """
-    mode: Literal["changelog", "current", "history"] = "current"
-    """What a table has: a row for every change (`changelog`), the source's rows as they are now (`current`), or
-    every version of each row with the time from which and until which it was valid (`history`)
-    ([lakehouse.md](lakehouse.md#which-mode)).
-    """
-    keys: Mapping[_SourceTable, _Columns] = {}
-    """The key columns of tables that have no primary key, or are to have another one here: `schema.table` to a
-    list of columns. They must identify a row.
-    """
-    types: Mapping[_SourceTable, Mapping[Text, _TypeName]] = {}
-    """Types of columns, in place of those that the source's types give: `schema.table` to a mapping of
-    columns to [types](typed-rows.md).
-    """
-    partition_by: Mapping[_SourceTable, _Columns] = {}
+    partition_by: Mapping[SourceTable, Columns] = {}
     """What new tables are partitioned by: `schema.table` to a list of columns. Iceberg also takes transforms:
     `days(created_at)`, `bucket(16, id)`, `truncate(4, code)`.
     """
-    commit_seconds: Seconds = 60.0
-    """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
-    commit_changes: Count = 1_000_000
-    """A commit is made when so many changes wait. It has no more, unless a single segment has."""
     pending: Annotated[
         PendingChanges | None, BeforeValidator(_pending), AlsoAccepts({"type": "boolean"})
     ] = None
@@ -278,7 +175,7 @@ class LakeSinkConfig(SinkConfig):
     """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""
     write_mode: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
     """How rows are replaced: by marking the old ones (`merge_on_read`), which makes small commits cheap, or
-    by writing the affected files anew (`copy_on_write`), which every reader understands.
+    by rewriting the affected files (`copy_on_write`), which every reader understands.
     """
     maintenance: Annotated[
         LakeMaintenanceConfig, BeforeValidator(_off), AlsoAccepts({"enum": ["off", False]})
@@ -292,47 +189,15 @@ class LakeSinkConfig(SinkConfig):
     """Settings of the sink's Spark session, such as credentials of a storage."""
 
     @property
-    def name_parts(self) -> int:
-        """Number of parts of the tables' names."""
-        return len(_parts(self.table))
-
-    def variables(self, known: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the variables of a table, with its database as schema if its source has no schemas."""
-        return {_SCHEMA: known[_DB], **known} if _DB in known else known
-
-    def name_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...]:
-        """Return the name of the lake's table for a table of the source, outermost part first.
-
-        Raises:
-            TableRejected: The source's name cannot be part of the name of a table here.
-        """
-        known = {_DB: database, _SCHEMA: schema or database, _TABLE: table}
-        name = tuple(
-            "".join(one if isinstance(one, str) else known[".".join(one.path)] for one in part)
-            for part in _parts(self.table)
-        )
-        for part in name:
-            if _FORBIDDEN.search(part):
-                raise TableRejected(
-                    f"sink {self.id}: {part!r} cannot be part of a table's name in a lake; give the "
-                    "sink a `table` without it, or do not capture the table"
-                )
-        return name
-
-    def keys_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...] | None:
-        """Return the declared key of a table of the source, None if its primary key applies."""
-        return self.keys.get(_full(database, schema, table))
-
-    def types_of(self, database: str, schema: str | None, table: str) -> dict[str, ValueType]:
-        """Return the declared types of columns of a table of the source."""
-        declared = self.types.get(_full(database, schema, table), {})
-        return {column: parse_value_type(name) for column, name in declared.items()}
+    def pending_changes(self) -> PendingChanges | None:
+        """See `TableSinkConfig`."""
+        return self.pending
 
     def partition_of(
         self, database: str, schema: str | None, table: str
     ) -> tuple[PartitionField, ...]:
         """Return what the lake's table for a table of the source is partitioned by."""
-        declared = self.partition_by.get(_full(database, schema, table), ())
+        declared = self.partition_by.get(full_name(database, schema, table), ())
         return tuple(map(partition_field, declared))
 
     @model_validator(mode="after")
@@ -468,11 +333,6 @@ class IcebergSinkConfig(LakeSinkConfig):
     @field_serializer("catalog_properties")
     def _mask_catalog_properties(self, properties: Mapping[str, SecretStr]) -> dict[str, str]:
         return _masked(properties)
-
-
-def _full(database: str, schema: str | None, table: str) -> str:
-    """Return the name of a table of the source, as `keys`, `types` and `partition_by` have it."""
-    return f"{schema or database}.{table}"
 
 
 def _masked(settings: Mapping[str, SecretStr]) -> dict[str, str]:

@@ -163,7 +163,7 @@ class DeltaDialect:
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
         *,
-        anew: bool,
+        replace: bool,
     ) -> str:
         """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
@@ -176,7 +176,7 @@ class DeltaDialect:
             own["delta.enableTypeWidening"] = "true"
         definitions = ", ".join(column.definition for column in columns)
         return (
-            f"{create_text(anew=anew)} {self.table(destination)} ({definitions}) USING delta"
+            f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING delta"
             f"{partition_text(partition_by)}"
             f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
         )

@@ -210,9 +210,9 @@ class LakeDialect(Protocol):
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
         *,
-        anew: bool,
+        replace: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists; if `anew`, that replaces one by one without rows."""
+        """Return the statement that makes a table unless it exists; if `replace`, that replaces one by one without rows."""
         ...
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
@@ -238,12 +238,12 @@ def session_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[st
     return {**dialect.settings, **own}
 
 
-def create_text(*, anew: bool) -> str:
+def create_text(*, replace: bool) -> str:
     """Return the words with which a statement begins that makes a table, or replaces it.
 
     Not `CREATE OR REPLACE`: with Delta, it replaces nothing if the table is a path, and succeeds if the table is alike.
     """
-    return "REPLACE TABLE" if anew else "CREATE TABLE IF NOT EXISTS"
+    return "REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

@@ -201,7 +201,7 @@ class IcebergDialect:
         partition_by: Sequence[PartitionField],
         properties: Mapping[str, str],
         *,
-        anew: bool,
+        replace: bool,
     ) -> str:
         """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
@@ -212,7 +212,7 @@ class IcebergDialect:
                 own["format-version"] = "3"  # which has deletion vectors
         definitions = ", ".join(column.definition for column in columns)
         return (
-            f"{create_text(anew=anew)} {self.table(destination)} ({definitions}) USING iceberg"
+            f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING iceberg"
             f"{partition_text(partition_by)}"
             f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
         )

@@ -18,16 +18,17 @@ from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow
     from deltaforge_dagster.sinks.lake.dialect import LakeDialect
+    from deltaforge_dagster.typed_rows.schema import TargetTypes
 
 _Config = TypeVar("_Config", bound=LakeSinkConfig)
 
 _RESYNC = (
     "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
-    "already in the new one (deltaforge lake resync PIPELINE --sink SINK)"
+    "already in the new one (deltaforge resync PIPELINE --sink SINK)"
 )
 _MOVED = (
     "later changes go there; tables that are new there need a resync, because they lack the rows that "
-    "are delivered already (deltaforge lake resync PIPELINE --sink SINK)"
+    "are delivered already (deltaforge resync PIPELINE --sink SINK)"
 )
 _LATER = "applies to changes after the checkpoint; what the tables have stays as it is"
 _NEW_TABLES = "applies to tables that are created from now on"
@@ -46,12 +47,18 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
         "types": (
             "applies to columns that are created from now on, and lets a held table go on if the column is "
             "new; a table that has the column with another type needs a resync "
-            "(deltaforge lake resync PIPELINE --sink SINK --tables TABLE)"
+            "(deltaforge resync PIPELINE --sink SINK --tables TABLE)"
         ),
         **dict.fromkeys(["partition_by", "write_mode", "properties"], _NEW_TABLES),
         "maintenance": "applies to later maintenance",
         **dict.fromkeys(["filter", "skipped_operations"], _LATER),
     }
+
+    def column_types(self) -> TargetTypes:
+        """Return what Delta and Iceberg tables can have, as far as Spark can read and write it."""
+        from deltaforge_dagster.typed_rows.schema import TargetTypes  # noqa: PLC0415 - needs Arrow
+
+        return TargetTypes(unsigned=False, time=False, uuid=False)
 
     def problems(self, config: _Config, context: SinkContext) -> list[str]:  # noqa: ARG002
         """Return nothing: the model finds what can be found without Spark."""

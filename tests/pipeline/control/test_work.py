@@ -266,7 +266,7 @@ def test_chunks_that_were_read_are_work(sqlite_store: StateStore, loaded: Loaded
 
 
 def test_a_table_to_load_again_is_work(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
-    """Not while another snapshot is unfinished; but then, if it has begun, because its table must be made anew."""
+    """Not while another snapshot is unfinished; but then, if it has begun, because its table must be recreated."""
     source = PlayedSource([])
 
     def found() -> str | None:
@@ -288,7 +288,7 @@ def test_a_table_to_load_again_is_work(sqlite_store: StateStore, loaded: LoadedP
     reasons.append(found())
     sqlite_store.checkpoints.resume("p", "one")
     with sqlite_store.fenced(held(sqlite_store)) as writer:
-        writer.lake_commits.made_anew("one", ("t",))
+        writer.lake_commits.recreated("one", ("t",))
         writer.lease.release()
     assert [*reasons, found()] == [None, "resync", "resync", None, None]
 

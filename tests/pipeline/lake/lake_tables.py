@@ -13,15 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import SecretStr
 
-from deltaforge_dagster.pipeline.lake.staged import (
-    META,
-    OLD_KEY,
-    VALIDITY,
-    ChangePlace,
-    StagedStep,
-    StagedTable,
-)
-from deltaforge_dagster.pipeline.lake.target import LakeOwner
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
 from deltaforge_dagster.sinks.lake.config import (
     DeltaSinkConfig,
@@ -32,6 +23,15 @@ from deltaforge_dagster.sinks.lake.delta import DeltaDialect
 from deltaforge_dagster.sinks.lake.dialect import LakeDialect
 from deltaforge_dagster.sinks.lake.iceberg import IcebergDialect
 from deltaforge_dagster.sinks.lake.sql import quoted
+from deltaforge_dagster.sinks.tables.staged import (
+    META,
+    OLD_KEY,
+    VALIDITY,
+    ChangePlace,
+    StagedStep,
+    StagedTable,
+)
+from deltaforge_dagster.sinks.tables.writer import TableOwner
 from deltaforge_dagster.sources.value_types import INT64, TEXT, ValueType
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 from tests.fix_spark import connected
@@ -107,7 +107,7 @@ class Lake:
         self, sessions: LakeSessions | None = None, uid: str = "uid-1", **options: Any
     ) -> LakeWriter:
         """A writer; options are those of the sink."""
-        owner = LakeOwner(uid, options.pop("pipeline", "shop"), options.pop("sink_id", "lake"))
+        owner = TableOwner(uid, options.pop("pipeline", "shop"), options.pop("sink_id", "lake"))
         config = self.config(**options)
         return LakeWriter(sessions or self.sessions(), dialect_of(config), config, owner)
 

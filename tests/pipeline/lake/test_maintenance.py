@@ -197,7 +197,7 @@ def test_a_table_that_was_put_back_lacks_later_commits(lake: Lake) -> None:
 
 
 @ICEBERG
-def test_a_table_made_anew_lacks_the_commits_of_its_copy(lake: Lake) -> None:
+def test_a_table_recreated_lacks_the_commits_of_its_copy(lake: Lake) -> None:
     """It keeps the properties of its predecessor, but not what they say about commits."""
     staging = Staging(lake, "current")
     commits = [
@@ -209,7 +209,7 @@ def test_a_table_made_anew_lacks_the_commits_of_its_copy(lake: Lake) -> None:
     assert maintenance(lake).maintain(ORDERS).problems == []
     (kept,) = query(lake, "SHOW TBLPROPERTIES {t} ('deltaforge.committed')")
     assert '"version":1' in kept["value"]
-    lake.writer().make_anew(staging.table(), unguarded)
+    lake.writer().recreate(staging.table(), unguarded)
     for number, commit in enumerate(commits):
         lake.writer().commit(commit, number, unguarded, exists=True)
     assert lake.rows("id") == [(0,), (1,)]

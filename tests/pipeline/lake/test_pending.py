@@ -15,19 +15,19 @@ from pydantic import SecretStr
 from deltaforge_dagster.errors import LeaseLost, TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lake import writer as module
-from deltaforge_dagster.pipeline.lake.stage import LakeStager
-from deltaforge_dagster.pipeline.lake.staged import StagedTable
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
+from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.sinks.lake.pending import DUCKDB, PendingRows, pending_name
+from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sources.value_types import INT32, TEXT
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import SparkAddress
 from tests.pipeline.encode.test_encoder import segment
-from tests.pipeline.lake.changes import stager_here
-from tests.pipeline.lake.changes import table as table_version
 from tests.pipeline.lake.lake_tables import Lake, Staging, dialect_of
-from tests.pipeline.lake.test_fold import COLUMNS, Source, play
 from tests.pipeline.lake.test_readers import DUCKDB_DELTA
+from tests.pipeline.tables.changes import stager_here
+from tests.pipeline.tables.changes import table as table_version
+from tests.pipeline.tables.test_fold import COLUMNS, Source, play
 from tests.state.make import held, position
 
 pytestmark = pytest.mark.spark
@@ -123,7 +123,7 @@ class Stream:
 
     source: Source
     journal: Journal
-    stager: LakeStager
+    stager: TableStager
     random: random.Random
     segments: int = 0
 
@@ -317,7 +317,7 @@ def test_tables_that_are_gone_or_somebody_else_s(lake: Lake) -> None:
         writing(lake, uid="uid-2").commit(other, 9, unguarded)
 
 
-def test_a_table_made_anew_has_no_pending_changes(
+def test_a_table_recreated_has_no_pending_changes(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever dies on the way; what follows is pending with today's types, and is folded although its numbers are smaller."""
@@ -334,10 +334,10 @@ def test_a_table_made_anew_has_no_pending_changes(
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "failpoint", kill)
-        with pytest.raises(Killed, match="lake-pending-made-anew"):
-            writer.make_anew(staging.table(), unguarded)
+        with pytest.raises(Killed, match="lake-pending-recreated"):
+            writer.recreate(staging.table(), unguarded)
     assert (reader.rows, reader.table) == ([(1, "x")], [(1, "x")])
-    writing(lake).make_anew(staging.table(), unguarded)
+    writing(lake).recreate(staging.table(), unguarded)
     assert (reader.rows, reader.table, reader.waiting) == ([], [], 0)
 
     following = staging.table(staging.step({"id": 2, "a": 5}, segment=3))

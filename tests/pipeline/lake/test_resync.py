@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.lake.resync import request_resync
 from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
+from deltaforge_dagster.pipeline.tables.resync import request_resync
 from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress, connected

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from deltaforge_dagster.pipeline.lake.stamps import CommitCopy, last_commit
-from deltaforge_dagster.pipeline.lake.target import LakeOwner
 from deltaforge_dagster.sinks.lake.dialect import COMMITTED
+from deltaforge_dagster.sinks.tables.writer import TableOwner
 
-OWNER = LakeOwner("uid", "shop", "lake")
+OWNER = TableOwner("uid", "shop", "lake")
 
 
 class Snapshot(NamedTuple):

@@ -12,9 +12,9 @@ from uuid import uuid4
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, TableRejected
-from deltaforge_dagster.pipeline.lake.staged import StagedStep
 from deltaforge_dagster.pipeline.lake.target import TableCommit
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
+from deltaforge_dagster.sinks.tables.staged import StagedStep
 from deltaforge_dagster.sources.value_types import (
     DATE,
     FLOAT32,
@@ -341,7 +341,7 @@ def test_branches_of_others_are_kept_for_a_while(lake: Lake) -> None:
 
 
 @ONE_FORMAT
-def test_a_table_is_made_anew(lake: Lake) -> None:
+def test_a_table_is_recreated(lake: Lake) -> None:
     """With today's types and without rows, also if it is gone; what follows is added, and nobody else's table is touched."""
     staging = Staging(lake, "current", {"id": INT64, "n": INT64})
     writer = lake.writer()
@@ -349,22 +349,20 @@ def test_a_table_is_made_anew(lake: Lake) -> None:
     staging.types = {"id": INT64, "n": DATE}
     row = {"id": 1, "n": moment(0).date()}
     following = staging.table(staging.step(row, segment=4, inserts_only=True))
-    with pytest.raises(
-        TableRejected, match="or have the table loaded again: deltaforge lake resync"
-    ):
+    with pytest.raises(TableRejected, match="or have the table loaded again: deltaforge resync"):
         writer.commit(following, 4, unguarded)
     with pytest.raises(TableRejected, match="belongs to sink lake of pipeline shop"):
-        lake.writer(pipeline="other").make_anew(staging.table(), unguarded)
+        lake.writer(pipeline="other").recreate(staging.table(), unguarded)
     assert lake.rows("id", "n") == [(1, 1)]
 
     for _ in range(2):
-        writer.make_anew(staging.table(), unguarded)
+        writer.recreate(staging.table(), unguarded)
         assert lake.rows("id", "n") == []
     for one in (writer, lake.writer()):
         one.commit(following, 4, unguarded, exists=True)
         assert lake.rows("id", "n") == [(1, moment(0).date())]
     staging.destination = ("public", "others")
-    writer.make_anew(staging.table(), unguarded)
+    writer.recreate(staging.table(), unguarded)
     assert lake.rows("id", destination=staging.destination) == []
 
 

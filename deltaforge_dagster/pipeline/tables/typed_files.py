@@ -25,16 +25,16 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.kernels.message_text import Mask, Optional, concat
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import FRAME_COLUMNS, Share
-from deltaforge_dagster.pipeline.lake import absent
-from deltaforge_dagster.pipeline.lake.keys import Words, key_hashes, normal
-from deltaforge_dagster.pipeline.lake.reports import TaskReport, run_tasks
-from deltaforge_dagster.pipeline.lake.staged import META, OLD_KEY, ChangePlace, TableMode
+from deltaforge_dagster.pipeline.tables import absent
+from deltaforge_dagster.pipeline.tables.keys import Words, key_hashes, normal
+from deltaforge_dagster.pipeline.tables.reports import TaskReport, run_tasks
 from deltaforge_dagster.processors.messages.envelope import (
     EventOrigin,
     is_snapshot,
     position_values,
 )
 from deltaforge_dagster.processors.messages.expansion import RowSelection, selected
+from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, ChangePlace, TableMode
 from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 from deltaforge_dagster.typed_rows.tables import TypedTable, VersionName, typed_tables

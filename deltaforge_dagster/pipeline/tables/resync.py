@@ -1,4 +1,4 @@
-"""Requests that tables of a lake are loaded again; `delivery` does it."""
+"""Requests that tables of a sink are loaded again; `delivery` does it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.state.lake_commits import Destination
 from deltaforge_dagster.state.store import StateStore
 
@@ -14,14 +14,14 @@ from deltaforge_dagster.state.store import StateStore
 def request_resync(
     store: StateStore, loaded: LoadedPipeline, sink: str, tables: Collection[str] = ()
 ) -> Sequence[str]:
-    """Request that tables of a sink are made anew, and get the source's rows through a snapshot, then what follows.
+    """Request that tables of a sink are recreated, and get the source's rows through a snapshot, then what follows.
 
     The next run begins it, or the one that is live.
 
     Args:
         store: The state store.
         loaded: The pipeline, registered with its file.
-        sink: The sink, whose tables are in a lake.
+        sink: The sink, which keeps tables.
         tables: Full names of the source's tables; empty for all that the sink has written or tried to.
 
     Returns:
@@ -52,7 +52,7 @@ def request_resync(
     return sorted(known)
 
 
-def _config(loaded: LoadedPipeline, sink: str) -> LakeSinkConfig:
+def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
     """Return the options of a sink that writes tables."""
     found = {one.config.id: one.config for one in loaded.spec.spec.sinks}
     if sink not in found:
@@ -60,7 +60,7 @@ def _config(loaded: LoadedPipeline, sink: str) -> LakeSinkConfig:
             f"pipeline {loaded.name!r} has no sink {sink!r} (there is: {', '.join(found)})"
         )
     config = found[sink]
-    if not isinstance(config, LakeSinkConfig):
+    if not isinstance(config, TableSinkConfig):
         raise NotAllowed(
             f"sink {sink!r} writes no tables; to send rows of a table again: deltaforge snapshot start "
             f"{loaded.name} --tables TABLE --sinks {sink}"

@@ -1,23 +1,17 @@
 """The columns of a table over several of its versions.
 
-The rows of a commit may have several table versions. They are added to a table of the lake together, so they get the
+The rows of a commit may have several table versions. They are added to a table together, so they get the
 columns of all versions, each with a type that holds the values of all of them exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sources.value_types import MAX_DIGITS, ValueType, list_of
-from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedSchema
-
-LAKE_TYPES = TargetTypes(unsigned=False, time=False, uuid=False)
-"""What a column in Delta and Iceberg tables can be, as far as Spark can read and write it."""
-
-_PREFIX = "df_"
-"""What the names of our own columns begin with."""
+from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 
 def union(versions: Sequence[TypedSchema], table: str) -> TypedSchema:
@@ -70,34 +64,3 @@ def _wider_decimal(one: ValueType, other: ValueType) -> ValueType | None:
     scale = max(one.scale, other.scale)
     digits = max(one.precision - one.scale, other.precision - other.scale) + scale
     return None if digits > MAX_DIGITS else replace(one, precision=digits, scale=scale)
-
-
-def check_names(
-    names: Iterable[str], table: str, reserved: Callable[[str], str | None] = lambda _name: None
-) -> None:
-    """Check that a table can have columns of these names beside ours, which Spark compares without case.
-
-    Args:
-        names: The names.
-        table: What the error calls the table.
-        reserved: Returns why the table's format has no column of a name, None if it may have one.
-
-    Raises:
-        TableRejected: It cannot.
-    """
-    seen: dict[str, str] = {}
-    for name in names:
-        folded = name.lower()
-        why = reserved(name)
-        if folded.startswith(_PREFIX):
-            why = f"names that begin with {_PREFIX} are those of DeltaForge's own columns"
-        elif not name:
-            why = "its name is empty"
-        elif folded in seen:
-            why = f"it differs from {seen[folded]} in case only"
-        if why is not None:
-            raise TableRejected(
-                f"{table} cannot have the column {name!r}: {why}; exclude the column with a column rule, or "
-                "rename it in a processor or the source"
-            )
-        seen[folded] = name

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.lake import absent
-from deltaforge_dagster.pipeline.lake.fold import fold
-from deltaforge_dagster.pipeline.lake.reports import TaskReport, run_tasks
-from deltaforge_dagster.pipeline.lake.staged import ChangePlace, TableMode
-from deltaforge_dagster.pipeline.lake.steps import StepPlan
-from deltaforge_dagster.pipeline.lake.typed_files import write_parquet
+from deltaforge_dagster.pipeline.tables import absent
+from deltaforge_dagster.pipeline.tables.fold import fold
+from deltaforge_dagster.pipeline.tables.reports import TaskReport, run_tasks
+from deltaforge_dagster.pipeline.tables.steps import StepPlan
+from deltaforge_dagster.pipeline.tables.typed_files import write_parquet
+from deltaforge_dagster.sinks.tables.staged import ChangePlace, TableMode
 
 
 @dataclass(frozen=True, slots=True)

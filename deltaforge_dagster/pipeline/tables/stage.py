@@ -23,45 +23,53 @@ from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.encoder import share_out
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.encode.probe import check_server
-from deltaforge_dagster.pipeline.lake.columns import LAKE_TYPES, check_names, union
-from deltaforge_dagster.pipeline.lake.fold_job import FoldedFile, FoldJob, FoldTask
-from deltaforge_dagster.pipeline.lake.reports import REPORT, TaskReport, reported
-from deltaforge_dagster.pipeline.lake.staged import (
-    ChangePlace,
-    StagedCommit,
-    StagedStep,
-    StagedTable,
-)
-from deltaforge_dagster.pipeline.lake.steps import StepPlan, step_plan
-from deltaforge_dagster.pipeline.lake.typed_files import (
+from deltaforge_dagster.pipeline.spark_client import SparkSession
+from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.tables.columns import union
+from deltaforge_dagster.pipeline.tables.fold_job import FoldedFile, FoldJob, FoldTask
+from deltaforge_dagster.pipeline.tables.reports import REPORT, TaskReport, reported
+from deltaforge_dagster.pipeline.tables.steps import StepPlan, step_plan
+from deltaforge_dagster.pipeline.tables.typed_files import (
     StagePlan,
     TableName,
     TypedFile,
     TypingJob,
     full_name,
 )
-from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.processors.messages.expansion import RowSelection
-from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.sinks.tables.staged import (
+    ChangePlace,
+    StagedCommit,
+    StagedStep,
+    StagedTable,
+)
+from deltaforge_dagster.sinks.tables.writer import check_names
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema, fingerprints
-from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema, fitted, typed_schema
+from deltaforge_dagster.typed_rows.schema import (
+    TargetTypes,
+    TypedColumn,
+    TypedSchema,
+    fitted,
+    typed_schema,
+)
 
 BUCKET_ROWS = 250_000
 BUCKET_BYTES = 32 << 20
 """Most rows, and bytes of segment files, whose keys are folded by one task; one key may have more."""
 
 
-class LakeStager:
+class TableStager:
     """Stages commits of one sink.
 
     Args:
         spec: The pipeline.
         config: The sink.
+        types: What a column of its tables can be.
         journal: Holds the segments; staged files go there as well.
         sessions: Provides the Spark session.
         store: Holds the table versions.
@@ -71,7 +79,8 @@ class LakeStager:
     def __init__(  # noqa: PLR0917 - what a run has
         self,
         spec: PipelineSpec,
-        config: LakeSinkConfig,
+        config: TableSinkConfig,
+        types: TargetTypes,
         journal: Journal,
         sessions: SessionProvider,
         store: StateStore,
@@ -79,6 +88,7 @@ class LakeStager:
     ) -> None:
         self._spec = spec
         self._config = config
+        self._types = types
         self._journal = journal
         self._sessions = sessions
         self._store = store
@@ -267,12 +277,12 @@ class LakeStager:
 
     def _typed_schema(self, table: TableSchema) -> TypedSchema:
         declared = self._config.types_of(table.db, table.schema, table.table)
-        return typed_schema(table, self._source, self._spec.spec.engine, declared, LAKE_TYPES)
+        return typed_schema(table, self._source, self._spec.spec.engine, declared, self._types)
 
     def _declared(self, types: Mapping[str, str]) -> TypedSchema:
         """Return the columns of a table that the source has not registered."""
         columns = (
-            TypedColumn(name, fitted(parse_value_type(type_), LAKE_TYPES))
+            TypedColumn(name, fitted(parse_value_type(type_), self._types))
             for name, type_ in types.items()
         )
         return TypedSchema(tuple(columns), self._source.marks_unchanged)

@@ -12,11 +12,11 @@ import pytest
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import encoder
-from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedStep
+from deltaforge_dagster.sinks.tables.staged import StagedCommit, StagedStep
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.encode.test_encoder import segment
-from tests.pipeline.lake.changes import change, stager_here, table
+from tests.pipeline.tables.changes import change, stager_here, table
 from tests.processors.rows import Row
 from tests.state.make import held, position
 

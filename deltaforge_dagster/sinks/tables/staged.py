@@ -107,7 +107,7 @@ class StagedTable:
     """The changes of one table in a commit.
 
     Attributes:
-        destination: Name of the table in the lake, outermost part first: `("public", "orders")`.
+        destination: Name of the table at the sink, outermost part first: `("public", "orders")`.
         source: Name of the source's table: database, schema (None without schemas), table.
         columns: The columns of the newest table version, then those of older ones, then added fields.
         key: Names of the key columns; empty in a changelog of a table without a key.

@@ -17,14 +17,15 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lake import stage as staging
-from deltaforge_dagster.pipeline.lake.stage import LakeStager
-from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedStep, StagedTable
+from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.lake.sink_type import DELTA
+from deltaforge_dagster.sinks.tables.staged import StagedCommit, StagedStep, StagedTable
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema
 from tests.pipeline.encode.test_encoder import OneSession, segment
-from tests.pipeline.lake.changes import PIPELINE, change, table
+from tests.pipeline.tables.changes import PIPELINE, change, table
 from tests.processors.rows import row
 from tests.state.make import NAME, held, position
 
@@ -63,7 +64,9 @@ def stage(tmp_path: Path, journal: Journal, sqlite_store: StateStore, spark: Spa
         spec = load_pipeline(file).spec
         config = spec.spec.sinks[0].config
         assert isinstance(config, LakeSinkConfig)
-        stager = LakeStager(spec, config, journal, OneSession(spark), sqlite_store, "run-1")
+        stager = TableStager(
+            spec, config, DELTA.column_types(), journal, OneSession(spark), sqlite_store, "run-1"
+        )
         return stager.stage(segments, **which)
 
     return of

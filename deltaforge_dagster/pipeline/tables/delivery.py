@@ -17,7 +17,7 @@ With pending changes, a commit goes beside a table, which is stored first, unles
 folded into the table (`writer`) when there are many or they are old: with a commit, or between commits.
 
 A table that is to be loaded again (a *resync*) is held at the front while no commit is planned, and a snapshot for this
-sink is requested with that. Then the table is made anew, without rows and without pending changes, and is no longer held:
+sink is requested with that. Then the table is recreated, without rows and without pending changes, and is no longer held:
 commits bring the changes behind the front and the snapshot's rows, as for a new sink. The other tables notice nothing. A
 fold that was not finished needs no end: it would have moved what both tables have lost.
 """
@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from deltaforge_dagster.errors import (
     DeltaforgeError,
@@ -42,13 +42,11 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.lake.figures import WrittenTable
-from deltaforge_dagster.pipeline.lake.staged import StagedCommit, StagedTable
-from deltaforge_dagster.pipeline.lake.writer import FoldTime
-from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.lake.config import PendingChanges
+from deltaforge_dagster.sinks.tables.config import PendingChanges
+from deltaforge_dagster.sinks.tables.staged import StagedCommit, StagedTable
+from deltaforge_dagster.sinks.tables.writer import PendingWriter, TableWriter, WrittenTable
 from deltaforge_dagster.state.lake_commits import (
-    TO_BE_MADE_ANEW,
+    TO_BE_RECREATED,
     Destination,
     HeldTable,
     LakeCommits,
@@ -67,7 +65,7 @@ MOST_SEGMENTS = 2000
 
 
 class Stager(Protocol):
-    """Makes files of changes (`stage.LakeStager`)."""
+    """Makes files of changes (`stage.TableStager`)."""
 
     def stage(
         self,
@@ -84,40 +82,6 @@ class Stager(Protocol):
 
         Raises:
             TableRejected: There is no such table, or it cannot have these columns.
-        """
-        ...
-
-
-class TableWriter(Protocol):
-    """Adds staged changes to tables (`writer.LakeWriter`)."""
-
-    def commit(
-        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> WrittenTable:
-        """Add the changes of a commit that ends with segment `through`, unless the table has them; return it as it is then.
-
-        Raises:
-            TableRejected: This table cannot be written.
-        """
-        ...
-
-    def append(
-        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
-    ) -> WrittenTable:
-        """Add the changes of a commit to the pending ones of the table; otherwise as `commit`."""
-        ...
-
-    def fold(
-        self, table: StagedTable, through: int, guard: SendGuard, time: FoldTime, *, required: bool
-    ) -> WrittenTable:
-        """Fold the pending changes of the table, up to segment `through`, into it; return it as it is then."""
-        ...
-
-    def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
-        """Replace a table, whatever it has, by one without rows and without pending changes.
-
-        Raises:
-            TableRejected: It cannot be, or is not this sink's.
         """
         ...
 
@@ -156,7 +120,7 @@ class CommitLimits:
 
 
 @dataclass(slots=True)
-class LakeProgress:
+class TableProgress:
     """How far the tables have come; implements `delivery.DeliveryProgress`."""
 
     checkpoint: CheckpointRow
@@ -187,7 +151,7 @@ class _Route:
     exists: bool
 
 
-class LakeDelivery:
+class TableDelivery:
     """Adds the changes of the journal to the tables of one sink; implements `delivery.Delivery`.
 
     Args:
@@ -196,7 +160,7 @@ class LakeDelivery:
         thread: The thread that runs it.
         limits: When a commit is due.
         stager: Makes files of changes.
-        open_writer: Opens what writes them, given the id of the series of commits; its end ends what Spark is doing for it.
+        open_writer: Opens what writes them, given the id of the series of commits; its end ends what is under way.
         skips: Moves the checkpoint past segments that the sink has.
     """
 
@@ -214,7 +178,7 @@ class LakeDelivery:
         open_writer: Callable[[str], AbstractContextManager[TableWriter]],
         skips: Skips,
     ) -> None:
-        self.progress = LakeProgress(checkpoint, time.monotonic())
+        self.progress = TableProgress(checkpoint, time.monotonic())
         self.begins_at = checkpoint.next_attempt_at
         self._context = context
         self._sink_id = context.sink_id
@@ -248,7 +212,7 @@ class LakeDelivery:
             return False
         self._begins = self._resync_begins(commits)
         self._next = None if self._begins else self._find(commits)
-        self.redriving = bool(self._begins) or any(one.anew for one in commits.held.values())
+        self.redriving = bool(self._begins) or any(one.recreate for one in commits.held.values())
         self._show_held({} if self._next or self._pending or self._begins else commits.held)
         return bool(self._begins) or self._next is not None
 
@@ -266,8 +230,8 @@ class LakeDelivery:
                 self._begin_resyncs(commits)
             elif isinstance(work, PendingTable):
                 self._fold(work, commits)
-            elif work.table is not None and work.table.anew:
-                self._make_anew(work.table, commits)
+            elif work.table is not None and work.table.recreate:
+                self._recreate(work.table, commits)
             else:
                 self._deliver(work, commits)
         finally:
@@ -293,7 +257,7 @@ class LakeDelivery:
         return not self._busy
 
     def interrupt(self) -> None:
-        """End what Spark does for the writer; the next run repeats the commit."""
+        """End what the writer is doing; the next run repeats the commit."""
         self.close()
 
     def close(self) -> None:
@@ -378,7 +342,7 @@ class LakeDelivery:
         return None
 
     def _commit_of(self, table: HeldTable, front: LakeFront) -> _Commit:
-        if table.anew:
+        if table.recreate:
             return _Commit(table, table.segment, table.segment, planned=False)
         if table.planned_to is not None:
             return _Commit(table, table.segment, table.planned_to, planned=True)
@@ -464,35 +428,35 @@ class LakeDelivery:
         """Hold the tables that are to be loaded again, and request their snapshot; unless another one was requested meanwhile."""
         tables = [one.destination for one in self._begins]
         now, front = self._store.now(), commits.front.segment
-        anew = {
-            name: HeldTable(name, front, None, TO_BE_MADE_ANEW, now, 0.0, 0, anew=True)
+        recreated = {
+            name: HeldTable(name, front, None, TO_BE_RECREATED, now, 0.0, 0, recreate=True)
             for name in tables
         }
         with contextlib.suppress(NotAllowed):
             self._record(
                 lambda writer: writer.lake_commits.begin_resyncs(self._sink_id, tables),
-                replace(commits, held={**commits.held, **anew}),
+                replace(commits, held={**commits.held, **recreated}),
             )
             failpoint("lake-resync-begun")
 
-    def _make_anew(self, table: HeldTable, commits: LakeCommits) -> None:
+    def _recreate(self, table: HeldTable, commits: LakeCommits) -> None:
         """Replace a held table by one without rows or pending changes; it is no longer held then, unless others have gone on."""
         name = table.destination
         self._lease.guard()
         writer = self._writer or self._open(commits.front.owner)
         try:
-            writer.make_anew(self._stager.without_changes(name), self._lease.guard)
+            writer.recreate(self._stager.without_changes(name), self._lease.guard)
         except TableRejected as error:
             self._table_moves(_Commit(table, table.segment, table.segment, planned=False), table, commits, {name: error}, ())  # fmt: skip
             return
-        failpoint("lake-made-anew")
+        failpoint("lake-recreated")
         held = {one: row for one, row in commits.held.items() if one != name}
         if table.segment < commits.front.segment:
-            held[name] = replace(table, anew=False, failures=0)
+            held[name] = replace(table, recreate=False, failures=0)
         checkpoint = self.progress.checkpoint
 
         def change(writer: FencedWriter) -> None:
-            writer.lake_commits.made_anew(self._sink_id, name)
+            writer.lake_commits.recreated(self._sink_id, name)
             if (
                 not held
             ):  # the checkpoint does not move, but the sink may have failed because of this table
@@ -578,7 +542,7 @@ class LakeDelivery:
         """Write a commit to a table; return it as it is then, and whether it has pending changes."""
         guard = self._lease.guard
         required = known is not None and known.changes > 0
-        add = writer.append if to.beside else writer.commit
+        add = _pending_writer(writer).append if to.beside else writer.commit
         made = add(table, to.through, guard, exists=to.exists, required=required)
         # After a step back of the checkpoint, later changes may be pending.
         last = to.through if known is None else max(to.through, known.segment)
@@ -589,7 +553,7 @@ class LakeDelivery:
         if not self._limits.folds(changes + table.changes, since, now):
             return made, True
         failpoint("lake-pending-added")
-        return writer.fold(table, last, guard, "after", required=True), False
+        return _pending_writer(writer).fold(table, last, guard, "after", required=True), False
 
     def _fold(self, pending: PendingTable, commits: LakeCommits) -> None:
         """Fold pending changes between commits, and hold the table if that is not possible."""
@@ -618,7 +582,9 @@ class LakeDelivery:
         through = max(commits.front.segment, pending.segment)
         required = pending.changes > 0
         try:
-            writer.fold(table, through, self._lease.guard, "later", required=required)
+            _pending_writer(writer).fold(
+                table, through, self._lease.guard, "later", required=required
+            )
         except TableRejected as error:
             return {pending.destination: error}
         self._lease.write(
@@ -769,6 +735,11 @@ class LakeDelivery:
         attempts.error = self._held_error
 
 
+def _pending_writer(writer: TableWriter) -> PendingWriter:
+    """Return the writer of a sink that has, or had, pending changes: only kinds whose writer folds them have any."""
+    return cast("PendingWriter", writer)
+
+
 def _table_write(
     table: StagedTable, made: WrittenTable, last: SegmentRow, *, pending: bool
 ) -> TableWrite:
@@ -787,8 +758,8 @@ def _table_write(
 
 
 def _failing(held: Mapping[Destination, HeldTable]) -> Mapping[Destination, HeldTable]:
-    """Return the held tables without those that are about to be made anew, which is no failure."""
-    return {name: one for name, one in held.items() if one.failures or not one.anew}
+    """Return the held tables without those that are about to be recreated, which is no failure."""
+    return {name: one for name, one in held.items() if one.failures or not one.recreate}
 
 
 def _held_text(sink_id: str, held: Mapping[Destination, HeldTable]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.pipeline.lake.columns import check_names, union, wider
+from deltaforge_dagster.pipeline.tables.columns import union, wider
+from deltaforge_dagster.sinks.tables.writer import check_names
 from deltaforge_dagster.sources.value_types import ValueType, parse_value_type
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.pipeline.lake import stage as staging
-from deltaforge_dagster.pipeline.lake.stage import LakeStager
-from deltaforge_dagster.pipeline.lake.staged import StagedStep
+from deltaforge_dagster.pipeline.tables.stage import TableStager
+from deltaforge_dagster.sinks.tables.staged import StagedStep
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.encode.test_encoder import segment
-from tests.pipeline.lake.changes import change, stager_here, table
+from tests.pipeline.tables.changes import change, stager_here, table
 from tests.processors.rows import Row
 from tests.state.make import held, position
 
@@ -131,7 +131,7 @@ class Place:
 
     version: str
     journal: Journal
-    stagers: dict[str, LakeStager]
+    stagers: dict[str, TableStager]
 
     def stage(self, changes: Sequence[Row], mode: str, size: int) -> Sequence[StagedStep]:
         """Return the steps of changes that are in segments of `size` rows; a task and a bucket have few rows as well."""

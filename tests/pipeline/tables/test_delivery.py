@@ -23,17 +23,16 @@ from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.deliver.retries import Retries
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryThread
 from deltaforge_dagster.pipeline.lake import delivery as module
-from deltaforge_dagster.pipeline.lake.delivery import CommitLimits, LakeDelivery
-from deltaforge_dagster.pipeline.lake.figures import WrittenTable
-from deltaforge_dagster.pipeline.lake.staged import (
+from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, TableDelivery
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.lake.config import PendingChanges
+from deltaforge_dagster.sinks.tables.staged import (
     ChangePlace,
     StagedCommit,
     StagedStep,
     StagedTable,
 )
-from deltaforge_dagster.pipeline.lake.writer import FoldTime
-from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.lake.config import PendingChanges
+from deltaforge_dagster.sinks.tables.writer import FoldTime, WrittenTable
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
     lake_commits,
@@ -77,7 +76,7 @@ class Lake:
         unfolded: Tables whose pending changes cannot be folded.
         kind: The kind of the steps that are staged.
         folds: Each fold: the table, up to which segment, when, and whether there must be something.
-        anew: The tables that were made anew.
+        recreated: The tables that were recreated.
     """
 
     rows: dict[Destination, list[int]] = field(default_factory=lambda: {ORDERS: [], ITEMS: []})
@@ -93,7 +92,7 @@ class Lake:
     unfolded: set[Destination] = field(default_factory=set)
     kind: Literal["rows", "rekey"] = "rows"
     folds: list[tuple[str, int, str, bool]] = field(default_factory=list)
-    anew: list[Destination] = field(default_factory=list)
+    recreated: list[Destination] = field(default_factory=list)
     closed: int = 0
     discarded: int = 0
 
@@ -167,7 +166,7 @@ class Lake:
             raise TableRejected("cannot be staged")
         return self._table(destination)
 
-    def make_anew(self, table: StagedTable, guard: SendGuard) -> None:
+    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
         """Forget the rows, but not which commits the table had, as Delta does; of what is pending, forget both."""
         guard()
         self.fault(table.destination)
@@ -176,7 +175,7 @@ class Lake:
         self.rows[table.destination].clear()
         self.pending[table.destination].clear()
         self.added[table.destination] = 0
-        self.anew.append(table.destination)
+        self.recreated.append(table.destination)
 
     @contextmanager
     def writer(self, owner: str) -> Iterator[Lake]:
@@ -215,7 +214,7 @@ class Work:
         context = self.scene.context()
         self.thread = DeliveryThread(Retries(context, self.scene.checkpoint.failures))
         self.resumption = Resumption(context)
-        self.delivery = LakeDelivery(
+        self.delivery = TableDelivery(
             context,
             self.scene.checkpoint,
             self.thread,
@@ -712,7 +711,7 @@ def resync(scene: Scene, *tables: Destination) -> None:
 
 
 def test_a_table_is_loaded_again(scene: Scene) -> None:
-    """It is made anew where the front is, for a snapshot of what changes from there on; the other table goes on."""
+    """It is recreated where the front is, for a snapshot of what changes from there on; the other table goes on."""
     lake = Lake()
     work = Work(scene, lake)
     capture(scene, 2)
@@ -723,7 +722,7 @@ def test_a_table_is_loaded_again(scene: Scene) -> None:
     owes += [work.delivery.due() and work.delivery.redriving]
     work.go()
 
-    assert (lake.anew, lake.rows) == ([ORDERS], {ORDERS: [3], ITEMS: [1, 2, 3]})
+    assert (lake.recreated, lake.rows) == ([ORDERS], {ORDERS: [3], ITEMS: [1, 2, 3]})
     assert [numbers for numbers, _ in lake.commits] == [[1, 2], [3]]
     (snapshot,) = scene.store.snapshots.read(NAME)
     assert (snapshot.tables, snapshot.sinks) == (["public.orders"], [SINK])
@@ -734,11 +733,11 @@ def test_a_table_is_loaded_again(scene: Scene) -> None:
     assert (place(scene.checkpoint), scene.checkpoint.failures) == ((3, 2, True), 0)
 
 
-@pytest.mark.parametrize("step", ["lake-resync-begun", "lake-made-anew"])
+@pytest.mark.parametrize("step", ["lake-resync-begun", "lake-recreated"])
 def test_a_resync_goes_on_after_a_kill(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One snapshot is requested, and nothing is added before the table was made anew for the last time."""
+    """One snapshot is requested, and nothing is added before the table was recreated for the last time."""
 
     def kill(name: str) -> None:
         if name == step:
@@ -761,11 +760,11 @@ def test_a_resync_goes_on_after_a_kill(
     assert scene.store.lake_commits.resyncs(NAME) == []
 
 
-@pytest.mark.parametrize("step", ["", "lake-resync-begun", "lake-made-anew"])
+@pytest.mark.parametrize("step", ["", "lake-resync-begun", "lake-recreated"])
 def test_a_resync_forgets_pending_changes(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of its table, whatever dies; later ones are counted anew, and the other table keeps its own."""
+    """Those of its table, whatever dies; later ones are counted from 0, and the other table keeps its own."""
 
     def kill(name: str) -> None:
         if name == step:
@@ -790,7 +789,7 @@ def test_a_resync_forgets_pending_changes(
 
 
 def test_a_resync_needs_no_fold_that_failed(scene: Scene) -> None:
-    """A table that is held because it cannot be folded is made anew, without what was pending."""
+    """A table that is held because it cannot be folded is recreated, without what was pending."""
     lake = Lake(unfolded={ORDERS})
     capture(scene, 1)
     Work(scene, lake, beside(seconds=3600)).go()
@@ -800,7 +799,7 @@ def test_a_resync_needs_no_fold_that_failed(scene: Scene) -> None:
     resync(scene, ORDERS)
     work = Work(scene, lake, beside(seconds=3600))
     work.go(2)
-    assert (lake.anew, lake.pending[ORDERS]) == ([ORDERS], [])
+    assert (lake.recreated, lake.pending[ORDERS]) == ([ORDERS], [])
     assert waiting(scene) == {"items": (1, 1)}
     assert (scene.checkpoint.failures, scene.checkpoint.last_error) == (0, None)
 
@@ -817,17 +816,17 @@ def test_a_resync_waits_for_a_snapshot_and_a_planned_commit(scene: Scene) -> Non
     other = scene.store.snapshots.request(NAME, cause="command")
     work = Work(scene, lake)
     work.go()
-    assert (lake.anew, lake.rows[ORDERS]) == ([], [1])
+    assert (lake.recreated, lake.rows[ORDERS]) == ([], [1])
     assert not work.delivery.redriving
 
     scene.store.snapshots.cancel(NAME, other.snapshot, "no longer wanted")
     work.go()
-    assert (lake.anew, lake.rows[ORDERS]) == ([ORDERS], [])
+    assert (lake.recreated, lake.rows[ORDERS]) == ([ORDERS], [])
     assert [one.since_segment for one in scene.store.snapshots.read(NAME)] == [2, 0]
 
 
 def test_a_held_table_is_loaded_again(scene: Scene) -> None:
-    """What it lacks is no longer needed; while it cannot be made anew, it is held, and the others go on."""
+    """What it lacks is no longer needed; while it cannot be recreated, it is held, and the others go on."""
     lake = Lake(rejects={ITEMS})
     work = Work(scene, lake)
     capture(scene, 2)
@@ -839,7 +838,7 @@ def test_a_held_table_is_loaded_again(scene: Scene) -> None:
     wait(scene, NEVER * 10)
     capture(scene, 1)
     work.go()
-    assert (lake.anew, lake.rows) == ([], {ORDERS: [1, 2, 3], ITEMS: []})
+    assert (lake.recreated, lake.rows) == ([], {ORDERS: [1, 2, 3], ITEMS: []})
     assert place(scene.checkpoint) == (2, 2, True)
     assert "up to segment 2 and is held: cannot be written" in str(scene.checkpoint.last_error)
     with pytest.raises(NotAllowed, match="has begun already"):
@@ -849,12 +848,12 @@ def test_a_held_table_is_loaded_again(scene: Scene) -> None:
     retry(scene)
     work = Work(scene, lake)
     work.go()
-    assert (lake.anew, lake.rows) == ([ITEMS], {ORDERS: [1, 2, 3], ITEMS: [3]})
+    assert (lake.recreated, lake.rows) == ([ITEMS], {ORDERS: [1, 2, 3], ITEMS: [3]})
     stored = scene.checkpoint
     assert (place(stored), stored.failures, stored.last_error) == ((3, 2, True), 0, None)
 
 
-def test_a_sink_no_longer_fails_once_its_table_is_made_anew(scene: Scene) -> None:
+def test_a_sink_no_longer_fails_once_its_table_is_recreated(scene: Scene) -> None:
     """Although its checkpoint does not move by that."""
     lake = Lake()
     capture(scene, 1)
@@ -868,13 +867,13 @@ def test_a_sink_no_longer_fails_once_its_table_is_made_anew(scene: Scene) -> Non
     retry(scene)
     work = Work(scene, lake)
     work.go()
-    assert lake.anew == [ITEMS]
+    assert lake.recreated == [ITEMS]
     assert (scene.checkpoint.failures, scene.checkpoint.last_error) == (0, None)
     assert work.thread.attempts.error is None
 
 
 def test_a_resync_outlives_a_reset_checkpoint(scene: Scene) -> None:
-    """The table is made anew first, wherever the sink begins again."""
+    """The table is recreated first, wherever the sink begins again."""
     lake = Lake()
     capture(scene, 2)
     Work(scene, lake).go()
@@ -886,4 +885,4 @@ def test_a_resync_outlives_a_reset_checkpoint(scene: Scene) -> None:
     lake.versions |= {ORDERS: 0, ITEMS: 0}
     lake.rows[ITEMS].clear()
     Work(scene, lake).go()
-    assert (lake.anew, lake.rows) == ([ORDERS], {ORDERS: [1, 2], ITEMS: [1, 2]})
+    assert (lake.recreated, lake.rows) == ([ORDERS], {ORDERS: [1, 2], ITEMS: [1, 2]})

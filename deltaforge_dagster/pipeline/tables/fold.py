@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from deltaforge_dagster.kernels.message_text import Mask
 from deltaforge_dagster.kernels.runtime import Longs
-from deltaforge_dagster.pipeline.lake import absent
-from deltaforge_dagster.pipeline.lake.keys import key_codes
-from deltaforge_dagster.pipeline.lake.staged import OLD_KEY, ChangePlace, TableMode
-from deltaforge_dagster.pipeline.lake.steps import StepPlan
-from deltaforge_dagster.pipeline.lake.typed_files import HASH
+from deltaforge_dagster.pipeline.tables import absent
+from deltaforge_dagster.pipeline.tables.keys import key_codes
+from deltaforge_dagster.pipeline.tables.steps import StepPlan
+from deltaforge_dagster.pipeline.tables.typed_files import HASH
+from deltaforge_dagster.sinks.tables.staged import OLD_KEY, ChangePlace, TableMode
 
 PLACE = ("df_segment", "df_ordinal", "df_event_time")
 

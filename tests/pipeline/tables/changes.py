@@ -1,4 +1,4 @@
-"""Changes of tables for the tests of lake sinks, and a pipeline with such a sink."""
+"""Changes of tables for the tests of staging, and a pipeline with such a sink."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.lake.stage import LakeStager
+from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.lake.sink_type import DELTA
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema
 from tests.pipeline.encode.test_encoder import OneSession
@@ -54,14 +55,14 @@ class HereSession:
         return pa.Table.from_batches(self._made or [empty])
 
 
-def stager_here(folder: Path, journal: Journal, store: StateStore, options: str) -> LakeStager:
+def stager_here(folder: Path, journal: Journal, store: StateStore, options: str) -> TableStager:
     """Return a stager for a sink with these options, whose tasks run in this process."""
     file = folder / "orders.yaml"
     file.write_text(PIPELINE.replace("OPTIONS", options))
     spec = load_pipeline(file).spec
     config = cast("LakeSinkConfig", spec.spec.sinks[0].config)
     sessions = OneSession(cast("SparkSession", HereSession()))
-    return LakeStager(spec, config, journal, sessions, store, "run-1")
+    return TableStager(spec, config, DELTA.column_types(), journal, sessions, store, "run-1")
 
 
 def change(op: str, pos: int, version: str | None, **images: Any) -> Row:

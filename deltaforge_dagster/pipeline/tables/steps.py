@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaforge_dagster.kernels.runtime import Longs
-from deltaforge_dagster.pipeline.lake.keys import Words
+from deltaforge_dagster.pipeline.tables.keys import Words
 
 _LEVEL = np.dtype([("hash", "u8"), ("segment", "i8"), ("ordinal", "i8"), ("level", "i8")])
 

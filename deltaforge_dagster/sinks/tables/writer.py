@@ -1,0 +1,177 @@
+"""The interface to what applies staged changes to the tables of a sink, exactly once.
+
+A commit may be repeated: because its answer was lost, or by the successor of a run that was killed, perhaps while the
+destination still executes what the dead run has asked for. So a table, or its database, remembers in the same atomic step as
+the rows which commits it has, and a writer applies none twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.tables.staged import StagedTable
+from deltaforge_dagster.state.lake_commits import TableFigures
+
+FoldTime = Literal["before", "after", "later"]
+"""When pending changes are folded: before a commit that goes to the table, after one that was added to them, or later."""
+
+_PREFIX = "df_"
+"""What the names of our own columns begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableOwner:
+    """Who writes tables.
+
+    Attributes:
+        uid: Uid of the pipeline, which changes when its journal begins again.
+        pipeline: Name of the pipeline.
+        sink_id: Id of the sink.
+    """
+
+    uid: str
+    pipeline: str
+    sink_id: str
+
+    @property
+    def name(self) -> str:
+        """Name in stamps of commits."""
+        return f"{self.uid}/{self.sink_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTable:
+    """A table after a commit.
+
+    Attributes:
+        columns: Name and type of each column.
+        figures: What it consists of; None if the commit has not changed it, because it had it before, or went beside it, or if
+            nobody has counted it.
+    """
+
+    columns: Sequence[tuple[str, str]]
+    figures: TableFigures | None = None
+
+
+class TableWriter(Protocol):
+    """Applies staged changes to the tables of a sink; used by one thread. Methods raise subclasses of `DeltaforgeError`."""
+
+    def commit(
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        *,
+        exists: bool = False,
+        required: bool = False,
+    ) -> WrittenTable:
+        """Apply the changes of a table, unless it has them already; return when they are durable.
+
+        Args:
+            table: The changes.
+            through: Number of the commit's last segment. A commit that is repeated has the same changes; later
+                commits have larger numbers.
+            guard: Called before anything is changed; raises if the run must stop writing.
+            exists: Whether the table has everything before these changes. If it is gone then, it is not made again,
+                because it would lack that without a sign.
+            required: Whether there are pending changes, so that the table that has them must exist.
+
+        Returns:
+            The table as it is then.
+
+        Raises:
+            TableRejected: The table cannot take the changes; other tables are not affected.
+            SinkUnavailable: The destination cannot be reached.
+        """
+        ...
+
+    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
+        """Replace a table by one without rows, as it would be made today; make it if it does not exist.
+
+        Args:
+            table: The table, without changes.
+            guard: See `commit`.
+
+        Raises:
+            TableRejected: The table is not this sink's, or cannot be made.
+            SinkUnavailable: See `commit`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Disconnect; may be called twice, and from any thread."""
+        ...
+
+
+class PendingWriter(TableWriter, Protocol):
+    """A writer for sinks that can keep changes beside a table, and fold them into it later."""
+
+    def append(
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        *,
+        exists: bool = False,
+        required: bool = False,
+    ) -> WrittenTable:
+        """Add changes to the pending ones of a table, unless they have been added; as `commit`.
+
+        The steps of `table` are all of kind `rows`.
+        """
+        ...
+
+    def fold(
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        time: FoldTime,
+        *,
+        required: bool = False,
+    ) -> WrittenTable:
+        """Fold the pending changes of a table into it, up to segment `through`; returns and raises what `commit` does.
+
+        Args:
+            table: The table; its changes do not matter.
+            through: The segment.
+            guard: See `commit`.
+            time: When it is done.
+            required: See `commit`.
+        """
+        ...
+
+
+def check_names(
+    names: Iterable[str], table: str, reserved: Callable[[str], str | None] = lambda _name: None
+) -> None:
+    """Check that a table can have columns of these names beside ours; names are compared without case, as Spark does.
+
+    Args:
+        names: The names.
+        table: What the error calls the table.
+        reserved: Returns why the table's destination has no column of a name, None if it may have one.
+
+    Raises:
+        TableRejected: It cannot.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        folded = name.lower()
+        why = reserved(name)
+        if folded.startswith(_PREFIX):
+            why = f"names that begin with {_PREFIX} are those of DeltaForge's own columns"
+        elif not name:
+            why = "its name is empty"
+        elif folded in seen:
+            why = f"it differs from {seen[folded]} in case only"
+        if why is not None:
+            raise TableRejected(
+                f"{table} cannot have the column {name!r}: {why}; exclude the column with a column rule, or "
+                "rename it in a processor or the source"
+            )
+        seen[folded] = name
