@@ -54,7 +54,7 @@ def declared(kind: str, **config: Any) -> SinkBlock:
 def preflight_of(kind: str, **config: Any) -> list[Finding]:
     """Return what is found at one sink."""
     one = declared(kind, **config)
-    found = preflight([one], "shop", {"out": [one.config.destination]})
+    found = preflight([one], SinkContext("shop", brief=True), {"out": [one.config.destination]})
     assert {one.subject for one in found} == {"sink out"}
     return found
 
@@ -166,7 +166,9 @@ def test_whoever_sends_exactly_once_goes_on(kafka_server: KafkaServer, kafka_top
     sink.position()
     sink.send(messages([(kafka_topic, "{}")], origin=ORIGIN), allow)
 
-    found = preflight([declared("kafka", **config)], pipeline, {"out": [kafka_topic]})
+    found = preflight(
+        [declared("kafka", **config)], SinkContext(pipeline, brief=True), {"out": [kafka_topic]}
+    )
     sink.send(messages([(kafka_topic, "{}")], first=1, origin=ORIGIN), allow)
 
     sink.close()
@@ -287,7 +289,7 @@ def test_servers_that_are_not_there() -> None:
         declared("redis", uri="redis://me:geheim@127.0.0.1:1", stream="s"),
         declared("nats", url="nats://geheim@127.0.0.1:1", subject="s"),
     ]
-    found = preflight(given, "shop", {"out": ["s"]})
+    found = preflight(given, SinkContext("shop", brief=True), {"out": ["s"]})
 
     assert levels(found) == ["error", "error"]
     assert "redis" in found[0].text
