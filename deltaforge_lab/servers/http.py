@@ -25,6 +25,7 @@ class Received:
         body: Its body.
         connection: Number of the connection, from 0.
         status: What it was answered; None while it is not answered, or if it never was.
+        dropped: Whether the connection ended before the answer.
     """
 
     method: str
@@ -33,6 +34,7 @@ class Received:
     body: bytes
     connection: int
     status: int | None = None
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class HttpServer:
         self.url = ""
         self._context = context
         self._connections = 0
+        self._open: set[asyncio.Transport] = set()
         self._loop = asyncio.new_event_loop()
 
     @classmethod
@@ -101,10 +104,27 @@ class HttpServer:
             if one.status is not None and one.status < 300 and target in {None, one.target}
         ]
 
-    def opened(self) -> int:
+    def drop_connections(self) -> None:
+        """Close every connection, as a server does with those that are unused."""
+        done = threading.Event()
+
+        def drop() -> None:
+            for one in list(self._open):
+                one.close()
+            self._loop.call_soon(done.set)
+
+        self._loop.call_soon_threadsafe(drop)
+        done.wait()
+
+    def opened(self, transport: asyncio.Transport) -> int:
         """Return the number of a new connection."""
+        self._open.add(transport)
         self._connections += 1
         return self._connections - 1
+
+    def ended(self, transport: asyncio.Transport) -> None:
+        """Forget a connection."""
+        self._open.discard(transport)
 
     def _run(self, started: threading.Event) -> None:
         listening = self._loop.create_server(
@@ -118,6 +138,8 @@ class HttpServer:
             self._loop.run_forever()
         finally:
             server.close()
+            for one in list(self._open):
+                one.abort()
             self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
@@ -127,7 +149,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._number = server.opened()
+        self._number = -1
         self._data = bytearray()
         self._head: tuple[str, str, dict[str, str]] | None = None
         self._transport: asyncio.Transport | None = None
@@ -135,6 +157,11 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._number = self._server.opened(transport)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        assert self._transport is not None
+        self._server.ended(self._transport)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -170,11 +197,10 @@ class _Connection(asyncio.Protocol):
 
     def _reply(self, request: Received, answer: Answer) -> None:
         assert self._transport is not None
-        if answer.drop:
+        if answer.drop or self._transport.is_closing():  # or the client did not wait
+            request.dropped = True
             self._transport.abort()
             return
-        if self._transport.is_closing():
-            return  # the client did not wait
         request.status = answer.status
         lines = [f"{name}: {value}\r\n" for name, value in answer.headers.items()]
         if answer.status != 204:

@@ -95,7 +95,7 @@ class Network(httpcore.NetworkBackend):
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.settimeout(self.left(timeout))
-                sock.connect(address)
+                connect(sock, address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError as error:
                 sock.close()
@@ -146,6 +146,11 @@ class Network(httpcore.NetworkBackend):
                 " that was created by the REST API may call only with allow_private: true"
             )
         return allowed
+
+
+def connect(sock: socket.socket, address: Any) -> None:
+    """Connect a socket to an address that was checked."""
+    sock.connect(address)
 
 
 class _Stream(httpcore.NetworkStream):
