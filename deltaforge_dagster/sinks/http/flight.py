@@ -171,7 +171,8 @@ class Flight:
         """Wait until a request has landed, or another one may be repeated."""
         timeout = None
         if self._again and len(self._flying) < self._most:
-            timeout = max(0.001, self._again[0][1].not_before - time.monotonic())
+            wait = self._again[0][1].not_before - time.monotonic()
+            timeout = wait if wait > 0 else None  # one whose time has come waits for a key
         try:
             request, outcome = self._landed.get(timeout=timeout)
         except queue.Empty:
