@@ -167,6 +167,10 @@ class _Connection(asyncio.Protocol):
         self._data += data
         while self._take():
             pass
+        assert self._transport is not None
+        if self._head is None and self._data and not self._data[:1].isalpha():  # TLS, for instance
+            self._transport.write(b"HTTP/1.1 400 -\r\ncontent-length: 0\r\n\r\n")
+            self._transport.close()
 
     def _take(self) -> bool:
         """Take one request off what has arrived; return whether there was one."""

@@ -99,7 +99,7 @@ class HttpSinkConfig(MessageSinkConfig):
     """
     method: Annotated[str, Field(pattern=f"^{TOKEN}$")] = "POST"
     """The method of the requests."""
-    headers: Mapping[_HeaderName, SecretStr] = {}
+    headers: Mapping[str, SecretStr] = {}
     """Headers of every request. Values are templates; an unresolved variable becomes empty text. A header of the change itself
     (`additional_headers` of an outbox) takes precedence.
     """
@@ -140,6 +140,8 @@ class HttpSinkConfig(MessageSinkConfig):
         names = [name.lower() for name in headers]
         for name, secret in headers.items():
             text = secret.get_secret_value()
+            if not re.fullmatch(TOKEN, name):
+                raise ValueError(f"holds {name!r}, which is not the name of a header")
             if name.lower() in RESERVED:
                 raise ValueError(f"holds {name}, which the sink sets itself")
             if names.count(name.lower()) > 1:

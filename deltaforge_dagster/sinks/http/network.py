@@ -142,8 +142,8 @@ class Network(httpcore.NetworkBackend):
         allowed = [one for one in found if is_public(str(one[4][0]))]
         if not allowed:
             raise SinkRejected(
-                f"sink {self._sink_id}: {host} has a private, loopback or link-local address, which a pipeline"
-                " that was created by the REST API may call only with allow_private: true"
+                f"sink {self._sink_id}: {host} has a private, loopback or link-local address; set "
+                "allow_private: true if the sink may call it (a pipeline created by the REST API may not by default)"
             )
         return allowed
 
