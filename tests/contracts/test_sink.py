@@ -16,9 +16,6 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.file.sink import FileSink
-from deltaforge_dagster.sinks.http.client import ClientSettings
-from deltaforge_dagster.sinks.http.requests import RequestForm
-from deltaforge_dagster.sinks.http.sink import HttpSink
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
@@ -32,7 +29,6 @@ from deltaforge_dagster.testing.sinks import (
     numbered,
 )
 from deltaforge_lab.faulty_sink import FaultySink
-from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_kafka import read_topic
@@ -126,33 +122,8 @@ def nats_subject(request: pytest.FixtureRequest, *, exactly_once: bool) -> Subje
     )
 
 
-def http_subject(request: pytest.FixtureRequest) -> Subject:
-    """An HTTP sink on a server, whose requests hold many lines; one request for each is tried with the sink."""
-    server: HttpServer = request.getfixturevalue("http_server")
-
-    def read(name: str, replay: str | None = None) -> list[str]:
-        bodies = [
-            one.body.decode()
-            for one in server.received
-            if (one.target, one.headers.get("df-replay")) == (f"/{name}", replay)
-        ]
-        return [line for body in bodies for line in body.split("\n")[:-1]]
-
-    def make() -> HttpSink:
-        return HttpSink("subject", RequestForm(batch=True, array=False), ClientSettings())
-
-    return Subject(
-        sink=make(),
-        another=make,
-        destination=lambda name: f"{server.url}/{name}",
-        delivered=read,
-        replayed=lambda name: read(name, "r1"),
-    )
-
-
 KINDS = [
     "file",
-    "http",
     pytest.param("redis", marks=pytest.mark.redis),
     pytest.param("kafka", marks=pytest.mark.kafka),
     pytest.param("nats", marks=pytest.mark.nats),
@@ -166,8 +137,6 @@ EXACT_KINDS = [
 
 def make_subject(kind: str, request: pytest.FixtureRequest) -> Subject:
     """Return a sink of a kind, not open."""
-    if kind == "http":
-        return http_subject(request)
     if kind == "file":
         return file_subject(request.getfixturevalue("tmp_path"))
     if kind == "redis":

@@ -208,8 +208,8 @@ def _percent_encoded(texts: pa.StringArray) -> pa.StringArray:
     if not pc.any(pc.match_substring_regex(texts, "[^A-Za-z0-9._~-]")).as_py():
         return texts
     distinct = texts.dictionary_encode()
-    encoded = [quote(one, safe="") for one in distinct.dictionary.to_pylist()]
-    return cast("pa.StringArray", pa.array(encoded, pa.string()).take(distinct.indices))
+    encoded = [quote(str(one), safe="") for one in distinct.dictionary.to_pylist()]
+    return pa.array(encoded, pa.string()).take(distinct.indices)
 
 
 def _conditional(template: Template) -> list[tuple[str, ...]]:

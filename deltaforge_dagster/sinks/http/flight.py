@@ -204,8 +204,12 @@ class Flight:
         """Repeat a request that failed for a reason that may be gone soon."""
         if not isinstance(error, DeltaforgeError):
             raise error
-        soon = isinstance(error, SinkUnavailable) and not isinstance(error, TimedOut)
-        if soon and error.retry_after is None and request.attempts < len(_WAITS):
+        if (
+            isinstance(error, SinkUnavailable)
+            and not isinstance(error, TimedOut)
+            and error.retry_after is None
+            and request.attempts < len(_WAITS)
+        ):
             request.not_before = time.monotonic() + _WAITS[request.attempts]
             request.attempts += 1
             self._traffic.retries += 1

@@ -116,7 +116,7 @@ class HttpRequests:
         self._replay = batch.replay
         self._headers: dict[str | None, dict[str, Header]] = {}
         self._urls: set[str] = set()
-        self._keys, self.key_count = _keys(messages, form) if form.keyed else (None, 0)
+        self._keys = _keys(messages, form) if form.keyed else None
         if form.batch:
             self._group_ends = _group_ends(messages)
             sizes = pc.binary_length(self._values).to_numpy(zero_copy_only=False) + 1
@@ -133,6 +133,11 @@ class HttpRequests:
             request = self._request(start, self._stop(start))
             yield request
             start = request.stop
+
+    @property
+    def key_count(self) -> int:
+        """How many numbers of keys there can be."""
+        return 0 if self._keys is None else self._messages.num_rows
 
     def ordinal(self, row: int) -> int:
         """Return the ordinal of a row."""
@@ -278,15 +283,21 @@ def _group_ends(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return np.flatnonzero(changes)
 
 
-def _keys(messages: pa.RecordBatch, form: RequestForm) -> tuple[npt.NDArray[np.int64], int]:
-    """Return the number of each message's key, `_NO_KEY` if it has none, and how many there are."""
+def _keys(messages: pa.RecordBatch, form: RequestForm) -> npt.NDArray[np.int64]:
+    """Return the number of each message's key, `_NO_KEY` if it has none."""
     column = messages.column("key")
     codes = _codes(column)
-    none = pc.fill_null(pc.equal(column, pa.scalar("")), pa.scalar(value=True))
+    none = _equal(column, pa.scalar(""))
     if form.row_keys:
         changes = pc.coalesce(messages.column("change_id"), messages.column("event_id"))
-        none = pc.or_(none, pc.fill_null(pc.equal(column, changes), pa.scalar(value=True)))
-    return np.where(none.to_numpy(zero_copy_only=False), _NO_KEY, codes), len(codes)
+        none |= _equal(column, changes)
+    return np.where(none, _NO_KEY, codes)
+
+
+def _equal(column: pa.Array[Any], other: Any) -> npt.NDArray[np.bool_]:
+    """Return which texts of a column are null, or equal to the others."""
+    differs = cast("pa.Array[Any]", pc.not_equal(column, other)).fill_null(False)
+    return ~differs.to_numpy(zero_copy_only=False)
 
 
 def _codes(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
@@ -313,7 +324,7 @@ def _first_of_no_line(values: pa.StringArray) -> int | None:
 
 def _first_of_no_array(values: pa.StringArray) -> int | None:
     """Return the place of the first value that is no JSON; events are, but raw payloads may be any text."""
-    for place, value in enumerate(values.cast(pa.binary()).to_pylist()):
+    for place, value in enumerate(cast("list[bytes]", values.cast(pa.binary()).to_pylist())):
         try:
             orjson.loads(value)
         except orjson.JSONDecodeError:

@@ -97,8 +97,8 @@ def test_a_batch_names_exactly_its_messages() -> None:
 
 def test_no_change_goes_to_the_url_of_another() -> None:
     """A request ends where URL or headers change, and begins anew where they are as before."""
-    other = {"destination": "https://h/b"}
-    marked = {"headers": '{"x":"1"}'}
+    other: dict[str, object] = {"destination": "https://h/b"}
+    marked: dict[str, object] = {"headers": '{"x":"1"}'}
     found = list(HttpRequests(batch({}, {}, other, {}, marked, marked), BATCH))
 
     assert [(one.start, one.stop, one.url[-1]) for one in found] == [

@@ -109,20 +109,23 @@ def subject_of(server: HttpServer, form: RequestForm) -> Subject:
     )
 
 
-class TestOneByOne(SinkContract):
-    """A request for each change keeps the promises of every sink."""
+@pytest.mark.parametrize(
+    "form", [RequestForm(), RequestForm(batch=True, array=False)], ids=["one by one", "lines"]
+)
+class TestContract(SinkContract):
+    """A request for each change, and one for many, keep the promises of every sink."""
 
     @pytest.fixture
-    def subject(self, http_server: HttpServer) -> Iterator[Subject]:
+    def subject(self, http_server: HttpServer, form: RequestForm) -> Iterator[Subject]:
         """A sink, open."""
-        made = subject_of(http_server, RequestForm())
+        made = subject_of(http_server, form)
         made.sink.open()
         yield made
         made.sink.close()
 
     @pytest.mark.parametrize("count", [1, 2, 700])
     def test_everything_arrives_in_order(self, subject: Subject, count: int) -> None:
-        """Fewer than for other sinks: each is a request."""
+        """Fewer than for other sinks: each is a request, since destinations alternate."""
         super().test_everything_arrives_in_order(subject, count)
 
 
