@@ -28,18 +28,17 @@ SECRET = "a secret of this test"
 @contextmanager
 def receiving(port: int) -> Iterator[subprocess.Popen[str]]:
     """Let the receiver of the example receive."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, str(EXAMPLES / "workers" / "webhook_receiver.py"), "--port", str(port)],
         env={"WEBHOOK_SECRET": SECRET},
         stdout=subprocess.PIPE,
         text=True,
-    )
-    try:
-        eventually(lambda: _listens(port))
-        yield process
-    finally:
-        process.terminate()
-        process.wait(120)
+    ) as process:
+        try:
+            eventually(lambda: _listens(port))
+            yield process
+        finally:
+            process.terminate()
 
 
 def _listens(port: int) -> bool:
