@@ -177,24 +177,31 @@ class Flight:
             request, outcome = self._landed.get(timeout=timeout)
         except queue.Empty:
             return
-        self._land(request)
+        self._land(request, acknowledged=outcome is None)
+        if outcome is None:
+            return
         self._use.raise_when_closed()
         if isinstance(outcome, Refusal):
             self._refused(request, outcome)
-        elif outcome is not None:
+        else:
             self._interrupted(request, outcome)
 
-    def _land(self, request: HttpRequest) -> None:
+    def _land(self, request: HttpRequest, *, acknowledged: bool) -> None:
+        """Note that a request is not under way any more; unless it is acknowledged, it is open."""
         del self._flying[request.start]
         if request.keys is not None:
             self._busy[request.keys] = False
+        if not acknowledged:
+            heapq.heappush(self._again, (request.start, request))
 
     def _refused(self, request: HttpRequest, refusal: Refusal) -> None:
         """Divide a batch that is refused; a single change is undeliverable."""
         halves = self._requests.halves(request)
-        for half in halves:
-            heapq.heappush(self._again, (half.start, half))
-        if not halves:
+        if halves:
+            self._again = [one for one in self._again if one[1] is not request]
+            self._again += [(half.start, half) for half in halves]
+            heapq.heapify(self._again)
+        else:
             ordinal = self._requests.ordinal(request.start)
             text = f"{self._where}: {origin_of(request.url)} refuses the message of ordinal {ordinal} with {refusal}"
             error = Undeliverable(text, ordinal, refusal.cause, refusal.detail)
@@ -213,7 +220,6 @@ class Flight:
             request.not_before = time.monotonic() + _WAITS[request.attempts]
             request.attempts += 1
             self._traffic.retries += 1
-            heapq.heappush(self._again, (request.start, request))
         else:
             self._failed(request.start, error)
 
@@ -234,6 +240,4 @@ class Flight:
             self._client.interrupt()
         while self._flying:
             request, outcome = self._landed.get()
-            self._land(request)
-            if outcome is not None:
-                heapq.heappush(self._again, (request.start, request))
+            self._land(request, acknowledged=outcome is None)
