@@ -75,6 +75,7 @@ class HttpServer:
         self._context = context
         self._connections = 0
         self._open: set[asyncio.Transport] = set()
+        self._none_open = asyncio.Event()
         self._loop = asyncio.new_event_loop()
 
     @classmethod
@@ -125,6 +126,8 @@ class HttpServer:
     def ended(self, transport: asyncio.Transport) -> None:
         """Forget a connection."""
         self._open.discard(transport)
+        if not self._open:
+            self._none_open.set()
 
     def _run(self, started: threading.Event) -> None:
         listening = self._loop.create_server(
@@ -138,10 +141,17 @@ class HttpServer:
             self._loop.run_forever()
         finally:
             server.close()
-            for one in list(self._open):
-                one.abort()
-            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(self._end(server))
             self._loop.close()
+
+    async def _end(self, server: asyncio.Server) -> None:
+        """End every connection, and wait until its socket is closed."""
+        self._none_open.clear()
+        for one in list(self._open):
+            one.abort()
+        if self._open:
+            await self._none_open.wait()
+        await server.wait_closed()
 
 
 class _Connection(asyncio.Protocol):

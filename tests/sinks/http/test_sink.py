@@ -418,7 +418,7 @@ def test_a_lost_lease_ends_what_is_under_way(http_server: HttpServer, make_sink:
     arrived = len(http_server.received)
     assert arrived <= 2
     sink.send(keyed(http_server.url, *"abcdef"), allow)
-    assert len(http_server.bodies()) == 6
+    assert len(set(http_server.bodies())) == 6
 
 
 @pytest.mark.parametrize("form", [RequestForm(keyed=True), RequestForm(keyed=True, batch=True, max_events=3)])  # fmt: skip
