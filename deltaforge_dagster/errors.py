@@ -70,15 +70,23 @@ class DeltaforgeError(Exception):
 
     Attributes:
         kind: Label of the error class in metrics (`auth`, `connect`, `checkpoint`, ...).
+        acknowledged: Set by a sink that acknowledges parts of a batch: everything up to this ordinal of the batch that
+            failed was delivered.
     """
 
     kind = "other"
+    acknowledged: int | None = None
 
 
 class Retryable(DeltaforgeError):  # noqa: N818 - the name tells how to react
-    """The same call may succeed later."""
+    """The same call may succeed later.
+
+    Attributes:
+        retry_after: Seconds after which the server asked to be called again; None if it did not.
+    """
 
     kind = "io"
+    retry_after: float | None = None
 
 
 class Terminal(DeltaforgeError):  # noqa: N818 - the name tells how to react
@@ -206,13 +214,15 @@ class Undeliverable(SinkRejected):
     Attributes:
         ordinal: The ordinal of the message's change in its segment.
         cause: `routing` (there is no destination, or its name is invalid), `serialization` (the change
-            cannot be converted to a message) or `too_large`.
+            cannot be converted to a message, or the destination refuses its content) or `too_large`.
+        detail: The destination's own words, which may quote values of the row. Only dead letters show them.
     """
 
-    def __init__(self, message: str, ordinal: int, cause: str) -> None:
-        super().__init__(message, ordinal, cause)
+    def __init__(self, message: str, ordinal: int, cause: str, detail: str = "") -> None:
+        super().__init__(message, ordinal, cause, detail)
         self.ordinal = ordinal
         self.cause = cause
+        self.detail = detail
 
     def __str__(self) -> str:
         return str(self.args[0])

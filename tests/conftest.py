@@ -18,6 +18,7 @@ import pytest
 pytest_plugins = [
     "tests.chance",  # first: it has Hypothesis's profiles
     "tests.fix_dagster",
+    "tests.fix_http",
     "tests.fix_kafka",
     "tests.fix_mysql",
     "tests.fix_nats",

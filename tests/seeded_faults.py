@@ -236,6 +236,15 @@ FAULTS = (
         "A stream that was recreated or restored is written on to, and what it has lost never comes again.",
     ),
     Fault(
+        "http-overlap",
+        "dropped comparison",
+        "deltaforge_dagster/sinks/http/flight.py",
+        "        return bool(self._busy[request.keys].any())",
+        "        return False",
+        ("tests/sinks/http/test_sink.py",),
+        "Two changes of a row are under way at once, and the later one may arrive first.",
+    ),
+    Fault(
         "outbox-updates",
         "changed operator",
         "deltaforge_dagster/processors/outbox.py",

@@ -51,7 +51,8 @@ def _name(text: str) -> str:
     return text
 
 
-def _template(text: str) -> str:
+def template(text: str) -> str:
+    """Check that text is a template whose variables are fields of events; return it."""
     if not text:
         raise ValueError("is empty")
     try:
@@ -75,7 +76,7 @@ Name = Annotated[str, AfterValidator(resolved), AfterValidator(_name)]
 TEMPLATE = Field(json_schema_extra={"format": "template"})
 """Marks a field as a template in the JSON Schema."""
 
-TemplateText = Annotated[str, AfterValidator(_template), TEMPLATE]
+TemplateText = Annotated[str, AfterValidator(template), TEMPLATE]
 
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -25,7 +25,7 @@ def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     """Return the context of a run of this pipeline; nothing is connected yet."""
     settings = opened.settings
     declared = loaded.spec.spec
-    context = SinkContext(loaded.name, declared.engine.run)
+    context = SinkContext(loaded.name, declared.engine.run, posted=loaded.path is None)
     return RunContext(
         store=opened.store,
         journal=opened.journal,

@@ -275,7 +275,10 @@ class Sink(Protocol):
         """Deliver the whole batch in order and return its last ordinal once it is acknowledged.
 
         After an error, an unknown prefix of the batch may have arrived, and nothing after that
-        prefix: sending the batch again may repeat messages but never reorders those of a key.
+        prefix: sending the batch again may repeat messages but never reorders those of a key. A sink that
+        delivers several messages at once keeps this for each key: an unknown prefix of the messages of
+        a key may have arrived, and nothing after it. A sink that knows that everything up to some ordinal was
+        acknowledged sets `acknowledged` of the error, so that only the rest is sent again.
 
         A batch with an origin is sent in atomic steps, each of which also stores the position of
         its last message. After an error, `position` tells which prefix has arrived.

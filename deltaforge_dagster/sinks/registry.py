@@ -42,6 +42,7 @@ _BUILT_IN = {
     "redis": "deltaforge_dagster.sinks.redis.sink_type:REDIS",
     "kafka": "deltaforge_dagster.sinks.kafka.sink_type:KAFKA",
     "nats": "deltaforge_dagster.sinks.nats.sink_type:NATS",
+    "http": "deltaforge_dagster.sinks.http.sink_type:HTTP",
     "file": "deltaforge_dagster.sinks.file.sink_type:FILE",
     "delta": "deltaforge_dagster.sinks.lake.sink_type:DELTA",
     "iceberg": "deltaforge_dagster.sinks.lake.sink_type:ICEBERG",
@@ -66,11 +67,13 @@ class SinkContext:
         run: Limits of the runs that send with the sink.
         brief: For a job that ends and of which several may run at once, such as a Spark job or a check. It
             leaves nothing behind for long, and ends no other sender of the same pipeline.
+        posted: Whether the pipeline was created by the REST API, and not by a file of the installation.
     """
 
     pipeline: str
     run: RunLimits = field(default_factory=RunLimits)
     brief: bool = False
+    posted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from deltaforge_dagster.config.sinks.later import (
     ClickhouseConfig,
     ClickhouseTls,
     FileRoll,
-    HttpConfig,
     S3Config,
 )
 from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.sinks.http.config import HttpSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
@@ -63,7 +63,7 @@ OUTBOX_COLUMNS = {
         (KafkaSinkConfig, {"id": "a", "brokers": "h", "topic": "t"}, {**FULL_SINK, "exactly_once": False, "send_timeout_secs": 30, "client_conf": {}}),
         (RedisSinkConfig, {"id": "a", "uri": "redis://h", "stream": "s"}, {**FULL_SINK, **TIMEOUTS}),
         (NatsSinkConfig, {"id": "a", "url": "nats://h", "subject": "s"}, {**FULL_SINK, **TIMEOUTS, "stream": None, "credentials_file": None, "username": None, "password": None, "token": None}),
-        (HttpConfig, {"url": "http://h"}, {**ANY_SINK, "filter": None, "method": "POST", "headers": {}, "batch_mode": False, "send_timeout_secs": 10, "batch_timeout_secs": 30, "connect_timeout_secs": 5}),
+        (HttpSinkConfig, {"id": "a", "url": "http://h"}, {**FULL_SINK, "method": "POST", "headers": {}, "batch_mode": False, "send_timeout_secs": 10, "batch_timeout_secs": 30, "connect_timeout_secs": 5}),
         (S3Config, {"bucket": "b"}, {"required": True, "filter": None, "prefix": "", "region": None, "endpoint": None, "access_key_id": None, "secret_access_key": None, "virtual_hosted_style": False, "local": False, "format": "parquet", "compression": "snappy", "send_timeout_secs": 60}),
         (FileRoll, {}, {"max_bytes": 268_435_456, "max_events": 1_000_000, "max_age_secs": 300, "idle_age_secs": 600}),
         (ClickhouseConfig, {"url": "u", "database": "d", "table": "t"}, {"required": True, "mode": "changelog", "user": None, "password": None, "version_source": "source_position", "send_timeout_secs": 30, "auto_create": True}),

@@ -22,10 +22,14 @@ import redis
 from deltaforge_dagster.errors import Retryable
 from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.sinks.http.client import ClientSettings
+from deltaforge_dagster.sinks.http.requests import RequestForm
+from deltaforge_dagster.sinks.http.sink import HttpSink
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow, messages
+from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
 from deltaforge_lab.servers.redis import RedisServer
@@ -163,6 +167,32 @@ def far_nats(
         yield make
 
 
+@pytest.fixture
+def far_http(http_server: HttpServer, faults: int, seed: int) -> Iterator[Callable[[bool], Far]]:
+    """Make an HTTP sink behind a proxy; all destinations are one URL, so that requests hold many messages."""
+
+    def read(name: str) -> list[str]:
+        lines = [line for body in http_server.received for line in body.body.decode().split()]
+        turn = DESTINATIONS.index(name)
+        return [one for one in lines if int(one.partition(":")[0]) % len(DESTINATIONS) == turn]
+
+    with ExitStack() as stack:
+
+        def make(_: bool) -> Far:
+            address = urlsplit(http_server.url)
+            target = (str(address.hostname), int(address.port or 0))
+            proxy = stack.enter_context(FaultyProxy(target, 100_000, faults, seed, faults=FAULTS))
+            form = RequestForm(batch=True, array=False, max_bytes=20_000)
+            return Far(
+                proxy,
+                lambda: HttpSink("far", form, ClientSettings(timeout=10.0)),
+                lambda _: proxy.through(http_server.url),
+                read,
+            )
+
+        yield make
+
+
 def deliver(far: Far) -> None:
     """Send `ROWS` messages as a deliverer does."""
     noise = random.Random(1)  # does not become smaller when it is compressed
@@ -210,6 +240,7 @@ def check(far: Far, *, exactly_once: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "exactly_once"),
     [
+        ("http", False),
         pytest.param("redis", False, marks=pytest.mark.redis),
         pytest.param("redis", True, marks=pytest.mark.redis),
         pytest.param("kafka", False, marks=pytest.mark.kafka),

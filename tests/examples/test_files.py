@@ -31,6 +31,10 @@ ADDRESSES = {
     "TURSO_URL": "http://localhost:8080",
     "DATABASE": "shop.db",
     "LAKE": "/lake",
+    "WEBHOOK_URL": "http://localhost:8080",
+    "WEBHOOK_SECRET": "s",
+    "INGEST_URL": "https://localhost",
+    "INGEST_TOKEN": "t",
 }
 
 

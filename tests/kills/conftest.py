@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
+from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_redis import StartRedis
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import Campaign
 from tests.kills.databases import MysqlDatabase, PostgresDatabase
-from tests.kills.destinations import KafkaDestination, NatsDestination, RedisDestination
+from tests.kills.destinations import (
+    HttpDestination,
+    KafkaDestination,
+    NatsDestination,
+    RedisDestination,
+)
 from tests.kills.ends import Database, Destination
 
 Ends = tuple[Database, Destination]
@@ -78,6 +84,12 @@ def nats_end(nats_server: NatsServer) -> Iterator[NatsDestination]:
     destination = NatsDestination(nats_server.url)
     yield destination
     destination.close()
+
+
+@pytest.fixture
+def http_end(http_server: HttpServer) -> HttpDestination:
+    """A server of the test's own."""
+    return HttpDestination(http_server)
 
 
 @pytest.fixture

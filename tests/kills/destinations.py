@@ -9,6 +9,7 @@ from typing import cast
 import redis
 from confluent_kafka import Consumer, TopicPartition
 
+from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.fix_kafka import read_topic
 from tests.fix_nats import Admin
@@ -83,6 +84,30 @@ class NatsDestination:
         """Remove the stream."""
         with Admin(self._url) as admin:
             admin.delete(self.stream)
+
+
+class HttpDestination:
+    """A server of its own, which records every request that arrives."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+
+    def sink(self, *, exactly_once: bool) -> str:
+        """Return the sink of the pipeline."""
+        assert not exactly_once
+        return f'{{type: http, config: {{id: sink, url: "{self._server.url}"}}}}'
+
+    def settle(self) -> None:
+        """Wait until the server has read what it was sent."""
+        wait_until_still(self.lengths, seconds=0.3)
+
+    def lengths(self) -> tuple[int, ...]:
+        """Return the number of requests."""
+        return (len(self._server.received),)
+
+    def values(self) -> list[list[str | bytes]]:
+        """Return the bodies of all requests, whatever became of them."""
+        return [[one.body for one in self._server.received]]
 
 
 class KafkaDestination:

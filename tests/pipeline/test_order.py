@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
 from tests.e2e.conftest import Shop, shop
@@ -54,6 +55,7 @@ def test_ten_thousand_updates_of_one_row(
     nats_server: NatsServer,
     nats_admin: Admin,
     nats_stream: str,
+    http_server: HttpServer,
     spark_server: SparkAddress,
     tmp_path: Path,
 ) -> None:
@@ -62,7 +64,11 @@ def test_ten_thousand_updates_of_one_row(
     The topics have several partitions, and segments are small.
     """
     name = f"order-{secrets.token_hex(4)}"
-    sinks = f"    - {{type: file, config: {{id: file, path: '{tmp_path}/out/a.jsonl'}}}}\n"
+    sinks = (
+        f"    - {{type: file, config: {{id: file, path: '{tmp_path}/out/a.jsonl'}}}}\n"
+        f"    - {{type: http, config: {{id: http, url: '{http_server.url}', batch_mode: true, "
+        "max_in_flight: 4}}\n"
+    )
     for tier, flag in TIERS.items():
         kafka_server.create_topic(f"{name}.{tier}", partitions=4)
         sinks += (
@@ -84,6 +90,8 @@ def test_ten_thousand_updates_of_one_row(
     expected = list(range(UPDATES + 1))
     assert set(outcome.delivered.values()) == {UPDATES + 1}
     assert versions((tmp_path / "out/a.jsonl").read_text().splitlines()) == expected
+    arrays = [json.loads(body) for body in http_server.bodies()]
+    assert [int(one["after"]["name"]) for array in arrays for one in array] == expected
     for tier in TIERS:
         entries = shop.entries(f"{name}.{tier}")
         assert versions(entry["df-event"] for entry in entries) == expected

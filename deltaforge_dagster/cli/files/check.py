@@ -17,7 +17,7 @@ from deltaforge_dagster.pipeline.health import sink_preflight
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.resources.lake_jars import jars_finding
 from deltaforge_dagster.resources.platform import build_source, existing_store
-from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
+from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
 from deltaforge_dagster.sources.findings import Finding
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
@@ -40,7 +40,8 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     names = {sink.config.id: destinations(sink.config, declared.source) for sink in declared.sinks}
     if any(isinstance(sink_types()[sink.type], LakeSinkType) for sink in declared.sinks):
         found.append(jars_finding(settings))
-    found += sink_preflight.preflight(declared.sinks, loaded.name, names)
+    context = SinkContext(loaded.name, brief=True, posted=loaded.path is None)
+    found += sink_preflight.preflight(declared.sinks, context, names)
     failed = any(finding.level == "error" for finding in found)
     if json_output:
         findings = [

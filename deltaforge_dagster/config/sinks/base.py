@@ -131,6 +131,9 @@ class SinkConfig(Block):
 class MessageSinkConfig(SinkConfig):
     """The options of every sink that sends messages."""
 
+    destination_is_url: ClassVar[bool] = False
+    """Whether the destination is a URL, in which the values of variables are percent-encoded."""
+
     key: TemplateText | None = None
     """Template of the message key. By default the event id; in Kafka the row's primary key, in NATS none.
     An unresolved variable becomes empty text. `${key.id}` is the same for every change of a row.
@@ -149,6 +152,11 @@ class MessageSinkConfig(SinkConfig):
     or as a delete of the old key and an insert of the new one, which count as such in `skipped_operations`
     ([events](events.md#several-messages-for-one-change)).
     """
+
+    @property
+    def header_templates(self) -> Mapping[str, str]:
+        """Templates of headers that every message gets in addition to its own, by name."""
+        return {}
 
 
 class SinkBlock(Block):

@@ -7,20 +7,12 @@ so that the error also lists what else is wrong with it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import SecretStr
 
-from deltaforge_dagster.config.blocks import (
-    Block,
-    Count,
-    Name,
-    Seconds,
-    TemplateText,
-    Text,
-    bare_type,
-)
-from deltaforge_dagster.config.sinks.base import Encoding, Envelope, NativeEnvelope, SinkFilter
+from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
+from deltaforge_dagster.config.sinks.base import SinkFilter
 
 
 class AvroEncoding(Block):
@@ -34,37 +26,6 @@ class AvroEncoding(Block):
     unsigned_bigint_mode: Literal["string", "long"] = "string"
     enum_mode: Literal["string", "enum"] = "string"
     naive_timestamp_mode: Literal["string", "timestamp"] = "string"
-
-
-AnyEncoding = Annotated[
-    Encoding | AvroEncoding, Field(discriminator="type"), BeforeValidator(bare_type)
-]
-
-_HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]
-
-
-class HttpConfig(Block):
-    """How to call an HTTP endpoint."""
-
-    id: Name | None = None
-    required: bool = True
-    envelope: Envelope = NativeEnvelope()
-    encoding: AnyEncoding = Encoding()
-    filter: SinkFilter | None = None
-    url: TemplateText
-    method: _HeaderName = "POST"
-    headers: Mapping[_HeaderName, SecretStr] = {}
-    batch_mode: bool = False
-    send_timeout_secs: Seconds = 10.0
-    batch_timeout_secs: Seconds = 30.0
-    connect_timeout_secs: Seconds = 5.0
-
-
-class HttpSink(Block):
-    """An HTTP sink."""
-
-    type: Literal["http"]
-    config: HttpConfig
 
 
 class FileRoll(Block):
@@ -136,7 +97,6 @@ class ClickhouseSink(Block):
 
 
 SINKS: Mapping[str, type[Block]] = {
-    "http": HttpSink,
     "s3": S3Sink,
     "clickhouse": ClickhouseSink,
 }

@@ -81,11 +81,12 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """A change that goes to the queue, and why."""
+    """A change that goes to the queue, and why; only its entry shows `detail`."""
 
     ordinal: int
     kind: str
     message: str
+    detail: str = ""
 
 
 class DeadLetterWriter:
@@ -191,7 +192,7 @@ class DeadLetterWriter:
                 error.ordinal,
                 error.cause,
             ) from error
-        if not self._put(row, [_Refusal(error.ordinal, error.cause, str(error))]):
+        if not self._put(row, [_Refusal(error.ordinal, error.cause, str(error), error.detail)]):
             raise self._full(row, error.ordinal)
 
     def _left_in_queue(self, batch: SinkBatch) -> SinkBatch:
@@ -278,7 +279,7 @@ class DeadLetterWriter:
                 ordinal=one.ordinal,
                 state="waiting" if one.kind == WAITING else "dead",
                 error_kind=one.kind,
-                error_message=one.message,
+                error_message=f"{one.message}{one.detail}",
                 table_name=keys[place].table,
                 row_key=keys[place].row,
                 old_key=keys[place].old,

@@ -54,10 +54,12 @@ class Deadline:
             if not self._end(timer):
                 raise
             self.missed += 1
-            raise SinkOverdue(
+            overdue = SinkOverdue(
                 f"sink {self._sink_id}: took longer than {self._seconds:g} s for a batch "
                 "(sink_batch_deadline_secs); it was closed, and gets the batch again"
-            ) from error
+            )
+            overdue.acknowledged = error.acknowledged
+            raise overdue from error
         finally:
             self._end(timer)
 

@@ -150,7 +150,7 @@ class Redriver:
                     f"segment {AT_HAND.segment}, ordinal {place}",
                     f"segment {entry.segment}, ordinal {entry.ordinal}",
                 )
-                writer.dead_letters.redrive_failed(entry.seq, error.cause, text)
+                writer.dead_letters.redrive_failed(entry.seq, error.cause, text + error.detail)
 
         self._lease.write(settle)
 

@@ -60,6 +60,8 @@ class Retries:
         delay = self._backoff.next_delay()
         if not isinstance(error, Retryable):
             delay = self._longest  # nothing changes until somebody fixes the cause
+        elif error.retry_after is not None:
+            delay = error.retry_after
         self._failures += 1
         logger.warning(
             "the sink failed",

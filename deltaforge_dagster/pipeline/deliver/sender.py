@@ -6,7 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from deltaforge_dagster.errors import StoreUnavailable, Undeliverable
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    LeaseLost,
+    StoreUnavailable,
+    Undeliverable,
+)
 from deltaforge_dagster.pipeline.deliver.batches import BatchSettings, cut
 from deltaforge_dagster.pipeline.deliver.connection import SinkConnection
 from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetterWriter, QueueFull
@@ -16,7 +21,7 @@ from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.sinks.base import Sink, SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
 
 CHECKPOINT_SECONDS = 1.0
@@ -123,6 +128,9 @@ class SegmentSender:
             except Undeliverable as error:
                 self._progress.arrived(batch, error.ordinal)
                 raise
+            except DeltaforgeError as error:
+                self._keep_acknowledged(row, batch, error, sink)
+                raise
             self._progress.arrived(batch, ordinal + 1)
             failpoint("sink-sent")
             since += batch.messages.num_rows
@@ -131,3 +139,17 @@ class SegmentSender:
                 self._progress.advance(row, ordinal, sink, complete=False)
                 written_at, since = now, 0
         return True
+
+    def _keep_acknowledged(
+        self, row: SegmentRow, batch: SinkBatch, error: DeltaforgeError, sink: Sink
+    ) -> None:
+        """Write a checkpoint behind the part of a batch that was acknowledged before the sink failed.
+
+        Without it, an endpoint that admits fewer messages than a batch has would get the same ones again and again.
+        """
+        reached = error.acknowledged
+        if reached is None or isinstance(error, LeaseLost):
+            return
+        self._progress.arrived(batch, reached + 1)
+        if reached > self._progress.reached(row):
+            self._progress.advance(row, reached, sink, complete=False)

@@ -179,11 +179,17 @@ class MessagePlan:
         columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
         if self._expands:
             columns["change_id"] = "change_id"
+        place: _Make = functools.partial(routing.destination, template, origin)
+        if config.destination_is_url:
+            place = functools.partial(routing.url, template, origin)
         columns["destination"] = self._column(
-            "destination",
-            template.text,
-            functools.partial(routing.destination, template, origin),
+            "url" if config.destination_is_url else "destination", template.text, place
         )
+        if config.header_templates:
+            made = {name: compile_template(one) for name, one in config.header_templates.items()}
+            columns["headers"] = self._column(
+                "headers", repr(made), functools.partial(routing.headers, made, origin)
+            )
         if kind.default_key == "row" and key is None:
             columns["key"] = self._column("row_key", "", routing.row_key)
         elif kind.default_key == "none" and key is None:

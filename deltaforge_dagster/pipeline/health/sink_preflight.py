@@ -16,27 +16,27 @@ from deltaforge_dagster.sources.findings import Finding
 
 
 def preflight(
-    declared: Sequence[SinkBlock], pipeline: str, destinations: Mapping[str, Sequence[str]]
+    declared: Sequence[SinkBlock], context: SinkContext, destinations: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
     """Return the findings for each sink, in the file's order; sinks are checked concurrently.
 
     Args:
         declared: The sinks, as in the file.
-        pipeline: Name of the pipeline, which is part of names on servers.
+        context: The pipeline, `brief`.
         destinations: By sink id, the destinations of its messages; a template if they depend on changes.
     """
     with ThreadPoolExecutor(max(1, len(declared)), "preflight") as threads:
         looks = [
-            threads.submit(_preflight, sink, pipeline, destinations[sink.config.id])
+            threads.submit(_preflight, sink, context, destinations[sink.config.id])
             for sink in declared
         ]
         return [finding for look in looks for finding in look.result()]
 
 
-def _preflight(declared: SinkBlock, pipeline: str, names: Sequence[str]) -> list[Finding]:
+def _preflight(declared: SinkBlock, context: SinkContext, names: Sequence[str]) -> list[Finding]:
     kind, config = sink_types()[declared.type], declared.config
     try:
-        return kind.preflight(config, SinkContext(pipeline, brief=True), names)
+        return kind.preflight(config, context, names)
     except DeltaforgeError as error:
         subject = f"sink {config.id}"
         return [Finding(subject, "error", str(error).removeprefix(f"{subject}: "))]

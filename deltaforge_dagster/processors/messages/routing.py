@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
+from urllib.parse import quote
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,7 +52,22 @@ _ALWAYS = frozenset(
 
 def destination(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return the destinations; null where a variable is unresolved."""
-    made = _text(template, origin, frame)
+    return _destination(_text(template, origin, frame), template, origin, frame)
+
+
+def url(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the destinations that are URLs; null where a variable is unresolved.
+
+    Values of variables are percent-encoded, except letters, digits and `-._~` (RFC 6570, "Simple String
+    Expansion"), so that a value never becomes another part of the URL. A URL that a processor set stays as it is.
+    """
+    made = _text(template, origin, frame, _percent_encoded)
+    return _destination(made, template, origin, frame)
+
+
+def _destination(
+    made: pa.StringArray, template: Template, origin: EventOrigin, frame: pa.RecordBatch
+) -> pa.StringArray:
     missing = None
     for path in _conditional(template):
         unknown = _unknown(_variable(path, origin, frame), frame)
@@ -130,6 +147,23 @@ def idempotency_key(origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArra
     )  # fmt: skip
 
 
+def headers(
+    templates: Mapping[str, Template], origin: EventOrigin, frame: pa.RecordBatch
+) -> pa.StringArray:
+    """Return the headers of messages, JSON objects, with those of templates before their own.
+
+    Unresolved variables are empty text.
+    """
+    names = list(templates)
+    made = [_text(one, origin, frame).to_pylist() for one in templates.values()]
+    own = cast("list[str | None]", frame.column("headers").to_pylist())
+    documents = [
+        orjson.dumps({**dict(zip(names, row[:-1], strict=True)), **orjson.loads(row[-1] or "{}")})
+        for row in zip(*made, own, strict=True)
+    ]
+    return pa.array([one.decode() for one in documents], pa.string())
+
+
 def _nulled(texts: pa.Array[Any]) -> pa.StringArray:
     """Return texts with null in place of empty texts."""
     nulled: pa.StringArray = pc.if_else(
@@ -150,13 +184,32 @@ def _first(*columns: pa.Array[Any]) -> pa.StringArray:
     return cast("pa.StringArray", pc.coalesce(*some) if len(some) > 1 else some[0])
 
 
-def _text(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the template's text for each row; unresolved variables are empty."""
-    pieces: list[Piece] = [
-        part if isinstance(part, str) else Optional("", _variable(part.path, origin, frame))
-        for part in template.parts
-    ]
+def _text(
+    template: Template,
+    origin: EventOrigin,
+    frame: pa.RecordBatch,
+    encode: Callable[[pa.StringArray], pa.StringArray] | None = None,
+) -> pa.StringArray:
+    """Return the template's text for each row; unresolved variables are empty, the others encoded."""
+    pieces: list[Piece] = []
+    for part in template.parts:
+        if isinstance(part, str):
+            pieces.append(part)
+            continue
+        values = _variable(part.path, origin, frame)
+        if encode is not None:
+            values = values_of(encode(concat(frame.num_rows, [Optional("", values)])))
+        pieces.append(Optional("", values))
     return concat(frame.num_rows, pieces)
+
+
+def _percent_encoded(texts: pa.StringArray) -> pa.StringArray:
+    """Return texts with everything percent-encoded that has a meaning in URLs, or is not ASCII."""
+    if not pc.any(pc.match_substring_regex(texts, "[^A-Za-z0-9._~-]")).as_py():
+        return texts
+    distinct = texts.dictionary_encode()
+    encoded = [quote(str(one), safe="") for one in distinct.dictionary.to_pylist()]
+    return pa.array(encoded, pa.string()).take(distinct.indices)
 
 
 def _conditional(template: Template) -> list[tuple[str, ...]]:

@@ -42,7 +42,6 @@ def without_none(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        (sink("http", HTTP), "spec.sinks[0].type: http sinks are"),
         (sink("s3", S3), "spec.sinks[0].type: s3 sinks are"),
         (sink("clickhouse", CLICKHOUSE), "spec.sinks[0].type: clickhouse sinks are"),
         ({"spec.sinks.0.config.encoding": AVRO}, "spec.sinks[0].config.encoding: avro is"),
@@ -58,11 +57,7 @@ def test_a_sound_block_has_one_problem(write: Write, changes: dict[str, Any], pl
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (sink("http", HTTP, url=None), "spec.sinks[0].config.url: is required"),
-        (sink("http", HTTP, url="${a"), "spec.sinks[0].config.url: unclosed '${' at position 0 in template: ${a"),
-        (sink("http", HTTP, envelope={"type": "cloudevents"}), "spec.sinks[0].config.envelope.type_prefix: is required"),
         (sink("http", HTTP, encoding="avro"), "spec.sinks[0].config.encoding.schema_registry_url: is required"),
-        (sink("http", HTTP, batch_mode="yes"), "spec.sinks[0].config.batch_mode: must be true or false"),
         (sink("s3", S3, bucket=None), "spec.sinks[0].config.bucket: is required"),
         (sink("s3", S3, format="csv"), "spec.sinks[0].config.format: must be 'parquet' or 'jsonl'"),
         (sink("s3", S3, compression="lz4"), "spec.sinks[0].config.compression: must be 'snappy', 'gzip', 'zstd' or 'none'"),
@@ -82,6 +77,24 @@ def test_its_own_mistakes_are_named_too(
 
     assert NOT_YET in not_yet
     assert mistake == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"url": None}, "url: is required"),
+        ({"url": "${a"}, "url: unclosed '${' at position 0 in template: ${a"),
+        ({"envelope": {"type": "cloudevents"}}, "envelope.type_prefix: is required"),
+        ({"batch_mode": "yes"}, "batch_mode: must be true or false"),
+        ({"headers": {"content-length": "geheim"}}, "headers: holds content-length, which the sink sets itself"),
+        ({"tls": {"key_file": "k"}}, "tls: key_file needs `certificate_file`"),
+    ],
+)  # fmt: skip
+def test_an_http_sink(write: Write, changes: dict[str, Any], expected: str) -> None:
+    """It is supported: a sound block loads, and mistakes are problems of their own."""
+    load_pipeline(write(sink("http", HTTP)))
+
+    assert problems(write, sink("http", HTTP, **changes)) == [f"spec.sinks[0].config.{expected}"]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ class Recorder:
         sent: Segment and ordinal of each message that has arrived.
         errors: What `send` raises next, one after the other, with nothing sent.
         refused: Messages that it can never take.
+        detail: What it says about them.
         opened: How often it was opened.
         closed: How often it was closed.
     """
@@ -68,6 +69,7 @@ class Recorder:
     sent: list[tuple[int, int]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     refused: set[tuple[int, int]] = field(default_factory=set)
+    detail: str = ""
     exactly_once: bool = False
     commits: bool = False
     opened: int = 0
@@ -89,7 +91,7 @@ class Recorder:
         ordinals = cast("list[int]", batch.messages.column("ordinal").to_pylist())
         for ordinal in ordinals:
             if (batch.segment, ordinal) in self.refused:
-                raise Undeliverable("too large", ordinal, "too_large")
+                raise Undeliverable("too large", ordinal, "too_large", self.detail)
             self.sent.append((batch.segment, ordinal))
         return ordinals[-1]
 

@@ -42,6 +42,17 @@ def test_the_wait_survives_a_run(scene: Scene) -> None:
     assert Retries(scene.context(), 8).failed(SinkUnavailable("x"), scene.checkpoint) > 2
 
 
+def test_a_server_that_says_when(scene: Scene) -> None:
+    """Its word counts, shorter or longer than the wait would be, in this run and the next."""
+    retries, error = Retries(scene.context(), 8), SinkUnavailable("slow down")
+
+    for seconds in (0.5, 3600.0):
+        error.retry_after = seconds
+        assert retries.failed(error, scene.checkpoint) == seconds
+        left = scene.checkpoint.next_attempt_at - scene.store.now()
+        assert seconds - 0.5 < left <= seconds
+
+
 @pytest.mark.parametrize("error", [SinkRejected("x"), Undeliverable("x", 1, "routing")])
 def test_what_does_not_pass_by_itself(scene: Scene, error: DeltaforgeError) -> None:
     """The longest wait at once: nothing changes until a person acts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ from deltaforge_dagster.pipeline.deliver.progress import SinkProgress
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.deliver.sender import SegmentSender
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
+from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
 from tests.pipeline.deliver.scene import NAME, SINK, Encoded, Recorder, Scene, place, scene
 
 __all__ = ["scene"]
@@ -88,6 +90,30 @@ def test_a_failure_in_the_middle(scene: Scene) -> None:
     assert sink.sent == ordinals(*range(EVENTS))
 
 
+class Halting(Recorder):
+    """Fails behind some messages of a batch, and says so."""
+
+    def send(self, batch: SinkBatch, guard: SendGuard) -> int:
+        """Take two messages."""
+        error = SinkUnavailable("slow down")
+        error.acknowledged = super().send(replace(batch, messages=batch.messages[:2]), guard)
+        raise error
+
+
+def test_a_failure_behind_a_part_of_a_batch(scene: Scene) -> None:
+    """What the error says was acknowledged is in the checkpoint: each attempt goes on, and nothing is sent twice."""
+    sink = Halting()
+    sending = Sending(scene, sink)
+
+    for attempt in range(1, 6):
+        with pytest.raises(SinkUnavailable):
+            sending.send()
+        assert sending.progress.rows == 2 * attempt
+        assert place(scene.checkpoint) == (1, 2 * attempt - 1, False)
+
+    assert sink.sent == ordinals(*range(EVENTS))
+
+
 def test_a_change_that_can_never_be_delivered(scene: Scene) -> None:
     """It is a dead letter before anything after it is sent; what arrived before it counts."""
     sink = Recorder(refused=set(ordinals(5)))
@@ -100,6 +126,18 @@ def test_a_change_that_can_never_be_delivered(scene: Scene) -> None:
     (entry,) = scene.store.dead_letters.places(NAME, SINK)
     assert (entry.segment, entry.ordinal, entry.state) == (1, 5, "dead")
     assert place(scene.checkpoint) == (1, EVENTS - 1, True)
+
+
+def test_what_a_destination_says_is_in_the_dead_letter_only(scene: Scene) -> None:
+    """It may quote values of the row, so the log and status do not have it."""
+    sink = Recorder(refused=set(ordinals(5)), detail="; it said: no bob")
+
+    assert Sending(scene, sink).send()
+
+    (entry,) = scene.store.dead_letters.read(NAME)
+    assert entry.error_message == "too large; it said: no bob"
+    assert "bob" not in "".join(scene.warnings)
+    assert len(scene.warnings) == 1
 
 
 def test_without_a_queue_it_stops_the_sink(scene: Scene) -> None:

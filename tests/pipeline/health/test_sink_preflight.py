@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from deltaforge_dagster.config.model import Sink
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.pipeline.health.sink_preflight import preflight
+from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks import preflight as of_all
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.kafka import preflight as of_kafka
@@ -30,6 +31,7 @@ from deltaforge_dagster.sinks.nats.rights import USER_INFO
 from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.testing.sinks import ORIGIN, allow, messages
+from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
 from deltaforge_lab.servers.redis import RedisServer
@@ -54,7 +56,7 @@ def declared(kind: str, **config: Any) -> SinkBlock:
 def preflight_of(kind: str, **config: Any) -> list[Finding]:
     """Return what is found at one sink."""
     one = declared(kind, **config)
-    found = preflight([one], "shop", {"out": [one.config.destination]})
+    found = preflight([one], SinkContext("shop", brief=True), {"out": [one.config.destination]})
     assert {one.subject for one in found} == {"sink out"}
     return found
 
@@ -166,7 +168,9 @@ def test_whoever_sends_exactly_once_goes_on(kafka_server: KafkaServer, kafka_top
     sink.position()
     sink.send(messages([(kafka_topic, "{}")], origin=ORIGIN), allow)
 
-    found = preflight([declared("kafka", **config)], pipeline, {"out": [kafka_topic]})
+    found = preflight(
+        [declared("kafka", **config)], SinkContext(pipeline, brief=True), {"out": [kafka_topic]}
+    )
     sink.send(messages([(kafka_topic, "{}")], first=1, origin=ORIGIN), allow)
 
     sink.close()
@@ -287,7 +291,7 @@ def test_servers_that_are_not_there() -> None:
         declared("redis", uri="redis://me:geheim@127.0.0.1:1", stream="s"),
         declared("nats", url="nats://geheim@127.0.0.1:1", subject="s"),
     ]
-    found = preflight(given, "shop", {"out": ["s"]})
+    found = preflight(given, SinkContext("shop", brief=True), {"out": ["s"]})
 
     assert levels(found) == ["error", "error"]
     assert "redis" in found[0].text
@@ -307,3 +311,29 @@ def test_folders_of_files(tmp_path: Path) -> None:
     assert to_make[0].text == f"files in {tmp_path}/new/deep will be made"
     assert not (tmp_path / "new").exists()
     assert wrong[0].text == f"{tmp_path}/file is no directory"
+
+
+def test_an_http_server(http_server: HttpServer) -> None:
+    """It is connected to, and no request is made; what is not known is said."""
+    found = preflight_of("http", url=f"{http_server.url}/hooks/${{source.table}}")
+
+    assert levels(found) == ["ok", "note"]
+    assert found[0].text == f"{http_server.url} answers"
+    assert "none was made" in found[1].text
+    assert http_server.received == []
+    anywhere = preflight_of("http", url="https://${tenant_id}.example.com/")
+    assert levels(anywhere) == ["note"]
+    nobody = preflight_of("http", url=f"http://127.0.0.1:{free_port()}/")
+    assert levels(nobody) == ["error"]
+    assert "refused" in nobody[0].text
+
+
+def test_a_private_server_of_a_posted_pipeline(http_server: HttpServer) -> None:
+    """It may be checked no more than called."""
+    one = declared("http", url=http_server.url)
+    context = SinkContext("shop", brief=True, posted=True)
+
+    (found,) = preflight([one], context, {"out": [http_server.url]})
+
+    assert found.level == "error"
+    assert "allow_private: true" in found.text

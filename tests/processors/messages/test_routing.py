@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from hypothesis import given, settings
@@ -177,3 +179,37 @@ def test_numbers_keep_their_form() -> None:
     found = routing.message_key(template, ORIGIN, batch(given_rows))
 
     assert found.to_pylist() == ['1.10/{"a":12345678901234567890123,"b":1e3}']
+
+
+@given(st.lists(keyed_rows, min_size=1, max_size=20), st.sampled_from(PATHS))
+def test_urls_equal_the_reference(given_rows: list[Row], path: str) -> None:
+    """Nothing of a value is a part of the URL by itself; a URL that a processor set stays as it is."""
+    template = compile_template(f"https://h/${{{path}}}?x=${{op}}")
+
+    found = routing.url(template, ORIGIN, batch(given_rows)).to_pylist()
+
+    for url, one in zip(found, given_rows, strict=True):
+        value, op = resolved(one, path), resolved(one, "op")
+        if one["topic"]:
+            assert url == one["topic"]
+        elif value is None:
+            assert url is None
+        else:
+            assert url is not None
+            assert url.isascii()
+            parts = urlsplit(url)
+            assert (unquote(parts.path[1:]), parts.query) == (value, f"x={op}")
+
+
+@given(st.lists(keyed_rows, min_size=1, max_size=20), st.sampled_from(PATHS))
+def test_headers_equal_the_reference(given_rows: list[Row], path: str) -> None:
+    """Those of templates come before those of the change, which count if both have one."""
+    given_rows = [{**one, "headers": own} for one, own in zip(given_rows, itertools.cycle([None, '{"b":"own"}']))]  # fmt: skip
+    templates = {"a": compile_template(f"<${{{path}}}>"), "b": compile_template("${op}")}
+
+    found = routing.headers(templates, ORIGIN, batch(given_rows)).to_pylist()
+
+    for text, one in zip(found, given_rows, strict=True):
+        own = "own" if one["headers"] else resolved(one, "op")
+        assert text is not None
+        assert json.loads(text) == {"a": f"<{resolved(one, path) or ''}>", "b": own}

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import (
@@ -27,6 +21,7 @@ from deltaforge_dagster.sinks.nats.endpoint import Login
 from deltaforge_dagster.sinks.nats.sink import NatsSink, subject_pattern
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_nats import Admin, StartNats
+from tests.sinks.certificates import certificate
 from tests.sinks.messages import sent
 from tests.sinks.nats_messages import MakeSink, allow, batch, kernels, numbered, opened, row
 
@@ -415,38 +410,6 @@ def test_users(start_nats: StartNats) -> None:
         other.send(numbered("s.other", 3), allow)
     for one in (allowed, other):
         one.close()
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate of 127.0.0.1 that is its own authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nats")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            critical=False,
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    cert, private = folder / "cert.pem", folder / "key.pem"
-    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return cert, private
 
 
 def test_tls(start_nats: StartNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,243 @@
+"""Has the requests of one batch under way: in order, several at once if their keys differ, and again after failures.
+
+Requests start in the order of the batch; none overtakes another before it has started. One that shares a key with a request
+under way waits for it, and so does everything behind it. A message without a key waits for all before it, and all behind wait for
+it. So whatever fails, the messages of a key that have arrived are those before the first that has not.
+
+After a failure nothing new starts. What is under way ends, what can be repeated is repeated, and the failure that counts is that of
+the first request in the batch: everything before it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    LeaseLost,
+    SinkUnavailable,
+    Undeliverable,
+)
+from deltaforge_dagster.sinks.base import SendGuard, Traffic
+from deltaforge_dagster.sinks.deadlines import TimedOut
+from deltaforge_dagster.sinks.http.answers import Refusal
+from deltaforge_dagster.sinks.http.requests import HttpRequest, HttpRequests, origin_of
+from deltaforge_dagster.sinks.use import Use
+
+_WAITS = (0.1, 0.2)
+"""Seconds between the attempts of a request; there is one more attempt than waits."""
+
+_Outcome = tuple[HttpRequest, Refusal | BaseException | None]
+
+
+class Attempts(Protocol):
+    """Makes requests (`client.HttpClient`)."""
+
+    def attempt(self, request: HttpRequest) -> Refusal | None:
+        """Make a request; return None once its messages are acknowledged, or why they never can be."""
+        ...
+
+    def interrupt(self) -> None:
+        """End every request that is under way, and each that begins before the next `begin`."""
+        ...
+
+    def begin(self) -> None:
+        """Allow requests again."""
+        ...
+
+
+class Flight:
+    """Sends the requests of one batch.
+
+    Args:
+        where: Name of the sink in messages.
+        requests: The requests.
+        client: Makes them.
+        use: The sink; once it is closed, nothing starts.
+        most: How many requests may be under way at once.
+        run: Runs a function: in another thread, or at once if only one request may be under way.
+        traffic: Counts repetitions.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        requests: HttpRequests,
+        client: Attempts,
+        use: Use,
+        *,
+        most: int,
+        run: Callable[[Callable[[], None]], object],
+        traffic: Traffic,
+    ) -> None:
+        self._where = where
+        self._requests = requests
+        self._client = client
+        self._use = use
+        self._most = most
+        self._run = run
+        self._traffic = traffic
+        self._new: Iterator[HttpRequest] = iter(requests)
+        self._next: HttpRequest | None = None
+        self._next_row = 0
+        self._again: list[tuple[int, HttpRequest]] = []
+        self._flying: dict[int, HttpRequest] = {}
+        self._busy = np.zeros(requests.key_count, np.bool_)
+        self._landed: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
+        self._failure: tuple[int, DeltaforgeError] | None = None
+
+    def send(self, guard: SendGuard) -> None:
+        """Send everything.
+
+        Raises:
+            DeltaforgeError: Why the rest could not be sent; `acknowledged` says what was.
+        """
+        self._client.begin()
+        try:
+            self._send(guard)
+        except BaseException as error:
+            self._abandon()
+            if isinstance(error, DeltaforgeError) and not isinstance(error, LeaseLost):
+                error.acknowledged = self._requests.ordinal(self._first_open()) - 1
+            raise
+
+    def _send(self, guard: SendGuard) -> None:
+        while True:
+            self._start(guard)
+            if self._flying:
+                self._wait()
+            elif self._again and self._peek() is not None:
+                self._use.closed.wait(max(0.0, self._again[0][1].not_before - time.monotonic()))
+                self._use.raise_when_closed()
+            else:
+                break
+        if self._failure is not None:
+            raise self._failure[1]
+
+    def _start(self, guard: SendGuard) -> None:
+        """Start every request that may start now."""
+        while len(self._flying) < self._most:
+            request = self._peek()
+            if request is None or request.not_before > time.monotonic() or self._blocked(request):
+                return
+            self._use.raise_when_closed()
+            guard()
+            if self._again and self._again[0][1] is request:
+                heapq.heappop(self._again)
+            else:
+                self._next, self._next_row = None, request.stop
+            self._flying[request.start] = request
+            if request.keys is not None:
+                self._busy[request.keys] = True
+            self._run(lambda request=request: self._attempt(request))  # type: ignore[misc]
+
+    def _peek(self) -> HttpRequest | None:
+        """Return the request that comes next, None if nothing more may start."""
+        if self._again:
+            start, request = self._again[0]
+            return request if self._failure is None or start < self._failure[0] else None
+        if self._failure is not None:
+            return None
+        if self._next is None:
+            try:
+                self._next = next(self._new, None)
+            except Undeliverable as error:
+                self._failed(self._next_row, error)
+        return self._next
+
+    def _blocked(self, request: HttpRequest) -> bool:
+        """Return whether a request must wait for one that is under way."""
+        if not self._flying:
+            return False
+        if request.keys is None or any(one.keys is None for one in self._flying.values()):
+            return True
+        return bool(self._busy[request.keys].any())
+
+    def _attempt(self, request: HttpRequest) -> None:
+        outcome: Refusal | BaseException | None
+        try:
+            outcome = self._client.attempt(request)
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for it
+            outcome = error
+        self._landed.put((request, outcome))
+
+    def _wait(self) -> None:
+        """Wait until a request has landed, or another one may be repeated."""
+        timeout = None
+        if self._again and len(self._flying) < self._most:
+            wait = self._again[0][1].not_before - time.monotonic()
+            timeout = wait if wait > 0 else None  # one whose time has come waits for a key
+        try:
+            request, outcome = self._landed.get(timeout=timeout)
+        except queue.Empty:
+            return
+        self._land(request, acknowledged=outcome is None)
+        if outcome is None:
+            return
+        self._use.raise_when_closed()
+        if isinstance(outcome, Refusal):
+            self._refused(request, outcome)
+        else:
+            self._interrupted(request, outcome)
+
+    def _land(self, request: HttpRequest, *, acknowledged: bool) -> None:
+        """Note that a request is not under way any more; unless it is acknowledged, it is open."""
+        del self._flying[request.start]
+        if request.keys is not None:
+            self._busy[request.keys] = False
+        if not acknowledged:
+            heapq.heappush(self._again, (request.start, request))
+
+    def _refused(self, request: HttpRequest, refusal: Refusal) -> None:
+        """Divide a batch that is refused; a single change is undeliverable."""
+        halves = self._requests.halves(request)
+        if halves:
+            self._again = [one for one in self._again if one[1] is not request]
+            self._again += [(half.start, half) for half in halves]
+            heapq.heapify(self._again)
+        else:
+            ordinal = self._requests.ordinal(request.start)
+            text = f"{self._where}: {origin_of(request.url)} refuses the message of ordinal {ordinal} with {refusal}"
+            error = Undeliverable(text, ordinal, refusal.cause, refusal.detail)
+            self._failed(request.start, error)
+
+    def _interrupted(self, request: HttpRequest, error: BaseException) -> None:
+        """Repeat a request that failed for a reason that may be gone soon."""
+        if not isinstance(error, DeltaforgeError):
+            raise error
+        if (
+            isinstance(error, SinkUnavailable)
+            and not isinstance(error, TimedOut)
+            and error.retry_after is None
+            and request.attempts < len(_WAITS)
+        ):
+            request.not_before = time.monotonic() + _WAITS[request.attempts]
+            request.attempts += 1
+            self._traffic.retries += 1
+        else:
+            self._failed(request.start, error)
+
+    def _failed(self, row: int, error: DeltaforgeError) -> None:
+        if self._failure is None or row < self._failure[0]:
+            self._failure = row, error
+
+    def _first_open(self) -> int:
+        """Return the first row that is not acknowledged."""
+        rows = [*self._flying, *(start for start, _ in self._again), self._next_row]
+        if self._failure is not None:
+            rows.append(self._failure[0])
+        return min(rows)
+
+    def _abandon(self) -> None:
+        """End what is under way, so that nothing is sent after this."""
+        if self._flying:
+            self._client.interrupt()
+        while self._flying:
+            request, outcome = self._landed.get()
+            self._land(request, acknowledged=outcome is None)

@@ -1,0 +1,362 @@
+"""Makes the requests of a batch: which messages each holds, its URL, headers and body.
+
+By default a request holds one message. Its headers are those of the file and of the change, and::
+
+    idempotency-key: <idempotency key of the message>
+    df-key: <its key, if it has one>
+    df-replay: <run of the replay, in a replay only>
+
+In batch mode a request holds consecutive messages with the same URL and headers; it never divides the messages of one change
+that share them. Its idempotency key is the SHA-256 of theirs, so it is the same for the same messages, and it has no `df-key`. In
+a replay every idempotency key ends in `|replay|<run>`, so that a receiver that drops what it knows does not drop the replay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.errors import Undeliverable
+from deltaforge_dagster.sinks.base import SinkBatch, whole_ordinals
+from deltaforge_dagster.sinks.http.config import RESERVED, TOKEN, VALUE
+
+Header = tuple[bytes, bytes]
+
+_NAME = re.compile(TOKEN)
+_URL = re.compile(r"[!-~]+")
+_DOT_SEGMENT = re.compile(r"/\.\.?(?:/|$)")
+_MOST_CACHED = 1000
+_NO_KEY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForm:
+    """What the requests of a sink look like.
+
+    Attributes:
+        content_type: The `content-type`, unless headers have one.
+        headers: Headers of every request.
+        signature_header: Name of the header that the client adds, lower case.
+        batch: Whether a request holds many messages.
+        array: Whether the body of such a request is a JSON array, and not one message per line.
+        max_events: The most messages of such a request.
+        max_bytes: The largest body of such a request; only a single change may be larger.
+        keyed: Whether it matters which keys a request holds: several are under way at once.
+        row_keys: Whether the key of a message is that of its row; one without such a key then has its event id as key.
+    """
+
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    signature_header: str = ""
+    batch: bool = False
+    array: bool = True
+    max_events: int = 500
+    max_bytes: int = 1 << 20
+    keyed: bool = False
+    row_keys: bool = True
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """One request.
+
+    Attributes:
+        start: The first row of the batch that it holds.
+        stop: The row after the last one.
+        url: Where it goes.
+        headers: Its headers.
+        body: Its body.
+        keys: Numbers of the keys of its messages; None if it must not overtake anything, or be overtaken.
+        attempts: How often it has failed.
+        not_before: Monotonic time of the next attempt.
+    """
+
+    start: int
+    stop: int
+    url: str
+    headers: list[Header] = field(repr=False)
+    body: bytes = field(repr=False)
+    keys: npt.NDArray[np.int64] | None
+    attempts: int = 0
+    not_before: float = 0.0
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL: what messages show of it, since the rest may hold values of rows."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+class HttpRequests:
+    """The requests of one batch.
+
+    Args:
+        batch: The batch.
+        form: What requests look like.
+    """
+
+    def __init__(self, batch: SinkBatch, form: RequestForm) -> None:
+        messages = batch.messages
+        self._form = form
+        self._messages = messages
+        self._values = cast("pa.StringArray", messages.column("value"))
+        self._ordinals = messages.column("ordinal").to_numpy()
+        self._suffix = "" if batch.replay is None else f"|replay|{batch.replay}"
+        self._replay = batch.replay
+        self._headers: dict[str | None, dict[str, Header]] = {}
+        self._urls: set[str] = set()
+        self._keys = _keys(messages, form) if form.keyed else None
+        if form.batch:
+            self._group_ends = _group_ends(messages)
+            sizes = pc.binary_length(self._values).to_numpy(zero_copy_only=False) + 1
+            self._ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+    def __iter__(self) -> Iterator[HttpRequest]:
+        """Yield the requests in order.
+
+        Raises:
+            Undeliverable: A message cannot be part of a request; all before it were yielded.
+        """
+        start = 0
+        while start < self._messages.num_rows:
+            request = self._request(start, self._stop(start))
+            yield request
+            start = request.stop
+
+    @property
+    def key_count(self) -> int:
+        """How many numbers of keys there can be."""
+        return 0 if self._keys is None else self._messages.num_rows
+
+    def ordinal(self, row: int) -> int:
+        """Return the ordinal of a row."""
+        return int(self._ordinals[row])
+
+    def halves(self, request: HttpRequest) -> list[HttpRequest]:
+        """Return two requests in place of one that is refused; none if it holds a single change."""
+        start, stop = request.start, request.stop
+        if self._ordinals[start] == self._ordinals[stop - 1]:
+            return []
+        middle = whole_ordinals(self._messages, start, (start + stop + 1) // 2)
+        return [self._request(start, middle), self._request(middle, stop)]
+
+    def _stop(self, start: int) -> int:
+        """Return the row before which the request that begins with a row ends."""
+        if not self._form.batch:
+            return start + 1
+        most = self._form.max_bytes - (1 if self._form.array else 0)
+        fit = int(np.searchsorted(self._ends, self._ends[start] + most, "right")) - 1
+        fit = max(start + 1, min(fit, start + self._form.max_events))
+        group = int(self._group_ends[np.searchsorted(self._group_ends, start, "right")])
+        return min(group, whole_ordinals(self._messages, start, fit))
+
+    def _request(self, start: int, stop: int) -> HttpRequest:
+        """Return the request of some rows, or of those before the first one that cannot be part of it.
+
+        Raises:
+            Undeliverable: The first of these rows is such a one.
+        """
+        body, stop = self._body(start, stop)
+        return HttpRequest(
+            start,
+            stop,
+            self._url(start),
+            [*self._of_change(start).values(), *self._own(start, stop)],
+            body,
+            self._keys_of(start, stop),
+        )
+
+    def _body(self, start: int, stop: int) -> tuple[bytes, int]:
+        if not self._form.batch:
+            return self._values[start].as_buffer().to_pybytes(), stop
+        values = self._values.slice(start, stop - start)
+        bad = _first_of_no_array(values) if self._form.array else _first_of_no_line(values)
+        if bad == 0:
+            what = "is no JSON" if self._form.array else "has a line break"
+            text = f"{what}, so it cannot be part of a batch (batch_format)"
+            raise self._undeliverable(start, text, "serialization")
+        if bad is not None:
+            values, stop = values.slice(0, bad), start + bad
+        if self._form.array:
+            return b"[%b]" % _joined(values, ",")[:-1], stop
+        return _joined(values, "\n"), stop
+
+    def _url(self, row: int) -> str:
+        url = cast("str", self._messages.column("destination")[row].as_py())
+        if url not in self._urls:
+            if not _is_url(url):
+                raise self._undeliverable(
+                    row,
+                    "has a destination that is no URL (http:// or https://, a host, special characters"
+                    " percent-encoded, no `.` or `..` as part of the path)",
+                    "routing",
+                )
+            if len(self._urls) < _MOST_CACHED:
+                self._urls.add(url)
+        return url
+
+    def _of_change(self, row: int) -> dict[str, Header]:
+        """Return the headers of the file and of a change, by their names in lower case."""
+        text = cast("str | None", self._messages.column("headers")[row].as_py())
+        if text not in self._headers:
+            found = {"content-type": (b"content-type", self._form.content_type.encode())}
+            found |= {
+                name.lower(): (name.encode(), value.encode())
+                for name, value in self._form.headers.items()
+            }
+            for name, value in orjson.loads(text).items() if text is not None else ():
+                found[name.lower()] = self._checked(row, str(name), str(value))
+            if len(self._headers) >= _MOST_CACHED:
+                self._headers.clear()
+            self._headers[text] = found
+        return self._headers[text]
+
+    def _checked(self, row: int, name: str, value: str) -> Header:
+        lower = name.lower()
+        if not _NAME.fullmatch(name) or not VALUE.fullmatch(value):
+            raise self._undeliverable(
+                row,
+                "has a header that HTTP cannot carry (names of letters, digits and `-`; values without"
+                " control characters, and without blanks around them)",
+                "serialization",
+            )
+        if lower in RESERVED or lower in {"host", self._form.signature_header}:
+            raise self._undeliverable(
+                row, f"has the header {name!r}, which the sink sets itself", "serialization"
+            )
+        return name.encode(), value.encode()
+
+    def _own(self, start: int, stop: int) -> list[Header]:
+        """Return the headers that the sink sets."""
+        keys = self._messages.column("idempotency_key")
+        found: list[Header] = []
+        if self._replay is not None:
+            found.append((b"df-replay", self._replay.encode()))
+        if self._form.batch:
+            names = orjson.dumps(keys.slice(start, stop - start).to_pylist())
+            own = hashlib.sha256(names).hexdigest()
+        else:
+            own = cast("str", keys[start].as_py())
+            key = cast("str | None", self._messages.column("key")[start].as_py())
+            if key is not None:
+                found.append((b"df-key", self._own_value(start, "key", key)))
+        value = self._own_value(start, "idempotency key", f"{own}{self._suffix}")
+        return [(b"idempotency-key", value), *found]
+
+    def _own_value(self, row: int, what: str, text: str) -> bytes:
+        if not VALUE.fullmatch(text):
+            raise self._undeliverable(
+                row, f"has control characters, or blanks around it, in its {what}", "serialization"
+            )
+        return text.encode()
+
+    def _keys_of(self, start: int, stop: int) -> npt.NDArray[np.int64] | None:
+        if self._keys is None:
+            return None
+        keys = self._keys[start:stop]
+        return None if (keys == _NO_KEY).any() else keys
+
+    def _undeliverable(self, row: int, what: str, cause: str) -> Undeliverable:
+        ordinal = self.ordinal(row)
+        return Undeliverable(f"the message of ordinal {ordinal} {what}", ordinal, cause)
+
+
+def _group_ends(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Return the rows before which URL or headers change, and the number of rows."""
+    rows = messages.num_rows
+    changes = np.zeros(rows + 1, np.bool_)
+    changes[-1] = True
+    for name in ("destination", "headers"):
+        codes = _codes(messages.column(name))
+        changes[1:-1] |= codes[1:] != codes[:-1]
+    return np.flatnonzero(changes)
+
+
+def _keys(messages: pa.RecordBatch, form: RequestForm) -> npt.NDArray[np.int64]:
+    """Return the number of each message's key, `_NO_KEY` if it has none."""
+    column = messages.column("key")
+    codes = _codes(column)
+    none = _equal(column, pa.scalar(""))
+    if form.row_keys:
+        changes = pc.coalesce(messages.column("change_id"), messages.column("event_id"))
+        none |= _equal(column, changes)
+    return np.where(none, _NO_KEY, codes)
+
+
+def _equal(column: pa.Array[Any], other: Any) -> npt.NDArray[np.bool_]:
+    """Return which texts of a column are null, or equal to the others."""
+    differs = cast("pa.Array[Any]", pc.not_equal(column, other)).fill_null(False)
+    return ~differs.to_numpy(zero_copy_only=False)
+
+
+def _codes(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
+    """Return a number for each text: the same for the same text."""
+    found = column.dictionary_encode().indices.fill_null(_NO_KEY)
+    return found.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _joined(values: pa.StringArray, separator: str) -> bytes:
+    """Return the bytes of values, each followed by the separator."""
+    joined = cast("pa.StringArray", pc.binary_join_element_wise(cast("Any", values), "", separator))
+    _, ends, data = joined.buffers()
+    assert ends is not None
+    assert data is not None
+    offsets = np.frombuffer(memoryview(ends), np.int32)[joined.offset :][: len(joined) + 1]
+    return memoryview(data)[offsets[0] : offsets[-1]].tobytes()
+
+
+def _first_of_no_line(values: pa.StringArray) -> int | None:
+    """Return the place of the first value with a line break; events have none, but raw payloads may."""
+    broken = np.flatnonzero(pc.match_substring(values, "\n").to_numpy(zero_copy_only=False))
+    return int(broken[0]) if len(broken) else None
+
+
+def _first_of_no_array(values: pa.StringArray) -> int | None:
+    """Return the place of the first value that is no JSON; events are, but raw payloads may be any text."""
+    for place, value in enumerate(cast("list[bytes]", values.cast(pa.binary()).to_pylist())):
+        try:
+            orjson.loads(value)
+        except orjson.JSONDecodeError:
+            if not _is_json(value):
+                return place
+    return None
+
+
+def _is_json(value: bytes) -> bool:
+    """Return whether a text is JSON, also if it has an escaped half of a surrogate pair, which orjson rejects."""
+    try:
+        json.loads(value, parse_constant=_no_constant)
+    except ValueError:
+        return False
+    return True
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        valid = bool(parts.hostname) and parts.port != 0 and "%" not in parts.netloc
+    except ValueError:
+        return False
+    return (
+        valid
+        and parts.scheme in {"http", "https"}
+        and "@" not in parts.netloc
+        and not parts.fragment
+        and _URL.fullmatch(text) is not None
+        and _DOT_SEGMENT.search(parts.path) is None
+    )
