@@ -31,6 +31,7 @@ ADDRESSES = {
     "TURSO_URL": "http://localhost:8080",
     "DATABASE": "shop.db",
     "LAKE": "/lake",
+    "COPY_DSN": "postgres://u@localhost/copy",
 }
 
 
