@@ -214,12 +214,10 @@ class Statements:
         return f"DELETE FROM {self.table} AS t USING {_FROM} AS s WHERE {same}"
 
     def close_old(self) -> str:
-        """Return the statement that ends the versions of old keys, but for those that are new keys of others."""
-        taken = " AND ".join(f"o.c{one.number} = s.o{one.number}" for one in self.keys)
+        """Return the statement that ends the current versions of old keys; some may be new keys of others."""
         return (
             f"UPDATE {self.table} AS t SET df_valid_to = s.df_valid_from, df_is_current = false"
             f" FROM {_FROM} AS s WHERE {self._same_staged('o')} AND t.df_is_current"
-            f" AND NOT EXISTS (SELECT FROM {_FROM} AS o WHERE {taken})"
         )
 
     def close(self) -> str:
