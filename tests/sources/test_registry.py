@@ -26,8 +26,15 @@ from tests.entry_points import pretend
 ROOT = Path(deltaforge_dagster.__file__).parent
 KINDS = tuple(registry.source_types())
 
-NOT_SOURCES = {"config/unread.py", "processes/process.py"}
-"""Modules with the word `postgres` for a state store of DeltaForge and for an account of Linux."""
+NOT_SOURCES = {
+    "config/postgres_dsn.py",
+    "config/unread.py",
+    "processes/process.py",
+    "sinks/postgres/sink_type.py",
+    "sinks/registry.py",
+}
+"""Modules with the word `postgres` for a role and a database that servers have, a state store of DeltaForge, an account of Linux,
+and a kind of sink."""
 
 
 @pytest.fixture(autouse=True)

@@ -319,12 +319,28 @@ class PostgresTarget:
                 f"{self.resync_command}"
             )
 
+    def _is_source(self) -> bool:
+        """Return whether the table may be the one from which the changes come."""
+        database, schema, name = self.table.source
+        row = self.connection.execute(
+            "SELECT current_database() = %s AND EXISTS (SELECT FROM pg_publication_tables"
+            " WHERE (schemaname, tablename) = (%s, %s))",
+            [database, *self.name],
+        ).fetchone()
+        return row is not None and bool(row[0]) and (schema, name) == self.name
+
     def _check_owner(self, known: CommitsRow, *, empty: bool) -> None:
         """Check that the sink may have the table.
 
         Raises:
             TableRejected: It may not.
         """
+        if known.pipeline is None and self._is_source():
+            raise TableRejected(
+                f"{self.label} has database, schema and name of the source's table and is published, so the sink would "
+                "write to its own source; change the sink's `dsn` or `table`, or, if it is another server's, execute "
+                f"{commits.claim(self.name)}"
+            )
         if known.pipeline is None and not empty:
             raise TableRejected(
                 f"{self.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty the "

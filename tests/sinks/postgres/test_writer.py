@@ -384,6 +384,19 @@ def test_a_table_of_others(target: Target) -> None:
         writer.commit(staging.renamed(one), 0, unguarded)
 
 
+def test_the_source_itself_is_no_target(target: Target) -> None:
+    """A published table with database, schema and name of the source's is never written, whether it has rows or not."""
+    target.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY)", "CREATE PUBLICATION all_of_it FOR ALL TABLES"
+    )
+    database = str(conninfo.conninfo_to_dict(target.dsn)["dbname"])
+    staging = Staging(target, "current", source=(database, "public", "orders"))
+    for _ in range(2):
+        with pytest.raises(TableRejected, match="would write to its own source"):
+            target.writer().commit(staging.table(), 0, unguarded)
+        target.execute("INSERT INTO orders VALUES (1)")
+
+
 def test_a_table_is_recreated(target: Target) -> None:
     """It is emptied if it has today's columns, and keeps its views; else it is made again, with today's types."""
     staging = Staging(target, "current", {"id": INT64, "n": INT64})
