@@ -28,6 +28,7 @@ from deltaforge_dagster.sinks.postgres import commits
 from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.copy_rows import HEADER, TRAILER, copy_rows, has_nul, wire
 from deltaforge_dagster.sinks.postgres.errors import NOT_PERMITTED, translated
+from deltaforge_dagster.sinks.postgres.names import quoted
 from deltaforge_dagster.sinks.postgres.server import PostgresServer, cut
 from deltaforge_dagster.sinks.postgres.statements import Statements, WrittenColumn, staged_meta
 from deltaforge_dagster.sinks.postgres.target import PostgresTarget
@@ -85,7 +86,8 @@ class PostgresWriter:
             AuthFailed, PermissionMissing, SinkRejected: The server refuses the sink.
         """
         with self._target(table, guard, exists=exists) as target:
-            known = target.open(commits.lock(target.connection, target.name))
+            before = commits.lock(target.connection, target.name)
+            known = target.open(before)
             assert known.relation is not None
             if through > known.through:
                 columns = target.fit(known.relation)
@@ -93,7 +95,8 @@ class PostgresWriter:
                 for step in table.steps:
                     _Application(target, statements).apply(step)
                 known = replace(known, through=through)
-            commits.write(target.connection, target.name, known)
+            if known != before:
+                commits.write(target.connection, target.name, known)
             return WrittenTable([(one.name, one.type) for one in target.columns(known.relation)])
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> None:
@@ -171,7 +174,7 @@ class PostgresWriter:
         if problem == NOT_PERMITTED:
             raise PermissionMissing(
                 f"{where}: role {self._server.user!r} may not make the table {commits.COMMITS}; run: CREATE SCHEMA "
-                f'{commits.SCHEMA} AUTHORIZATION "{self._server.user}"'
+                f"{commits.SCHEMA} AUTHORIZATION {quoted(self._server.user)}, or make the role the owner of that schema"
             )
         if problem is not None:
             raise SinkUnavailable(
