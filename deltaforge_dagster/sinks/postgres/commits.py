@@ -12,11 +12,12 @@ import psycopg
 from psycopg.rows import class_row
 
 from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.sinks.postgres.names import literal
+from deltaforge_dagster.sinks.postgres.names import literal, quoted
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 
 SCHEMA = "deltaforge"
-COMMITS = f"{SCHEMA}.commits"
+NAME = (SCHEMA, "commits")
+COMMITS = ".".join(NAME)
 """The table."""
 
 NOTHING = -1
@@ -74,7 +75,7 @@ def set_up(connection: psycopg.Connection) -> None:
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_SETUP_LOCK])
         if not exists(connection):
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            make_schema(connection, SCHEMA)
             connection.execute(_DEFINITION)
             for column, text in _COMMENTS.items():
                 connection.execute(f"COMMENT ON COLUMN {COMMITS}.{column} IS {literal(text)}")
@@ -82,9 +83,23 @@ def set_up(connection: psycopg.Connection) -> None:
 
 def exists(connection: psycopg.Connection) -> bool:
     """Return whether the table exists."""
-    row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [COMMITS]).fetchone()
-    assert row is not None
-    return bool(row[0])
+    return relation(connection, NAME) is not None
+
+
+def relation(connection: psycopg.Connection, name: tuple[str, str]) -> tuple[int, str] | None:
+    """Return the oid and the kind (`pg_class.relkind`) of what has a name, None if nothing has; needs no rights."""
+    return connection.execute(
+        "SELECT c.oid::bigint, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE (n.nspname, c.relname) = (%s, %s)",
+        name,
+    ).fetchone()
+
+
+def make_schema(connection: psycopg.Connection, name: str) -> None:
+    """Make a schema unless it exists; `IF NOT EXISTS` would need the right to make schemas even if it does."""
+    row = connection.execute("SELECT to_regnamespace(%s) IS NULL", [quoted(name)]).fetchone()
+    if row is not None and row[0]:
+        connection.execute(f"CREATE SCHEMA {quoted(name)}")
 
 
 def read(connection: psycopg.Connection, name: tuple[str, str]) -> CommitsRow:

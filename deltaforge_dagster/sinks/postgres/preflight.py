@@ -18,6 +18,7 @@ from deltaforge_dagster.sinks.preflight import not_known
 from deltaforge_dagster.sources.findings import Finding, listed
 
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_RECORD_RIGHTS = ("SELECT", "INSERT", "UPDATE")
 _DEFAULT_SCHEMA = "public"
 
 
@@ -41,16 +42,17 @@ def findings(
     yield from _database(connection, server, subject)
     fixed = [name for name in destinations if not compile_template(name).variables]
     rows: dict[str, CommitsRow] = {}
-    if commits.exists(connection):
+    record = commits.relation(connection, commits.NAME)
+    if record is not None and not _lacking(connection, record[0], _RECORD_RIGHTS):
         rows = {name: commits.read(connection, _split(name)) for name in fixed}
     missing: list[str] = []
     for name in fixed:
-        relation = _found(connection, "SELECT to_regclass(%s)::oid::bigint", quoted(*_split(name)))
+        relation = commits.relation(connection, _split(name))
         if relation is None:
             missing.append(name)
         else:
             known = rows.get(name, CommitsRow())
-            yield _table(connection, server, name, known, pipeline)
+            yield _table(connection, server, name, relation[0], known, pipeline=pipeline)
     yield from _made(connection, server, subject, missing)
     if len(fixed) < len(destinations):
         unknown = set(destinations) - set(fixed)
@@ -72,8 +74,9 @@ def _database(
             subject, "error", f"role {server.user!r} may not make temporary tables, through which changes are applied",
             f"GRANT TEMPORARY ON DATABASE {quoted(server.database)} TO {quoted(server.user)}",
         )  # fmt: skip
-    if commits.exists(connection):
-        lacking = _lacking(connection, commits.COMMITS, ("SELECT", "INSERT", "UPDATE"))
+    record = commits.relation(connection, commits.NAME)
+    if record is not None:
+        lacking = _lacking(connection, record[0], _RECORD_RIGHTS)
         if lacking:
             yield Finding(
                 subject, "error", f"role {server.user!r} may not {' and '.join(lacking)} in {commits.COMMITS}",
@@ -90,12 +93,19 @@ def _table(
     connection: psycopg.Connection,
     server: PostgresServer,
     name: str,
+    oid: int,
     known: CommitsRow,
+    *,
     pipeline: str,
 ) -> Finding:
     """Return what is to be said about a table that exists."""
-    subject, table = f"table {name}", quoted(*_split(name))
-    lacking = _lacking(connection, table, _RIGHTS)
+    subject, table, schema = f"table {name}", quoted(*_split(name)), quoted(_split(name)[0])
+    if not _may(connection, "has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')", schema):
+        return Finding(
+            subject, "error", f"role {server.user!r} may not use its schema",
+            f"GRANT USAGE ON SCHEMA {schema} TO {quoted(server.user)}",
+        )  # fmt: skip
+    lacking = _lacking(connection, oid, _RIGHTS)
     if lacking:
         return Finding(
             subject, "error", f"role {server.user!r} may not {' and '.join(lacking)}",
@@ -113,8 +123,8 @@ def _table(
         )  # fmt: skip
     owns = _may(
         connection,
-        "pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%s)",
-        table,
+        "pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s",
+        oid,
     )
     if not owns:
         return Finding(
@@ -156,20 +166,20 @@ def _may_create(connection: psycopg.Connection, schema: str) -> bool:
     )
 
 
-def _lacking(connection: psycopg.Connection, table: str, rights: Sequence[str]) -> list[str]:
+def _lacking(connection: psycopg.Connection, oid: int, rights: Sequence[str]) -> list[str]:
     """Return those of the rights that the role does not have on a table."""
     return [
         right
         for right in rights
-        if not _may(connection, "has_table_privilege(to_regclass(%s)::oid, %s)", table, right)
+        if not _may(connection, "has_table_privilege(%s::oid, %s)", oid, right)
     ]
 
 
-def _may(connection: psycopg.Connection, question: str, *parameters: str) -> bool:
+def _may(connection: psycopg.Connection, question: str, *parameters: object) -> bool:
     return bool(_found(connection, f"SELECT {question}", *parameters))
 
 
-def _found(connection: psycopg.Connection, query: str, *parameters: str) -> object:
+def _found(connection: psycopg.Connection, query: str, *parameters: object) -> object:
     """Return the value that a query finds, None if there is no row."""
     row = connection.execute(query, parameters or None).fetchone()
     return None if row is None else row[0]

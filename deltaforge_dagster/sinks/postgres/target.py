@@ -177,10 +177,7 @@ class PostgresTarget:
 
     def create(self) -> None:
         """Make the table."""
-        schema, _ = self.name
-        row = self.connection.execute("SELECT to_regnamespace(%s)", [quoted(schema)]).fetchone()
-        if row is None or row[0] is None:
-            self.connection.execute(f"CREATE SCHEMA {quoted(schema)}")
+        commits.make_schema(self.connection, self.name[0])
         wanted = self._wanted()
         columns = [f"{quoted(name)} {type_}" for name, type_ in wanted.items()]
         key = ", ".join(map(quoted, self.table.key))
@@ -281,11 +278,7 @@ class PostgresTarget:
         Raises:
             TableRejected: Something else has its name.
         """
-        row = self.connection.execute(
-            "SELECT c.oid::bigint, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE (n.nspname, c.relname) = (%s, %s)",
-            self.name,
-        ).fetchone()
+        row = commits.relation(self.connection, self.name)
         if row is None:
             return None
         if row[1] not in _TABLES:
@@ -293,7 +286,7 @@ class PostgresTarget:
                 f"{self.label}: something of that name exists and is no table (a view, perhaps); rename it, or change "
                 "the sink's `table`"
             )
-        return int(row[0])
+        return row[0]
 
     def _is_empty(self) -> bool:
         row = self.connection.execute(f"SELECT NOT EXISTS (SELECT FROM {self.sql})").fetchone()
