@@ -72,8 +72,8 @@ def _put_slices(data: Bytes, offsets: _Offsets, valid: _Mask, places: Longs, out
     for row in range(len(places)):
         at = places[row]
         null = len(valid) > 0 and not valid[row]
-        start = np.int64(offsets[row])
-        size = np.int64(0) if null else np.int64(offsets[row + 1]) - start
+        start = int(offsets[row])
+        size = 0 if null else int(offsets[row + 1]) - start
         if size < 0 or start + size > len(data) or at + 4 + size > len(out):
             return -1
         if null:
@@ -205,7 +205,7 @@ def _buffer(column: pa.Array[Any], dtype: str) -> npt.NDArray[Any]:
     """Return a column's values as they are in memory."""
     if not len(column):
         return np.empty(0, dtype)
-    found = np.frombuffer(memoryview(column.buffers()[1]), dtype)
+    found = np.frombuffer(memoryview(cast("pa.Buffer", column.buffers()[1])), dtype)
     return found[column.offset : column.offset + len(column)]
 
 
@@ -250,8 +250,10 @@ def _texts(elements: pa.Array[Any]) -> list[str | _Literal | None]:
     if pa.types.is_binary(elements.type):
         return [None if one is None else f"\\x{one.hex()}" for one in elements.to_pylist()]
     if isinstance(elements, pa.ExtensionArray):
-        return [None if one is None else str(one) for one in elements.to_pylist()]
-    return cast("list[str | _Literal | None]", elements.cast(pa.string()).to_pylist())
+        return [
+            None if one is None else str(one) for one in cast("pa.Array[Any]", elements).to_pylist()
+        ]
+    return [*elements.cast(pa.string()).to_pylist()]
 
 
 class _Literal(str):

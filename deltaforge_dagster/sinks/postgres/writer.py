@@ -88,16 +88,17 @@ class PostgresWriter:
         with self._target(table, guard, exists=exists) as target:
             before = commits.lock(target.connection, target.name)
             known = target.open(before)
-            assert known.relation is not None
+            relation = known.relation
+            assert relation is not None
             if through > known.through:
-                columns = target.fit(known.relation)
+                columns = target.fit(relation)
                 statements = Statements(target.sql, columns, table.key, table.absent, known.base)
                 for step in table.steps:
                     _Application(target, statements).apply(step)
                 known = replace(known, through=through)
             if known != before:
                 commits.write(target.connection, target.name, known)
-            return WrittenTable([(one.name, one.type) for one in target.columns(known.relation)])
+            return WrittenTable([(one.name, one.type) for one in target.columns(relation)])
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> None:
         """Replace a table by one without rows, as it would be made today; make it if it does not exist.

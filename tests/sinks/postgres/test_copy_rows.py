@@ -75,5 +75,5 @@ def test_nul_is_found_where_it_counts() -> None:
     assert not has_nul(pa.array(["a", "b\0"])[:1])
     assert not has_nul(pa.array([b"\0"]))
     data = pa.py_buffer(b"a\0")
-    offsets, valid = pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\x01")
+    offsets, valid = pa.py_buffer(np.array([0, 1, 2], np.int32).tobytes()), pa.py_buffer(b"\x01")
     assert not has_nul(pa.StringArray.from_buffers(2, offsets, data, valid))
