@@ -46,6 +46,7 @@ _BUILT_IN = {
     "file": "deltaforge_dagster.sinks.file.sink_type:FILE",
     "delta": "deltaforge_dagster.sinks.lake.sink_type:DELTA",
     "iceberg": "deltaforge_dagster.sinks.lake.sink_type:ICEBERG",
+    "postgres": "deltaforge_dagster.sinks.postgres.sink_type:POSTGRES",
 }
 """In the order in which errors and the reference list them."""
 

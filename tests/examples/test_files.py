@@ -35,6 +35,7 @@ ADDRESSES = {
     "WEBHOOK_SECRET": "s",
     "INGEST_URL": "https://localhost",
     "INGEST_TOKEN": "t",
+    "COPY_DSN": "postgres://u@localhost/copy",
 }
 
 

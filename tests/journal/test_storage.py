@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from deltaforge_dagster.errors import JournalDamaged, SettingsError, StoreUnavailable
 from deltaforge_dagster.journal import storage as module
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.journal.storage import open_storage
+from deltaforge_dagster.journal.storage import open_located, open_storage
 
 
 @pytest.mark.parametrize(
@@ -195,3 +195,16 @@ def test_missing_remote_file() -> None:
     """A missing object is reported as damage, not as an outage."""
     with pytest.raises(JournalDamaged, match="missing"):
         open_storage("memory://bucket").open("none")
+
+
+@pytest.mark.parametrize("folder", ["memory://located", "a [b] {c} *? \\d"])
+def test_a_file_is_opened_by_its_location(tmp_path: Path, folder: str) -> None:
+    """Also if Spark would expand wildcards in its path."""
+    storage = open_storage(folder if "://" in folder else (tmp_path / folder).as_uri())
+    file = storage.create("x*.parquet")
+    file.write(b"rows")
+    file.commit()
+    with open_located(storage.locate("x*.parquet")) as found:
+        assert found.read() == b"rows"
+    with pytest.raises(JournalDamaged):
+        open_located(storage.locate("gone"))

@@ -26,8 +26,13 @@ from tests.entry_points import pretend
 ROOT = Path(deltaforge_dagster.__file__).parent
 KINDS = tuple(registry.source_types())
 
-NOT_SOURCES = {"config/unread.py", "processes/process.py"}
-"""Modules with the word `postgres` for a state store of DeltaForge and for an account of Linux."""
+NOT_SOURCES = {
+    "config/postgres_dsn.py",
+    "config/unread.py",
+    "processes/process.py",
+    "sinks/registry.py",
+}
+"""Modules with the word `postgres` for a role of servers, a state store of DeltaForge, an account of Linux, and a kind of sink."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +57,8 @@ def test_only_its_own_folder_names_a_kind() -> None:
         place = path.relative_to(ROOT).as_posix()
         if folders & set(path.parents) or path == Path(registry.__file__):
             continue
-        # Our own databases, those of state store and Dagster, are no sources.
-        own = place in NOT_SOURCES or place.startswith(("state/", "resources/"))
+        # Our own databases, those of state store and Dagster, and those of sinks are no sources.
+        own = place in NOT_SOURCES or place.startswith(("state/", "resources/", "sinks/postgres/"))
         for node in ast.walk(ast.parse(path.read_text())):
             imported = node.module if isinstance(node, ast.ImportFrom) else ""
             parts = (imported or "").split(".")

@@ -14,12 +14,12 @@ from pydantic import (
     field_validator,
 )
 
-from deltaforge_dagster.config.blocks import Block, Text, resolved
+from deltaforge_dagster.config.blocks import Block, Text
+from deltaforge_dagster.config.postgres_dsn import checked_dsn
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.config.sources.base import OnSchemaDrift, SourceConfig, TablePattern
 from deltaforge_dagster.config.sources.snapshot import Snapshot
-from deltaforge_dagster.config.urls import check_encoded
-from deltaforge_dagster.errors import CorruptLog, SpecError
+from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.postgres.position import parse_lsn
 
 
@@ -103,83 +103,8 @@ class PostgresSourceConfig(SourceConfig):
     outbox: OutboxPrefixes | None = None
     """Which logical messages are outbox events; see [outbox](processors.md#outbox)."""
 
-    @field_validator("dsn")
-    @classmethod
-    def _check_dsn(cls, dsn: SecretStr) -> SecretStr:
-        text = resolved(dsn.get_secret_value())
-        try:
-            return SecretStr(postgres_dsn(text)[0])
-        except SpecError as error:
-            raise ValueError(str(error)) from None
+    _check_dsn = field_validator("dsn")(staticmethod(checked_dsn))
 
     @field_serializer("dsn")
     def _mask_dsn(self, dsn: SecretStr) -> str:
         return mask(dsn.get_secret_value())
-
-
-DSN_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
-"""Defaults of a `key=value` connection string."""
-
-_PAIR = re.compile(
-    r"(?sa)\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s'\\])(?:\\.|[^\s\\])*|)(?=\s|\Z)"
-)
-
-
-def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return `text` as a connection string that libpq accepts, and the names of ignored keys.
-
-    Both forms of the manual ("Connection Strings") are accepted: a URL, and `key=value` pairs. In the
-    second form, `database` is a synonym for `dbname`, missing keys have fixed defaults (libpq would
-    use environment variables and the operating system's user), and keys that libpq does not know are
-    ignored.
-
-    Raises:
-        SpecError: The text has neither form. The message does not quote the text.
-    """
-    import psycopg  # noqa: PLC0415 - the client library
-    from psycopg import conninfo  # noqa: PLC0415
-
-    ignored: tuple[str, ...] = ()
-    if not text.startswith(("postgres://", "postgresql://")):
-        text, ignored = _from_pairs(text)
-    else:
-        check_encoded(text)
-    try:
-        conninfo.conninfo_to_dict(text)
-    except psycopg.ProgrammingError:
-        valid = False  # libpq's message quotes the text, including the password
-    else:
-        valid = True
-    if not valid:
-        raise SpecError(_WRONG)
-    return text, ignored
-
-
-_WRONG = (
-    "is not a PostgreSQL connection string (write postgres://user:password@host:port/database, "
-    "with special characters of the password percent-encoded, or host=... user=... password=...)"
-)
-
-
-def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
-    from psycopg import conninfo, pq  # noqa: PLC0415 - the client library
-
-    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    kept = dict(DSN_DEFAULTS)
-    ignored: list[str] = []
-    at = 0
-    end = len(text.rstrip())
-    while at < end:
-        pair = _PAIR.match(text, at)
-        if pair is None:
-            raise SpecError(_WRONG)
-        key = "dbname" if pair[1] == "database" else pair[1]
-        if key in known:
-            value = pair[2][1:-1] if pair[2].startswith("'") else pair[2]
-            kept[key] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
-        else:
-            ignored.append(pair[1])
-        at = pair.end()
-    if kept == DSN_DEFAULTS and end == 0:
-        raise SpecError(_WRONG)
-    return conninfo.make_conninfo("", **kept), tuple(ignored)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.postgres_dsn import postgres_dsn
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig, postgres_dsn
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.value_types import value_type
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -137,14 +137,27 @@ class Lake:
     def write(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> str:
         """Write staged rows and return the file's name."""
         path = self.folder / f"staged-{next(self.numbers)}.parquet"
-        columns = [pa.array([row.get(one.name) for row in rows], one.type) for one in schema]
-        pq.write_table(pa.table(columns, schema=schema), path)
-        return str(path)
+        return write_staged(path, rows, schema)
 
     def close(self) -> None:
         """End all sessions."""
         for one in self.opened:
             one.close()
+
+
+def write_staged(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> str:
+    """Write staged rows to a file and return its name."""
+    columns = [pa.array([row.get(one.name) for row in rows], one.type) for one in schema]
+    pq.write_table(pa.table(columns, schema=schema), path)
+    return str(path)
+
+
+class StagedFolder(Protocol):
+    """Where staged files are."""
+
+    def write(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> str:
+        """Write staged rows and return the file's name."""
+        ...
 
 
 def dialect_of(config: LakeSinkConfig) -> LakeDialect:
@@ -159,7 +172,7 @@ def dialect_of(config: LakeSinkConfig) -> LakeDialect:
 class Staging:
     """Makes the staged changes of a table, step by step."""
 
-    lake: Lake
+    lake: StagedFolder
     mode: str
     types: Mapping[str, ValueType] = field(default_factory=lambda: COLUMNS)
     key: tuple[str, ...] = ("id",)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from deltaforge_dagster.config.postgres_dsn import postgres_dsn
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sources.postgres.config import postgres_dsn
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ import psycopg
 from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 
+from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS, postgres_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
-from deltaforge_dagster.sources.postgres.config import DSN_DEFAULTS, postgres_dsn
 from deltaforge_dagster.sources.postgres.connection import handshake
 from deltaforge_dagster.sources.postgres.connection.refusals import (
     NOT_PERMITTED,

@@ -1,0 +1,190 @@
+"""Inspect the database of a sink: can the role make and write the tables? Only the catalog is read.
+
+Errors that would stop a run come from what the run itself uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import psycopg
+
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.postgres import commits
+from deltaforge_dagster.sinks.postgres.commits import CommitsRow
+from deltaforge_dagster.sinks.postgres.names import quoted
+from deltaforge_dagster.sinks.postgres.server import PostgresServer
+from deltaforge_dagster.sinks.preflight import not_known
+from deltaforge_dagster.sources.findings import Finding, listed
+
+_RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_RECORD_RIGHTS = ("SELECT", "INSERT", "UPDATE")
+_DEFAULT_SCHEMA = "public"
+
+
+def findings(
+    connection: psycopg.Connection,
+    server: PostgresServer,
+    pipeline: str,
+    destinations: Sequence[str],
+) -> Iterator[Finding]:
+    """Yield the findings about a sink, in the order in which problems have to be fixed.
+
+    Args:
+        connection: A connection to its database.
+        server: The server, for messages.
+        pipeline: Name of the pipeline.
+        destinations: Its tables; a template if they depend on changes.
+    """
+    subject = f"sink {server.sink_id}"
+    version = connection.info.parameter_status("server_version") or "unknown"
+    yield Finding(subject, "ok", f"{server.address}, version {version}")
+    yield from _database(connection, server, subject)
+    fixed = [name for name in destinations if not compile_template(name).variables]
+    rows: dict[str, CommitsRow] = {}
+    record = commits.relation(connection, commits.NAME)
+    if record is not None and not _lacking(connection, record[0], _RECORD_RIGHTS):
+        rows = {name: commits.read(connection, _split(name)) for name in fixed}
+    missing: list[str] = []
+    for name in fixed:
+        relation = commits.relation(connection, _split(name))
+        if relation is None:
+            missing.append(name)
+        else:
+            known = rows.get(name, CommitsRow())
+            yield _table(connection, server, name, relation[0], known, pipeline=pipeline)
+    yield from _made(connection, server, subject, missing)
+    if len(fixed) < len(destinations):
+        unknown = set(destinations) - set(fixed)
+        yield not_known(subject, "tables", unknown, "exist and may be written")
+
+
+def _database(
+    connection: psycopg.Connection, server: PostgresServer, subject: str
+) -> Iterator[Finding]:
+    if _found(connection, "SELECT pg_is_in_recovery()"):
+        yield Finding(subject, "error", "this is a standby; name the primary in the sink's dsn")
+        return
+    if _found(connection, "SELECT current_setting('server_encoding')") != "UTF8":
+        yield Finding(
+            subject, "warning", "the database's encoding is not UTF8: a table with a character that it lacks is held"
+        )  # fmt: skip
+    if not _may(connection, "has_database_privilege(current_database(), 'TEMPORARY')"):
+        yield Finding(
+            subject, "error", f"role {server.user!r} may not make temporary tables, through which changes are applied",
+            f"GRANT TEMPORARY ON DATABASE {quoted(server.database)} TO {quoted(server.user)}",
+        )  # fmt: skip
+    record = commits.relation(connection, commits.NAME)
+    if record is not None:
+        lacking = _lacking(connection, record[0], _RECORD_RIGHTS)
+        if lacking:
+            yield Finding(
+                subject, "error", f"role {server.user!r} may not {' and '.join(lacking)} in {commits.COMMITS}",
+                f"GRANT {', '.join(lacking)} ON {commits.COMMITS} TO {quoted(server.user)}",
+            )  # fmt: skip
+    elif not _may_create(connection, commits.SCHEMA):
+        yield Finding(
+            subject, "error", f"role {server.user!r} may not make the table {commits.COMMITS}, which says which commits tables have",
+            f"CREATE SCHEMA {commits.SCHEMA} AUTHORIZATION {quoted(server.user)}",
+        )  # fmt: skip
+
+
+def _table(
+    connection: psycopg.Connection,
+    server: PostgresServer,
+    name: str,
+    oid: int,
+    known: CommitsRow,
+    *,
+    pipeline: str,
+) -> Finding:
+    """Return what is to be said about a table that exists."""
+    subject, table, schema = f"table {name}", quoted(*_split(name)), quoted(_split(name)[0])
+    if not _may(connection, "has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')", schema):
+        return Finding(
+            subject, "error", f"role {server.user!r} may not use its schema",
+            f"GRANT USAGE ON SCHEMA {schema} TO {quoted(server.user)}",
+        )  # fmt: skip
+    lacking = _lacking(connection, oid, _RIGHTS)
+    if lacking:
+        return Finding(
+            subject, "error", f"role {server.user!r} may not {' and '.join(lacking)}",
+            f"GRANT {', '.join(lacking)} ON {table} TO {quoted(server.user)}",
+        )  # fmt: skip
+    if known.pipeline and (known.pipeline, known.sink) != (pipeline, server.sink_id):
+        return Finding(
+            subject, "error", f"it belongs to sink {known.sink} of pipeline {known.pipeline}; if that one will never "
+            "write to it again", commits.claim(_split(name)),
+        )  # fmt: skip
+    if known.pipeline is None and _found(connection, f"SELECT EXISTS (SELECT FROM {table})"):
+        return Finding(
+            subject, "error", "it exists, with rows that are not from DeltaForge; empty it, or, if the rows are this sink's "
+            "after all", commits.claim(_split(name)),
+        )  # fmt: skip
+    owns = _may(
+        connection,
+        "pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s",
+        oid,
+    )
+    if not owns:
+        return Finding(
+            subject, "warning", f"role {server.user!r} does not own it, so the table is held if the source gets other columns",
+            f"ALTER TABLE {table} OWNER TO {quoted(server.user)}",
+        )  # fmt: skip
+    return Finding(subject, "ok", "it exists and may be written")
+
+
+def _made(
+    connection: psycopg.Connection, server: PostgresServer, subject: str, missing: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield what is to be said about tables that will be made."""
+    schemas = {_split(name)[0] for name in missing}
+    closed = sorted(schema for schema in schemas if not _may_create(connection, schema))
+    for schema in closed:
+        there = _found(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema))
+        user = quoted(server.user)
+        remedy = f"CREATE SCHEMA {quoted(schema)} AUTHORIZATION {user}"
+        if there is not None:
+            remedy = f"GRANT USAGE, CREATE ON SCHEMA {quoted(schema)} TO {user}"
+        yield Finding(
+            subject, "error", f"role {server.user!r} may not make tables in schema {schema}", remedy
+        )
+    made = [name for name in missing if _split(name)[0] not in closed]
+    if made:
+        yield Finding(subject, "ok", f"will make {listed(made)}")
+
+
+def _may_create(connection: psycopg.Connection, schema: str) -> bool:
+    """Return whether the role may make tables in a schema, which is made if it does not exist."""
+    if _found(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema)) is None:
+        return _may(connection, "has_database_privilege(current_database(), 'CREATE')")
+    return _may(
+        connection,
+        "has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE') AND has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')",
+        quoted(schema),
+        quoted(schema),
+    )
+
+
+def _lacking(connection: psycopg.Connection, oid: int, rights: Sequence[str]) -> list[str]:
+    """Return those of the rights that the role does not have on a table."""
+    return [
+        right
+        for right in rights
+        if not _may(connection, "has_table_privilege(%s::oid, %s)", oid, right)
+    ]
+
+
+def _may(connection: psycopg.Connection, question: str, *parameters: object) -> bool:
+    return bool(_found(connection, f"SELECT {question}", *parameters))
+
+
+def _found(connection: psycopg.Connection, query: str, *parameters: object) -> object:
+    """Return the value that a query finds, None if there is no row."""
+    row = connection.execute(query, parameters or None).fetchone()
+    return None if row is None else row[0]
+
+
+def _split(name: str) -> tuple[str, str]:
+    schema, dot, table = name.partition(".")
+    return (schema, table) if dot else (_DEFAULT_SCHEMA, name)

@@ -1,0 +1,128 @@
+"""Connections to the server that has the tables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import conninfo
+
+from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS
+from deltaforge_dagster.errors import DeltaforgeError, SinkRejected
+from deltaforge_dagster.sinks.postgres.errors import connection_error
+
+MIN_VERSION = 150_000
+"""The first version with MERGE."""
+
+_CONNECT_SECONDS = 10
+_SETTINGS = {
+    "client_encoding": "UTF8",
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "search_path": "pg_catalog",
+    "default_transaction_isolation": "read\\ committed",
+    "default_transaction_deferrable": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "60s",
+    # A run that was stopped within a transaction gives up its locks.
+    "idle_in_transaction_session_timeout": "60s",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "jit": "off",
+}
+"""Settings of our sessions, which win over those of role and database (manual: "Client Connection Defaults")."""
+
+_WORK_MEMORY = "64MB"
+"""What a join of a commit's rows may take at least, before it uses files."""
+
+_SESSION = (
+    "SELECT CASE WHEN current_setting('synchronous_commit') = 'off'"
+    " THEN set_config('synchronous_commit', 'on', false) END,"
+    " CASE WHEN pg_size_bytes(current_setting('work_mem')) < pg_size_bytes(%(memory)s)"
+    " THEN set_config('work_mem', %(memory)s, false) END"
+)
+"""What a commit has is durable, whatever role or database say, because its changes are not delivered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """The server, database and role of a sink.
+
+    Attributes:
+        sink_id: The sink, for messages.
+    """
+
+    sink_id: str
+    _parameters: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def from_dsn(cls, dsn: str, sink_id: str, application_name: str) -> PostgresServer:
+        """Return the server for the connection string of a sink."""
+        given = {**DSN_DEFAULTS, **conninfo.conninfo_to_dict(dsn)}
+        return cls(sink_id, {**given, "application_name": application_name})
+
+    @property
+    def where(self) -> str:
+        """The sink and `PostgreSQL host:port/database`, for messages."""
+        return f"sink {self.sink_id}: {self.address}"
+
+    @property
+    def address(self) -> str:
+        """`PostgreSQL host:port/database`."""
+        given = self._parameters
+        return f"PostgreSQL {given['host']}:{given['port']}/{given['dbname']}"
+
+    @property
+    def user(self) -> str:
+        """The role as which we log in."""
+        return str(self._parameters["user"])
+
+    @property
+    def database(self) -> str:
+        """The database."""
+        return str(self._parameters["dbname"])
+
+    def connect(self, seconds: int = _CONNECT_SECONDS) -> psycopg.Connection:
+        """Open a connection with our settings, in autocommit mode.
+
+        Raises:
+            AuthFailed: The server refuses the login.
+            SinkRejected: There is no such database, the server is too old, or TLS cannot be used as configured.
+            SinkUnavailable: The server cannot be reached now.
+        """
+        ours = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        options = f"{self._parameters.get('options') or ''} {ours}".strip()
+        problem: DeltaforgeError
+        try:
+            connection = psycopg.connect(
+                **{**self._parameters, "options": options, "connect_timeout": seconds},
+                autocommit=True,
+                prepare_threshold=None,
+            )
+        except psycopg.Error as error:
+            problem = connection_error(error, self.where, self.user)
+        else:
+            version = connection.info.server_version
+            if version >= MIN_VERSION:
+                connection.execute(_SESSION, {"memory": _WORK_MEMORY})
+                return connection
+            connection.close()
+            problem = SinkRejected(
+                f"{self.where}: the server has version {version // 10_000}, and the sink needs 15 or newer, which "
+                "have MERGE; upgrade it"
+            )
+        raise problem
+
+
+def cut(connection: psycopg.Connection) -> None:
+    """End what a connection is doing, from any thread; the thread that uses it gets an error and closes it."""
+    with contextlib.suppress(OSError, psycopg.Error):
+        descriptor = os.dup(connection.fileno())
+        with socket.socket(fileno=descriptor) as own:
+            own.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,115 @@
+"""Tables of a PostgreSQL database as a kind of sink."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
+from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
+from deltaforge_dagster.sources.findings import Finding
+
+if TYPE_CHECKING:  # they need the client library, Arrow and kernels
+    from deltaforge_dagster.sinks.postgres.server import PostgresServer
+    from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
+    from deltaforge_dagster.typed_rows.schema import TargetTypes
+
+_CHECK_SECONDS = 5
+_RESYNC = (
+    "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
+    "already in the new one (deltaforge resync PIPELINE --sink SINK)"
+)
+_MOVED = (
+    "later changes go there; tables that are new there need a resync, because they lack the rows that "
+    "are delivered already (deltaforge resync PIPELINE --sink SINK)"
+)
+_LATER = "applies to changes after the checkpoint; what the tables have stays as it is"
+
+
+class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
+    """Tables of a PostgreSQL database."""
+
+    name = "postgres"
+    summary = "A PostgreSQL sink: it keeps tables in a database as they are in the source."
+    config = PostgresSinkConfig
+    destinations = "tables"
+    timing = frozenset({"commit_seconds", "commit_changes"})
+    consequences: Mapping[str, str] = {
+        **dict.fromkeys(["table", "dsn"], _MOVED),
+        **dict.fromkeys(["mode", "soft_deletes"], _RESYNC),
+        "keys": f"lets a table go on that is held because it has no key; a table that exists {_RESYNC}",
+        "types": (
+            "applies to columns that are created from now on, and lets a held table go on if the column is "
+            "new; a table that has the column with another type needs a resync "
+            "(deltaforge resync PIPELINE --sink SINK --tables TABLE)"
+        ),
+        **dict.fromkeys(["filter", "skipped_operations"], _LATER),
+    }
+
+    def column_types(self) -> TargetTypes:
+        """Return what PostgreSQL's columns can be."""
+        from deltaforge_dagster.sinks.postgres.types import (  # noqa: PLC0415 - needs Arrow
+            TARGET_TYPES,
+        )
+
+        return TARGET_TYPES
+
+    def build_writer(self, config: PostgresSinkConfig, owner: TableOwner) -> TableWriter:
+        """Return what writes the tables of a sink, not connected yet."""
+        from deltaforge_dagster.sinks.postgres.writer import (  # noqa: PLC0415 - client library
+            PostgresWriter,
+        )
+
+        return PostgresWriter(config, owner)
+
+    def problems(self, config: PostgresSinkConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
+        """Return nothing: the model finds what can be found without the server."""
+        return []
+
+    def exactly_once(self, config: PostgresSinkConfig) -> bool:  # noqa: ARG002
+        """Return True: which commits a table has is stored in the transaction of the commit."""
+        return True
+
+    def preflight(
+        self, config: PostgresSinkConfig, context: SinkContext, names: Sequence[str]
+    ) -> list[Finding]:
+        """Check that the server answers and is new enough, and that the role may make and write the tables."""
+        import psycopg  # noqa: PLC0415 - client library
+
+        from deltaforge_dagster.sinks.postgres.errors import connection_error  # noqa: PLC0415
+        from deltaforge_dagster.sinks.postgres.preflight import findings  # noqa: PLC0415
+
+        server = _server(config, context.pipeline)
+        try:
+            with contextlib.closing(server.connect(_CHECK_SECONDS)) as connection:
+                return list(findings(connection, server, context.pipeline, names))
+        except psycopg.Error as error:
+            raise connection_error(error, server.where, server.user) from None
+
+    def names(self, config: PostgresSinkConfig, pipeline: str) -> Mapping[str, str]:
+        """Return the mode of the tables, where they are, and the table that says which commits they have."""
+        address = _server(config, pipeline).address
+        return {"mode": config.mode, "database": address, "commits": "deltaforge.commits"}
+
+    def metadata(self, config: PostgresSinkConfig) -> Mapping[str, str]:
+        """Return the mode of the tables, and the server and database that have them."""
+        return {"mode": config.mode, "database": _server(config, "").address}
+
+    def warm(self) -> None:
+        """Compile the kernels that write rows for COPY."""
+        from deltaforge_dagster.sinks.postgres import copy_rows  # noqa: PLC0415 - has kernels
+
+        copy_rows.warm()
+
+
+def _server(config: PostgresSinkConfig, pipeline: str) -> PostgresServer:
+    from deltaforge_dagster.sinks.postgres.server import (  # noqa: PLC0415 - client library
+        PostgresServer,
+    )
+
+    name = f"deltaforge:{pipeline}:{config.id}"
+    return PostgresServer.from_dsn(config.dsn.get_secret_value(), config.id, name)
+
+
+POSTGRES = PostgresSinkType()

@@ -1,0 +1,351 @@
+"""The table that changes are applied to: found or made, and altered so that it can have them.
+
+All of it happens in the transaction of the commit, whose row in `commits` is locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.sinks.postgres import commits
+from deltaforge_dagster.sinks.postgres.commits import CommitsRow
+from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
+from deltaforge_dagster.sinks.postgres.names import (
+    bad_column,
+    bad_name,
+    literal,
+    quoted,
+    schema_and_table,
+)
+from deltaforge_dagster.sinks.postgres.statements import WrittenColumn, own_columns
+from deltaforge_dagster.sinks.postgres.types import (
+    column_type,
+    holds,
+    new_type,
+    staged_type,
+    takes,
+)
+from deltaforge_dagster.sinks.tables.staged import StagedTable
+from deltaforge_dagster.sinks.tables.writer import TableOwner, check_names
+from deltaforge_dagster.typed_rows.schema import TypedColumn
+
+_TABLES = {"r", "p"}
+"""Kinds of relations that are tables, partitioned or not."""
+
+_COLUMNS = """
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype = 'e'
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+
+_UNIQUE_KEYS = """
+SELECT array_agg(a.attname::text ORDER BY a.attname::text)
+FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (number, place)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
+  AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
+GROUP BY i.indexrelid"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a table in the database.
+
+    Attributes:
+        name: Its name.
+        type: Its type, as `format_type` names it.
+        enum: Whether the type is enumerated.
+    """
+
+    name: str
+    type: str
+    enum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTarget:
+    """A table that a commit is applied to, in a transaction.
+
+    Args:
+        connection: The connection.
+        config: Options of the sink.
+        owner: Who writes.
+        table: The changes.
+        exists: Whether the table has everything before these changes.
+    """
+
+    connection: psycopg.Connection
+    config: PostgresSinkConfig
+    owner: TableOwner
+    table: StagedTable
+    exists: bool = False
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and name of the table."""
+        return schema_and_table(self.table.destination)
+
+    @property
+    def sql(self) -> str:
+        """Name of the table in SQL."""
+        return quoted(*self.name)
+
+    @property
+    def label(self) -> str:
+        """What messages call the table."""
+        return f"PostgreSQL table {'.'.join(self.name)} of sink {self.owner.sink_id}"
+
+    @property
+    def source(self) -> str:
+        """Name of the source's table."""
+        return ".".join(part for part in self.table.source if part is not None)
+
+    @property
+    def resync_command(self) -> str:
+        """The command that has the table loaded again."""
+        database, schema, table = self.table.source
+        name = f"{schema or database}.{table}"
+        owner = self.owner
+        return f"deltaforge resync {owner.pipeline} --sink {owner.sink_id} --tables {name}"
+
+    def check_names(self) -> None:
+        """Check that a table with these names is possible.
+
+        Raises:
+            TableRejected: It is not.
+        """
+        for part in self.name:
+            if (why := bad_name(part)) is not None:
+                raise TableRejected(
+                    f"{self.label} cannot have the name {part}: {why}; give the sink a `table` with shorter names"
+                )
+        check_names((one.name for one in self.table.columns.columns), self.label, bad_column)
+
+    def open(self, known: CommitsRow) -> CommitsRow:
+        """Find the table, or make it; return what is to be known of it, with the commits that it has.
+
+        Args:
+            known: What is known of it so far.
+
+        Raises:
+            TableRejected: It is gone, or somebody else's, or no table.
+        """
+        ours = CommitsRow(
+            self.owner.pipeline, self.owner.sink_id, self.owner.uid, self.source, known.relation
+        )
+        found = self._relation()
+        if found is None:
+            self._check_kept(gone=True)
+            self.create()
+            found = self._relation()
+            assert found is not None
+            return replace(ours, relation=found)
+        empty = self._is_empty()
+        remade = known.relation not in {None, found} and empty
+        self._check_owner(known, empty=empty)
+        self._check_kept(gone=remade or known.pipeline is None)
+        if remade:
+            return replace(ours, relation=found)
+        if known.owner != self.owner.uid:
+            return replace(ours, relation=found, base=self._next_position())
+        return replace(known, relation=found)
+
+    def recreate(self, known: CommitsRow) -> CommitsRow:
+        """Empty the table, or make it again unless it is as it would be made today; return what is to be known of it.
+
+        A table that stays keeps grants, views and indexes.
+
+        Raises:
+            TableRejected: It is somebody else's.
+        """
+        found = self._relation()
+        if found is not None:
+            self._check_owner(known, empty=self._is_empty())
+            if self._is_as_today():
+                self.connection.execute(f"TRUNCATE {self.sql}")
+            else:
+                self.connection.execute(f"DROP TABLE {self.sql}")
+                found = None
+        if found is None:
+            self.create()
+        return CommitsRow(
+            self.owner.pipeline, self.owner.sink_id, self.owner.uid, self.source, self._relation()
+        )
+
+    def create(self) -> None:
+        """Make the table."""
+        commits.make_schema(self.connection, self.name[0])
+        wanted = self._wanted()
+        columns = [f"{quoted(name)} {type_}" for name, type_ in wanted.items()]
+        key = ", ".join(map(quoted, self.table.key))
+        if self.config.mode == "current":
+            columns.append(f"PRIMARY KEY ({key})" if key else "")
+        columns = [one for one in columns if one]
+        self.connection.execute(f"CREATE TABLE {self.sql} ({', '.join(columns)})")
+        if self.config.mode == "history" and key:
+            self.connection.execute(
+                f"CREATE UNIQUE INDEX ON {self.sql} ({key}) WHERE df_is_current"
+            )
+        text = f"written by deltaforge: {self.source}, mode {self.config.mode}"
+        self.connection.execute(f"COMMENT ON TABLE {self.sql} IS {literal(text)}")
+
+    def fit(self, relation: int) -> Sequence[WrittenColumn]:
+        """Return where the columns of staged rows go, after adding and widening columns of the table.
+
+        Raises:
+            TableRejected: A column's type does not hold the values, or the table has no index of its key.
+        """
+        known = {one.name: one for one in self.columns(relation)}
+        for name, type_ in self._wanted().items():
+            if name not in known:
+                default = " DEFAULT false" if name == "df_deleted" else ""
+                self._alter(f"ADD COLUMN {quoted(name)} {type_}{default}")
+                known[name] = TableColumn(name, type_)
+        for column in self.table.columns.columns:
+            if not takes(known[column.name].type, column, enum=known[column.name].enum):
+                known[column.name] = self._widened(known[column.name], column)
+        for name, type_ in self._own().items():
+            if not holds(known[name].type, type_):
+                raise TableRejected(
+                    f"{self.label}: its column {name}, which is ours, has the type {known[name].type} and not {type_}; "
+                    f"rename it, or have the table loaded again: {self.resync_command}"
+                )
+        self._check_key(relation)
+        return [
+            WrittenColumn(number, one.name, one.name, staged_type(one.type), known[one.name].type)
+            for number, one in enumerate(self.table.columns.columns)
+        ]
+
+    def columns(self, relation: int) -> Sequence[TableColumn]:
+        """Return the columns of the table."""
+        return [TableColumn(*row) for row in self.connection.execute(_COLUMNS, [relation])]
+
+    def _widened(self, known: TableColumn, column: TypedColumn) -> TableColumn:
+        wanted = column_type(column.type)
+        if not holds(wanted, known.type):
+            raise TableRejected(
+                f"{self.label}: its column {column.name} has the type {known.type}, which does not hold the values of "
+                f"the source's column, {wanted}; declare a type that it holds under the sink's `types`, change the "
+                f"type of the table's column, or have the table loaded again: {self.resync_command}"
+            )
+        name = quoted(column.name)
+        self._alter(f"ALTER COLUMN {name} TYPE {wanted} USING CAST({name} AS {wanted})")
+        return TableColumn(column.name, wanted)
+
+    def _alter(self, change: str) -> None:
+        self.connection.execute(f"ALTER TABLE {self.sql} {change}")
+
+    def _check_key(self, relation: int) -> None:
+        if self.config.mode != "current":
+            return
+        wanted = sorted(self.table.key)
+        if wanted not in self._unique_keys(relation):
+            names = ", ".join(map(quoted, self.table.key))
+            raise TableRejected(
+                f"{self.label} has no primary key or unique index of exactly ({names}), by which its rows are found; "
+                f"run: ALTER TABLE {self.sql} ADD UNIQUE ({names}), or have the table loaded again: {self.resync_command}"
+            )
+
+    def _unique_keys(self, relation: int) -> Sequence[Sequence[str]]:
+        return [row[0] for row in self.connection.execute(_UNIQUE_KEYS, [relation])]
+
+    def _own(self) -> Mapping[str, str]:
+        return own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
+
+    def _wanted(self) -> dict[str, str]:
+        """Return the columns of a table that is made today, by name their types."""
+        declared = self.config.types_of(*self.table.source)
+        found = {
+            one.name: new_type(one, declared=one.name in declared)
+            for one in self.table.columns.columns
+        }
+        return {**found, **self._own()}
+
+    def _is_as_today(self) -> bool:
+        """Return whether the table has the columns and the key that it would get today."""
+        relation = self._relation()
+        assert relation is not None
+        today = {one.name: one.type for one in self.columns(relation)} == self._wanted()
+        keys = self._unique_keys(relation)
+        return today and ([sorted(self.table.key)] if self.config.mode == "current" else []) == keys
+
+    def _relation(self) -> int | None:
+        """Return the oid of the table, None if there is none.
+
+        Raises:
+            TableRejected: Something else has its name.
+        """
+        row = commits.relation(self.connection, self.name)
+        if row is None:
+            return None
+        if row[1] not in _TABLES:
+            raise TableRejected(
+                f"{self.label}: something of that name exists and is no table (a view, perhaps); rename it, or change "
+                "the sink's `table`"
+            )
+        return row[0]
+
+    def _is_empty(self) -> bool:
+        row = self.connection.execute(f"SELECT NOT EXISTS (SELECT FROM {self.sql})").fetchone()
+        return row is not None and bool(row[0])
+
+    def _next_position(self) -> int:
+        """Return the position behind those of all rows."""
+        if "df_position" not in self._own() or not self._has_positions():
+            return 0
+        row = self.connection.execute(f"SELECT max(df_position) + 1 FROM {self.sql}").fetchone()
+        return int(row[0]) if row is not None and row[0] is not None else 0
+
+    def _has_positions(self) -> bool:
+        relation = self._relation()
+        return relation is not None and any(
+            one.name == "df_position" for one in self.columns(relation)
+        )
+
+    def _check_kept(self, *, gone: bool) -> None:
+        if self.exists and gone:
+            raise TableRejected(
+                f"{self.label} is gone, with everything that it had; bring it back, or have it loaded again: "
+                f"{self.resync_command}"
+            )
+
+    def _is_source(self) -> bool:
+        """Return whether the table may be the one from which the changes come."""
+        database, schema, name = self.table.source
+        row = self.connection.execute(
+            "SELECT current_database() = %s AND EXISTS (SELECT FROM pg_publication_tables"
+            " WHERE (schemaname, tablename) = (%s, %s))",
+            [database, *self.name],
+        ).fetchone()
+        return row is not None and bool(row[0]) and (schema, name) == self.name
+
+    def _check_owner(self, known: CommitsRow, *, empty: bool) -> None:
+        """Check that the sink may have the table.
+
+        Raises:
+            TableRejected: It may not.
+        """
+        if known.pipeline is None and self._is_source():
+            raise TableRejected(
+                f"{self.label} has database, schema and name of the source's table and is published, so the sink would "
+                "write to its own source; change the sink's `dsn` or `table`, or, if it is another server's, execute "
+                f"{commits.claim(self.name)}"
+            )
+        if known.pipeline is None and not empty:
+            raise TableRejected(
+                f"{self.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty the "
+                f"table, or, if the rows are this sink's after all, execute {commits.claim(self.name)}"
+            )
+        if known.pipeline and not known.is_of(self.owner):
+            raise TableRejected(
+                f"{self.label} belongs to sink {known.sink} of pipeline {known.pipeline}; change the sink's `table`, "
+                f"or, if that sink will never write to it again, execute {commits.claim(self.name)}"
+            )
+        if known.pipeline and known.source not in {None, self.source}:
+            raise TableRejected(
+                f"{self.label} has the rows of {known.source}, so those of {self.source} cannot be written to it; change "
+                "the sink's `table`, so that each table of the source has a table of its own"
+            )
