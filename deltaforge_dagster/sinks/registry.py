@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # they need Arrow, which code servers do without
     from deltaforge_dagster.sinks.tables.staged import ObjectForm
     from deltaforge_dagster.sinks.tables.writer import (
         CommitWriter,
-        OpenStaged,
         TableOwner,
         TableWriter,
     )
@@ -223,9 +222,7 @@ class ObjectSinkType(TableSinkType[_StagedConfig]):
         """Return the form of the objects."""
 
     @abstractmethod
-    def build_writer(
-        self, config: _StagedConfig, owner: TableOwner, open_staged: OpenStaged
-    ) -> CommitWriter:
+    def build_writer(self, config: _StagedConfig, owner: TableOwner) -> CommitWriter:
         """Return what puts the objects of a sink into their place, not connected yet."""
 
 

@@ -10,7 +10,6 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import DeliveryContext, DeliveryThread
-from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
@@ -118,7 +117,7 @@ def _opened(
     run: RunContext, kind: TableSinkType[Any], config: StagedSinkConfig, owner: TableOwner
 ) -> Iterator[CommitWriter]:
     if isinstance(kind, ObjectSinkType):
-        yield kind.build_writer(config, owner, encoded_files.open_as_spark)
+        yield kind.build_writer(config, owner)
         return
     assert isinstance(config, TableSinkConfig)
     if isinstance(kind, DatabaseSinkType):

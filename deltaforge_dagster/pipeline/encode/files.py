@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -52,9 +51,6 @@ blocks of 1 MiB and more. A virtual machine may have returned such blocks to its
 2.4 s of processor time per GB; from small blocks, filling a new file costs 0.2 s."""
 
 _ENDINGS = (".arrow", ".parquet", ".jsonl")
-
-_ESCAPED = re.compile(r"\\(.)")
-"""Matches a character that `JournalStorage.locate` has escaped."""
 
 _REPORTED: Mapping[str, type[DeltaforgeError]] = {
     one.__name__: one for one in (JournalDamaged, StoreUnavailable, UnsupportedEvent)
@@ -226,17 +222,6 @@ def spark_path(path: str) -> str:
     """Return the path with which Spark itself reads a file."""
     storage, name = _place(path)
     return storage.locate(name)
-
-
-def open_as_spark(path: str) -> IO[bytes]:
-    """Open a file for reading by the path of `spark_path`.
-
-    Raises:
-        JournalDamaged: It is gone.
-        StoreUnavailable: It cannot be read now.
-    """
-    plain = path if "://" in path else _ESCAPED.sub(r"\1", path)
-    return cast("IO[bytes]", open_file(plain))
 
 
 def exists(path: str) -> bool:

@@ -15,7 +15,7 @@ from deltaforge_dagster.sources.findings import Finding
 if TYPE_CHECKING:  # they need Arrow
     from deltaforge_dagster.sinks.objects.writer import ObjectWriter
     from deltaforge_dagster.sinks.tables.staged import ObjectForm
-    from deltaforge_dagster.sinks.tables.writer import OpenStaged, TableOwner
+    from deltaforge_dagster.sinks.tables.writer import TableOwner
     from deltaforge_dagster.typed_rows.schema import TargetTypes
 
 _CLIENTS = {
@@ -48,14 +48,12 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
 
         return ObjectForm(config.format, config.codec, config.period)
 
-    def build_writer(
-        self, config: S3SinkConfig, owner: TableOwner, open_staged: OpenStaged
-    ) -> ObjectWriter:
+    def build_writer(self, config: S3SinkConfig, owner: TableOwner) -> ObjectWriter:
         """Return what puts the objects of a sink into their place, not connected yet."""
         from deltaforge_dagster.sinks.objects.stores import open_store  # noqa: PLC0415 - needs fsspec
         from deltaforge_dagster.sinks.objects.writer import ObjectWriter  # noqa: PLC0415
 
-        return ObjectWriter(config, owner, open_store(config), open_staged)
+        return ObjectWriter(config, owner, open_store(config))
 
     def problems(self, config: S3SinkConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
         """Return that the client of the storage is not installed, if so."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from deltaforge_dagster.errors import SinkUnavailable
+from deltaforge_dagster.errors import JournalDamaged, SinkUnavailable, StoreUnavailable
+from deltaforge_dagster.journal.storage import open_located
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.objects.config import S3SinkConfig
 from deltaforge_dagster.sinks.objects.names import object_path
 from deltaforge_dagster.sinks.objects.stores import ObjectStore
 from deltaforge_dagster.sinks.tables.staged import AFTER, BEFORE, IMAGE_META, StagedTable
-from deltaforge_dagster.sinks.tables.writer import OpenStaged, TableOwner, WrittenTable
+from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 _PIECE = 8 << 20
@@ -29,16 +30,12 @@ class ObjectWriter:
         config: The sink.
         owner: Who writes.
         store: Where objects go.
-        open_staged: Opens the content that Spark has made.
     """
 
-    def __init__(
-        self, config: S3SinkConfig, owner: TableOwner, store: ObjectStore, open_staged: OpenStaged
-    ) -> None:
+    def __init__(self, config: S3SinkConfig, owner: TableOwner, store: ObjectStore) -> None:
         self._config = config
         self._owner = owner
         self._store = store
-        self._open_staged = open_staged
         self._closed = threading.Event()
 
     def commit(
@@ -65,7 +62,13 @@ class ObjectWriter:
         self._closed.set()
 
     def _write(self, path: str, content: str, guard: SendGuard) -> None:
-        with self._open_staged(content) as source, self._store.create(path) as target:
+        try:
+            source = open_located(content)
+        except JournalDamaged as error:
+            raise StoreUnavailable(
+                f"the staged file {content} is gone: it is made again"
+            ) from error
+        with source, self._store.create(path) as target:
             while piece := source.read(_PIECE):
                 if self._closed.is_set():
                     raise SinkUnavailable(f"sink {self._config.id}: it was closed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import IO, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.base import SendGuard
@@ -55,10 +55,6 @@ class WrittenTable:
 
     columns: Sequence[tuple[str, str]]
     figures: TableFigures | None = None
-
-
-OpenStaged: TypeAlias = "Callable[[str], IO[bytes]]"
-"""Opens a file of a `StagedStep`; it raises `JournalDamaged` or `StoreUnavailable` if that is not possible."""
 
 
 class CommitWriter(Protocol):
