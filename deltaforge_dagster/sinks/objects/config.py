@@ -33,10 +33,15 @@ from deltaforge_dagster.sinks.tables.config import CommitWhen, StagedSinkConfig,
 
 Period = Literal["year", "month", "day", "hour"]
 
-PERIODS: tuple[Period, ...] = ("year", "month", "day", "hour")
-"""The variables of time that a folder's name may have, from the longest on."""
+PERIODS: Mapping[str, Period] = {
+    "time.year": "year",
+    "time.month": "month",
+    "time.day": "day",
+    "time.hour": "hour",
+}
+"""The variables of time that a folder's name may have, and what they distinguish, from the longest on."""
 
-_SOURCE = {"source.db": "db", "source.schema": "schema", "source.table": "table"}
+_SOURCE = ("source.db", "source.schema", "source.table")
 _SCHEME = re.compile(r"(s3|gs|az)://(.+)")
 
 
@@ -50,7 +55,7 @@ def _folder(text: str) -> str:
         if name not in _SOURCE and name not in PERIODS:
             raise ValueError(
                 f"names ${{{name}}}, which is not known of an object's folder (only ${{source.db}}, ${{source.schema}}, "
-                "${source.table}, ${year}, ${month}, ${day} and ${hour} are)"
+                "${source.table}, ${time.year}, ${time.month}, ${time.day} and ${time.hour} are)"
             )
     parts = "".join(one if isinstance(one, str) else "x" for one in template.parts).split("/")
     if not all(may_be_folder(part) for part in parts):
@@ -107,10 +112,10 @@ class S3SinkConfig(StagedSinkConfig):
     prefix: Annotated[str, AfterValidator(_prefix)] = ""
     """The folder in the bucket that has everything."""
     folder: Annotated[str, AfterValidator(_folder), TEMPLATE] = (
-        "table=${source.table}/year=${year}/month=${month}/day=${day}"
+        "table=${source.table}/year=${time.year}/month=${time.month}/day=${time.day}"
     )
     """Template of the folder, below `prefix`, that has an object. `${source.db}`, `${source.schema}` (the database in
-    sources without schemas) and `${source.table}` are its table's; `${year}`, `${month}`, `${day}` and `${hour}` the time
+    sources without schemas) and `${source.table}` are its table's; `${time.year}`, `${time.month}`, `${time.day}` and `${time.hour}` the time
     of its changes (UTC, by event time).
     """
     region: Text | None = None
@@ -170,7 +175,7 @@ class S3SinkConfig(StagedSinkConfig):
     def period(self) -> Period | None:
         """The shortest period that folders distinguish, None for none."""
         names = {".".join(one.path) for one in compile_template(self.folder).variables}
-        return next((one for one in reversed(PERIODS) if one in names), None)
+        return next((PERIODS[one] for one in reversed(PERIODS) if one in names), None)
 
     @property
     def commit_when(self) -> CommitWhen:

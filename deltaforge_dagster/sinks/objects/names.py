@@ -37,7 +37,7 @@ def object_path(
     if part.began is not None:
         began = dt.datetime.fromtimestamp(part.began, dt.UTC)
         formats = dict(zip(PERIODS, ("%Y", "%m", "%d", "%H"), strict=True))
-        values |= {period: began.strftime(form) for period, form in formats.items()}
+        values |= {variable: began.strftime(form) for variable, form in formats.items()}
     folder = "".join(
         one if isinstance(one, str) else values[".".join(one.path)]
         for one in compile_template(config.folder).parts

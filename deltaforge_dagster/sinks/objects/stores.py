@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.folders import make_folder, sync_folder
 from deltaforge_dagster.sinks.objects.config import S3SinkConfig
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _IMPOSSIBLE = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
@@ -42,6 +42,8 @@ _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredential
 """Names of the clients' exceptions for missing credentials."""
 _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412"}
 """Codes of S3 for an object that is there already."""
+_PART_BYTES = 16 << 20
+"""Bytes of a part of a large object, which are in memory until they are sent; S3 allows 10,000 parts."""
 _ATTEMPTS = 3
 """How often a client sends a request before it fails; then the sink waits, and tries again."""
 
@@ -182,7 +184,7 @@ class RemoteStore:
         """Return a new object, which is discarded on exit unless it is complete."""
         mode = "xb" if self._conditional else "wb"
         with self._translated(path):
-            file = self._client().open(f"{self._root}/{path}", mode)
+            file = self._client().open(f"{self._root}/{path}", mode, block_size=_PART_BYTES)
         made = _RemoteObject(self, file, path)
         try:
             yield made
