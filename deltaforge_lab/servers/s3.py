@@ -93,6 +93,8 @@ class S3Server(OneProcessServer):
                 f"{self.key},{self.secret}",
                 "--config",
                 "",
+                "--dir-cache-time",  # buckets are made beside it
+                "0s",
                 *options,
             ],
             directory=self._temporary,

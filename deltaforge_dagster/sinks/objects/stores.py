@@ -29,7 +29,7 @@ from deltaforge_dagster.sinks.objects.config import S3SinkConfig
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_IMPOSSIBLE = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+_IMPOSSIBLE = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 _WRONG_KEY = {
     "InvalidAccessKeyId",
@@ -44,8 +44,6 @@ _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412"}
 """Codes of S3 for an object that is there already."""
 _PART_BYTES = 16 << 20
 """Bytes of a part of a large object, which are in memory until they are sent; S3 allows 10,000 parts."""
-_ATTEMPTS = 3
-"""How often a client sends a request before it fails; then the sink waits, and tries again."""
 
 
 class NewObject(Protocol):
@@ -224,8 +222,8 @@ class RemoteStore:
             )
         if isinstance(error, PermissionError) or name == "ClientAuthenticationError":
             return PermissionMissing(
-                f"{what}: access was denied{shown}; check the key, and grant it PutObject, GetObject, ListBucket, "
-                "AbortMultipartUpload and ListBucketMultipartUploads"
+                f"{what}: access was denied{shown}; correct access_key_id and secret_access_key, or grant the key "
+                "PutObject, GetObject, ListBucket, AbortMultipartUpload and ListBucketMultipartUploads"
             )
         if isinstance(error, FileNotFoundError):
             return SinkRejected(f"{what}: it does not exist; create it, or correct `bucket`")
@@ -276,7 +274,7 @@ def _options(config: S3SinkConfig, seconds: float) -> Mapping[str, Any]:
     settings: dict[str, Any] = {
         "read_timeout": seconds,
         "connect_timeout": min(10.0, seconds),
-        "retries": {"max_attempts": _ATTEMPTS, "mode": "standard"},
+        "retries": {"total_max_attempts": 1},  # s3fs repeats requests itself
         "s3": {"addressing_style": "virtual" if config.virtual_hosted_style else "path"},
     }
     if config.endpoint is not None:  # other servers do not know the newer checksums

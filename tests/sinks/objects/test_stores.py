@@ -14,10 +14,12 @@ from pydantic import SecretStr
 from deltaforge_dagster.errors import (
     AuthFailed,
     DeltaforgeError,
+    PermissionMissing,
     SinkRejected,
     SinkUnavailable,
 )
 from deltaforge_dagster.processes.process import free_port
+from deltaforge_dagster.sinks.objects import stores
 from deltaforge_dagster.sinks.objects.config import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import LocalStore, ObjectStore, RemoteStore, open_store
 from tests.fix_objects import Bucket
@@ -111,11 +113,12 @@ def test_a_full_disk(local: ObjectStore, tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_an_object_in_a_bucket(bucket: Bucket) -> None:
+def test_an_object_in_a_bucket(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there once it is complete, in one part or in several; an unfinished one leaves nothing."""
+    monkeypatch.setattr(stores, "_PART_BYTES", 5 << 20)
     store = of(**bucket.options, prefix="cdc")
     fail(store)
-    large = bytes(range(256)) * (130 << 10)
+    large = bytes(range(256)) * (48 << 10)
     fail(store, large)
     assert not store.exists(PATH)
     assert bucket.paths() == []
@@ -135,8 +138,8 @@ def test_an_object_in_a_bucket(bucket: Bucket) -> None:
     ("options", "expected", "said"),
     [
         ({"bucket": "nowhere"}, SinkRejected, "it does not exist; create it, or correct `bucket`"),
-        ({"secret_access_key": "geheim"}, AuthFailed, "correct access_key_id and secret_access_key"),
-        ({"access_key_id": "nobody"}, AuthFailed, "correct access_key_id and secret_access_key"),
+        ({"secret_access_key": "geheim"}, PermissionMissing, "correct access_key_id and secret_access_key"),
+        ({"access_key_id": "nobody"}, PermissionMissing, "correct access_key_id and secret_access_key"),
     ],
 )  # fmt: skip
 def test_a_bucket_that_cannot_be_used(
@@ -151,7 +154,7 @@ def test_a_bucket_that_cannot_be_used(
         },
     )
     store = RemoteStore(config, seconds=5)
-    for use in (store.check, lambda: put(store)):
+    for use in (store.check, lambda: store.exists(PATH) or put(store)):
         with pytest.raises(expected, match=said) as caught:
             use()
         assert f"bucket {config.bucket} of {bucket.server.url}" in str(caught.value)
