@@ -56,6 +56,7 @@ LOCK := uv pip compile pyproject.toml --quiet --no-config --universal --python-v
 SERVERS := MYSQL_DSN=mysql://user@localhost/shop POSTGRES_DSN=postgres://user@localhost/shop \
 	KAFKA_BROKERS=localhost:9092 REDIS_URI=redis://localhost
 EXAMPLES := DAGSTER_DISABLE_TELEMETRY=1 DELTAFORGE_PIPELINES=examples DEMO_FILES=files LAKE=/lake \
+	LAKE_BUCKET=lake LAKE_ENDPOINT=http://localhost:9000 LAKE_KEY=key LAKE_SECRET=secret \
 	DEMO_DATABASE=shop.db SHOP_DATABASE=shop.db KAFKA_USERNAME=user KAFKA_PASSWORD=word NATS_URL=nats://localhost TURSO_URL=shop.db \
 	$(SERVERS) $(foreach prefix,DEMO_ ORDERS_ SHOP_,$(addprefix $(prefix),$(SERVERS)))
 

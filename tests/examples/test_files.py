@@ -31,6 +31,10 @@ ADDRESSES = {
     "TURSO_URL": "http://localhost:8080",
     "DATABASE": "shop.db",
     "LAKE": "/lake",
+    "LAKE_BUCKET": "lake",
+    "LAKE_ENDPOINT": "http://localhost:9000",
+    "LAKE_KEY": "key",
+    "LAKE_SECRET": "secret",
 }
 
 
