@@ -101,7 +101,8 @@ class ObjectPlan:
         """Return the table version of changes; those that have none, such as truncates, belong to the newest one."""
         if name.schema_version is not None:
             return name.schema_version
-        return next(reversed(self.schemas.get((name.db, name.schema, name.table), {})), None)
+        known = tuple(self.schemas.get((name.db, name.schema, name.table), ()))
+        return known[-1] if known else None
 
     def schema(self, name: TableName, version: str | None) -> TypedSchema:
         """Return the columns of a table version."""
@@ -212,7 +213,7 @@ class _Objects:
                 content = (
                     self._typed(name, version, of_version)
                     if texts is None
-                    else _as_lines(name, texts.take(pa.array(places)), of_version)
+                    else _as_lines(name, texts.take(pa.array(places, pa.int64())), of_version)
                 )
             except TableRejected as error:
                 at = place_of(of_version, 0)
@@ -264,7 +265,9 @@ class _Objects:
             file.rows += len(here)
             file.last = place_of(rows, int(here[-1]))
             all_rows = len(here) == content.num_rows
-            self._writers[key].add(content if all_rows else content.take(pa.array(here)))
+            self._writers[key].add(
+                content if all_rows else content.take(pa.array(here, pa.int64()))
+            )
 
     def _writer(self) -> _Writer:
         form = self._plan.form
@@ -348,7 +351,7 @@ class _LineWriter(_Writer):
         if form.compression != "none":
             plain = pa.PythonFile(self._stream, "w")
             self._stream = self._opened.enter_context(
-                pa.CompressedOutputStream(plain, form.compression)
+                pa.CompressedOutputStream(plain, cast("Any", form.compression))
             )
 
     def add(self, content: pa.Table) -> None:

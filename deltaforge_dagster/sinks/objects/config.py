@@ -175,7 +175,7 @@ class S3SinkConfig(StagedSinkConfig):
     def period(self) -> Period | None:
         """The shortest period that folders distinguish, None for none."""
         names = {".".join(one.path) for one in compile_template(self.folder).variables}
-        return next((PERIODS[one] for one in reversed(PERIODS) if one in names), None)
+        return next((PERIODS[one] for one in reversed(tuple(PERIODS)) if one in names), None)
 
     @property
     def commit_when(self) -> CommitWhen:

@@ -40,8 +40,8 @@ _WRONG_KEY = {
 }
 _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
 """Names of the clients' exceptions for missing credentials."""
-_TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412"}
-"""Codes of S3 for an object that is there already."""
+_TAKEN = {"PreconditionFailed", "412"}
+"""Codes for an object that is there already."""
 _PART_BYTES = 16 << 20
 """Bytes of a part of a large object, which are in memory until they are sent; S3 allows 10,000 parts."""
 
@@ -220,12 +220,12 @@ class RemoteStore:
                 f"{what}: the credentials are missing, wrong or expired{shown}; correct access_key_id and "
                 "secret_access_key, or the environment from which they come"
             )
-        if isinstance(error, PermissionError) or name == "ClientAuthenticationError":
+        if isinstance(error, PermissionError) or code in {"401", "403"}:
             return PermissionMissing(
-                f"{what}: access was denied{shown}; correct access_key_id and secret_access_key, or grant the key "
+                f"{what}: access was denied{shown}; correct access_key_id and secret_access_key (or `options`), or grant "
                 "PutObject, GetObject, ListBucket, AbortMultipartUpload and ListBucketMultipartUploads"
             )
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) or code == "404":
             return SinkRejected(f"{what}: it does not exist; create it, or correct `bucket`")
         doing = f", object {path}" if path else ""
         return SinkUnavailable(f"{what}{doing}: the storage cannot be reached, or failed{shown}")
@@ -291,10 +291,12 @@ def _options(config: S3SinkConfig, seconds: float) -> Mapping[str, Any]:
 
 
 def _code(error: BaseException) -> str | None:
-    """Return the code of S3 behind an exception, which tells more than its class."""
-    for one in (error, error.__cause__):
+    """Return the code of S3, or the status of another storage, behind an exception: it tells more than its class."""
+    for one in (error, error.__cause__, error.__context__):
         response = getattr(one, "response", None)
-        if isinstance(response, dict):
-            code = response.get("Error", {}).get("Code")
-            return None if code is None else str(code)
+        if isinstance(response, dict) and "Code" in response.get("Error", {}):
+            return str(response["Error"]["Code"])
+        for name in ("status_code", "code"):  # Azure's clients, gcsfs
+            if isinstance(getattr(one, name, None), int):
+                return str(getattr(one, name))
     return None

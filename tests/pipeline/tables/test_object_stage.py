@@ -339,7 +339,7 @@ def test_compression_of_lines(stage: Stage, compression: str) -> None:
     with open_located(step.files[0]) as file:
         content = file.read()
     if compression != "none":
-        with pa.CompressedInputStream(pa.BufferReader(content), compression) as stream:
+        with pa.CompressedInputStream(pa.BufferReader(content), cast("Any", compression)) as stream:
             content = stream.read()
     assert content.count(b"\n") == 2
     assert [json.loads(line)["after"] for line in content.splitlines()] == [{"id": 1}, {"id": 1}]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,18 @@ from tests.fix_objects import Bucket
 PATH = "table=orders/a.parquet"
 
 
+def config_of(options: Mapping[str, Any]) -> S3SinkConfig:
+    """Return the options of a sink."""
+    secret = ("access_key_id", "secret_access_key")
+    made: dict[str, Any] = {
+        name: SecretStr(value) if name in secret else value for name, value in options.items()
+    }
+    return S3SinkConfig(id="files", **made)
+
+
 def of(**options: Any) -> ObjectStore:
     """Return the store of a sink with these options."""
-    for name in ("access_key_id", "secret_access_key"):
-        if name in options:
-            options[name] = SecretStr(options[name])
-    return open_store(S3SinkConfig(id="files", **options))
+    return open_store(config_of(options))
 
 
 def put(store: ObjectStore, content: bytes = b"content", path: str = PATH) -> None:
@@ -146,15 +152,14 @@ def test_a_bucket_that_cannot_be_used(
     bucket: Bucket, options: dict[str, Any], expected: type[DeltaforgeError], said: str
 ) -> None:
     """The error names the bucket and the remedy, for a check as for a run, and no secret."""
-    config = S3SinkConfig(
-        id="files",
-        **{
-            name: SecretStr(value) if name.endswith(("_id", "_key")) else value
-            for name, value in (bucket.options | options).items()
-        },
-    )
+    config = config_of(bucket.options | options)
     store = RemoteStore(config, seconds=5)
-    for use in (store.check, lambda: store.exists(PATH) or put(store)):
+
+    def begin() -> None:
+        if not store.exists(PATH):
+            put(store)
+
+    for use in (store.check, begin):
         with pytest.raises(expected, match=said) as caught:
             use()
         assert f"bucket {config.bucket} of {bucket.server.url}" in str(caught.value)
