@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[RemoteStore]:
     scripts = sysconfig.get_path("scripts")
     program = shutil.which("moto_server") or shutil.which("moto_server", path=scripts)
     if program is None:
-        pytest.fail("moto_server is missing: pip install 'moto[s3,server]'", pytrace=False)
+        pytest.fail("moto_server is missing: pip install 'moto[s3]' flask-cors", pytrace=False)
     port = free_port()
     server = ServerProcess(
         "moto", [program, "-H", "127.0.0.1", "-p", str(port)], directory=tmp_path
