@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 
 from deltaforge_lab.servers.s3 import S3Server
 from tests.started import or_fail
@@ -56,4 +57,12 @@ def s3_server() -> Iterator[S3Server]:
 def bucket(s3_server: S3Server) -> Bucket:
     """A bucket of the session's server."""
     name = f"df-{secrets.token_hex(6)}"
-    return Bucket(s3_server, name, s3_server.bucket(name))
+    client = s3fs.S3FileSystem(
+        key=s3_server.key,
+        secret=s3_server.secret,
+        endpoint_url=s3_server.url,
+        config_kwargs={"s3": {"addressing_style": "path"}},
+        skip_instance_cache=True,
+    )
+    client.mkdir(name)
+    return Bucket(s3_server, name, s3_server.folder(name))

@@ -63,11 +63,9 @@ class S3Server(OneProcessServer):
         """Its URL."""
         return f"http://127.0.0.1:{self._port}"
 
-    def bucket(self, name: str) -> Path:
-        """Make a bucket; return the folder that has its objects."""
-        folder = self._data / name
-        folder.mkdir()
-        return folder
+    def folder(self, bucket: str) -> Path:
+        """Return the folder that has the objects of a bucket."""
+        return self._data / bucket
 
     def _listen(self, port: int) -> None:
         self._port = port
@@ -93,8 +91,6 @@ class S3Server(OneProcessServer):
                 f"{self.key},{self.secret}",
                 "--config",
                 "",
-                "--dir-cache-time",  # buckets are made beside it
-                "0s",
                 *options,
             ],
             directory=self._temporary,
