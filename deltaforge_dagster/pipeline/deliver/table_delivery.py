@@ -6,23 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
-from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, TableDelivery
+from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, Stager, TableDelivery
+from deltaforge_dagster.pipeline.tables.object_stage import ObjectStager
 from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.registry import (
     DatabaseSinkType,
     LakeSinkType,
+    ObjectSinkType,
     TableSinkType,
     sink_types,
 )
-from deltaforge_dagster.sinks.tables.config import TableSinkConfig
-from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
+from deltaforge_dagster.sinks.tables.config import StagedSinkConfig, TableSinkConfig
+from deltaforge_dagster.sinks.tables.writer import CommitWriter, TableOwner
 from deltaforge_dagster.state.records import CheckpointRow
+from deltaforge_dagster.state.store import StateStore
 
 
 def build_table_delivery(
@@ -50,10 +55,11 @@ def build_table_delivery(
     sink = next(one for one in context.spec.spec.sinks if one.config.id == context.sink_id)
     kind, config = sink_types()[sink.type], sink.config
     assert isinstance(kind, TableSinkType)
-    assert isinstance(config, TableSinkConfig)
+    assert isinstance(config, StagedSinkConfig)
+    when = config.commit_when
 
     @contextmanager
-    def open_writer(uid: str) -> Iterator[TableWriter]:
+    def open_writer(uid: str) -> Iterator[CommitWriter]:
         owner = TableOwner(uid, lease.pipeline, config.id)
         with _opened(run, kind, config, owner) as writer:
             try:
@@ -66,26 +72,55 @@ def build_table_delivery(
         checkpoint,
         thread,
         limits=CommitLimits(
-            config.commit_seconds, config.commit_changes, at_once, until, config.pending_changes
+            when.seconds,
+            when.changes,
+            at_once,
+            until,
+            config.pending_changes,
+            when.bytes,
+            when.idle_seconds,
         ),
-        stager=TableStager(
-            context.spec,
+        stager=_stager(
+            kind,
             config,
-            kind.column_types(),
-            context.run.journal,
-            sessions,
-            context.run.store,
-            lease.run_id,
+            spec=context.spec,
+            journal=context.run.journal,
+            sessions=sessions,
+            store=context.run.store,
+            run_id=lease.run_id,
         ),
         open_writer=open_writer,
         skips=Resumption(context),
+        by_store=isinstance(kind, ObjectSinkType),
     )
+
+
+def _stager(
+    kind: TableSinkType[Any],
+    config: StagedSinkConfig,
+    *,
+    spec: PipelineSpec,
+    journal: Journal,
+    sessions: SessionProvider,
+    store: StateStore,
+    run_id: str,
+) -> Stager:
+    types = kind.column_types()
+    if isinstance(kind, ObjectSinkType):
+        form = kind.object_form(config)
+        return ObjectStager(spec, config, types, journal, sessions, store, run_id, form)
+    assert isinstance(config, TableSinkConfig)
+    return TableStager(spec, config, types, journal, sessions, store, run_id)
 
 
 @contextmanager
 def _opened(
-    run: RunContext, kind: TableSinkType[Any], config: TableSinkConfig, owner: TableOwner
-) -> Iterator[TableWriter]:
+    run: RunContext, kind: TableSinkType[Any], config: StagedSinkConfig, owner: TableOwner
+) -> Iterator[CommitWriter]:
+    if isinstance(kind, ObjectSinkType):
+        yield kind.build_writer(config, owner)
+        return
+    assert isinstance(config, TableSinkConfig)
     if isinstance(kind, DatabaseSinkType):
         yield kind.build_writer(config, owner)
         return

@@ -5,7 +5,7 @@ one segment with consecutive ordinals, and reports where each slice is; the run 
 checks that they cover every segment exactly. The rows of one change are next to one another in one batch, and
 no slice begins or ends between them.
 
-A file is named `<run id>.<job>.<random>.arrow` (or `.parquet`, `pipeline.lake`), so that orphans of a dead run can be recognized. A file is
+A file is named `<run id>.<job>.<random>.arrow` (or `.parquet` or `.jsonl`, `pipeline.tables`), so that orphans of a dead run can be recognized. A file is
 overwritten by a later job of the same run rather than deleted (`Spares`), because allocating the pages of a
 new file costs several times as much as filling them. So a file may be longer than its current content; the
 slices say where that ends.
@@ -50,7 +50,7 @@ WRITE_BYTES = 256 << 10
 blocks of 1 MiB and more. A virtual machine may have returned such blocks to its host (free page reporting), and getting them back costs
 2.4 s of processor time per GB; from small blocks, filling a new file costs 0.2 s."""
 
-_ENDINGS = (".arrow", ".parquet")
+_ENDINGS = (".arrow", ".parquet", ".jsonl")
 
 _REPORTED: Mapping[str, type[DeltaforgeError]] = {
     one.__name__: one for one in (JournalDamaged, StoreUnavailable, UnsupportedEvent)

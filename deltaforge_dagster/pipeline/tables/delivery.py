@@ -1,7 +1,7 @@
 """The delivery of changes to the tables of one sink: commits, planned before anything is written.
 
 A commit adds consecutive segments to all tables. It is due once the oldest of them is `commit_seconds` old, or they have
-`commit_changes` changes, or at once if the run only catches up. Its steps:
+`commit_changes` changes (`CommitLimits`), or at once if the run only catches up. Its steps:
 
 1. the plan, which segments it covers, is stored;
 2. Spark's tasks make files of the changes, by table (`stage`);
@@ -44,7 +44,12 @@ from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext,
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.sinks.tables.config import PendingChanges
 from deltaforge_dagster.sinks.tables.staged import StagedCommit, StagedTable
-from deltaforge_dagster.sinks.tables.writer import PendingWriter, TableWriter, WrittenTable
+from deltaforge_dagster.sinks.tables.writer import (
+    CommitWriter,
+    PendingWriter,
+    TableWriter,
+    WrittenTable,
+)
 from deltaforge_dagster.state.lake_commits import (
     TO_BE_RECREATED,
     Destination,
@@ -106,6 +111,8 @@ class CommitLimits:
         at_once: Whether it is due as soon as there is anything.
         until: It contains nothing after this segment.
         pending: When pending changes are folded, None if there are to be none.
+        bytes: When the files of its segments have this many bytes, and it has no more either; None for any number.
+        idle_seconds: When its newest segment is this old; None for never.
     """
 
     seconds: float
@@ -113,6 +120,16 @@ class CommitLimits:
     at_once: bool = False
     until: int | None = None
     pending: PendingChanges | None = None
+    bytes: int | None = None
+    idle_seconds: float | None = None
+
+    def full(self, changes: int, size: int) -> bool:
+        """Return whether a commit with this many changes, and bytes of segment files, is due."""
+        return changes >= self.changes or (self.bytes is not None and size >= self.bytes)
+
+    def exceeded(self, changes: int, size: int) -> bool:
+        """Return whether this is too much for a commit of several segments."""
+        return changes > self.changes or (self.bytes is not None and size > self.bytes)
 
     def folds(self, changes: int, since: float, now: float) -> bool:
         """Return whether pending changes of this number and age are to be folded."""
@@ -162,6 +179,8 @@ class TableDelivery:
         stager: Makes files of changes.
         open_writer: Opens what writes them, given the id of the series of commits; its end ends what is under way.
         skips: Moves the checkpoint past segments that the sink has.
+        by_store: Whether the state store alone knows how far each table has come, because the tables cannot tell. So what
+            they have is not written again after the checkpoint was set back.
     """
 
     prompt = False  # small segments would not arrive earlier
@@ -175,8 +194,9 @@ class TableDelivery:
         *,
         limits: CommitLimits,
         stager: Stager,
-        open_writer: Callable[[str], AbstractContextManager[TableWriter]],
+        open_writer: Callable[[str], AbstractContextManager[CommitWriter]],
         skips: Skips,
+        by_store: bool = False,
     ) -> None:
         self.progress = TableProgress(checkpoint, time.monotonic())
         self.begins_at = checkpoint.next_attempt_at
@@ -191,8 +211,9 @@ class TableDelivery:
         self._stager = stager
         self._open_writer = open_writer
         self._skips = skips
+        self._by_store = by_store
         self._opened = contextlib.ExitStack()
-        self._writer: TableWriter | None = None
+        self._writer: CommitWriter | None = None
         self._commits: LakeCommits | None = None
         self._pending: list[SegmentRow] = []
         self._next: _Commit | PendingTable | None = None
@@ -376,16 +397,21 @@ class TableDelivery:
         limits = self._limits
         if limits.at_once or limits.until is not None or len(rows) == MOST_SEGMENTS:
             return True
-        if sum(row.rows for row in rows) >= limits.changes or not self._own(rows):
+        own = self._own(rows)
+        if limits.full(sum(row.rows for row in rows), sum(row.bytes for row in rows)) or not own:
             return True
-        return self._store.now() - rows[0].created_at >= limits.seconds
+        now, idle = self._store.now(), limits.idle_seconds
+        if idle is not None and now - own[-1].created_at >= idle:
+            return True
+        return now - rows[0].created_at >= limits.seconds
 
     def _last(self, rows: Sequence[SegmentRow], ends: Sequence[int]) -> int:
         """Return the last segment of the commit that begins with the first of some segments."""
-        changes, last = rows[0].rows, rows[0]
+        changes, size, last = rows[0].rows, rows[0].bytes, rows[0]
         for row in rows[1:]:
             changes += row.rows
-            if changes > self._limits.changes or last.segment in ends:
+            size += row.bytes
+            if self._limits.exceeded(changes, size) or last.segment in ends:
                 break
             last = row
         return last.segment
@@ -443,7 +469,7 @@ class TableDelivery:
         """Replace a held table by one without rows or pending changes; it is no longer held then, unless others have gone on."""
         name = table.destination
         self._lease.guard()
-        writer = self._writer or self._open(commits.front.owner)
+        writer = cast("TableWriter", self._writer or self._open(commits.front.owner))
         try:
             writer.recreate(self._stager.without_changes(name), self._lease.guard)
         except TableRejected as error:
@@ -482,16 +508,20 @@ class TableDelivery:
             skip=frozenset(commits.held) if destination is None else frozenset(),
         )
         rejected: dict[Destination, Exception] = dict(staged.failed)
-        written = {
-            one.write.destination
+        reached = {
+            one.write.destination: one.segment
             for one in self._store.lake_commits.tables(self._pipeline)
-            if one.sink == self._sink_id and one.segment <= commit.after
+            if one.sink == self._sink_id
         }
+        written = {table for table, segment in reached.items() if segment <= commit.after}
+        complete = self._complete(reached, commit, commits)
         writes: list[TableWrite] = []
         try:
             failpoint("lake-staged")
             beside = self._plan_pending(staged.tables, commit, commits)
             for table in staged.tables:
+                if table.destination in complete:
+                    continue
                 if self._thread.stop.is_set():
                     return None
                 self._lease.guard()
@@ -512,6 +542,18 @@ class TableDelivery:
         finally:
             staged.discard()
         return writes, rejected
+
+    def _complete(
+        self, reached: Mapping[Destination, int], commit: _Commit, commits: LakeCommits
+    ) -> AbstractSet[Destination]:
+        """Return the tables that have a commit, which is one after a `restart`, because the store says so.
+
+        What it says is of this series of commits only up to where the front has been before (`LakeFront.ends`).
+        """
+        before = max(commits.front.ends, default=0)
+        if not self._by_store or commit.table is not None:
+            return frozenset()
+        return {table for table, segment in reached.items() if commit.last <= segment <= before}
 
     def _plan_pending(
         self, tables: Sequence[StagedTable], commit: _Commit, commits: LakeCommits
@@ -537,7 +579,7 @@ class TableDelivery:
         return beside.keys()
 
     def _apply(
-        self, writer: TableWriter, table: StagedTable, to: _Route, known: PendingTable | None
+        self, writer: CommitWriter, table: StagedTable, to: _Route, known: PendingTable | None
     ) -> tuple[WrittenTable, bool]:
         """Write a commit to a table; return it as it is then, and whether it has pending changes."""
         guard = self._lease.guard
@@ -592,7 +634,7 @@ class TableDelivery:
         )
         return {}
 
-    def _open(self, owner: str) -> TableWriter:
+    def _open(self, owner: str) -> CommitWriter:
         self._writer = self._opened.enter_context(self._open_writer(owner))
         self._meter.opened()
         return self._writer
@@ -735,7 +777,7 @@ class TableDelivery:
         attempts.error = self._held_error
 
 
-def _pending_writer(writer: TableWriter) -> PendingWriter:
+def _pending_writer(writer: CommitWriter) -> PendingWriter:
     """Return the writer of a sink that has, or had, pending changes: only kinds whose writer folds them have any."""
     return cast("PendingWriter", writer)
 

@@ -7,8 +7,10 @@ For a changelog that is one Spark job (`typed_files`); otherwise a second one fo
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -37,7 +39,7 @@ from deltaforge_dagster.pipeline.tables.typed_files import (
     full_name,
 )
 from deltaforge_dagster.processors.messages.expansion import RowSelection
-from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.sinks.tables.config import StagedSinkConfig, TableSinkConfig
 from deltaforge_dagster.sinks.tables.staged import (
     ChangePlace,
     StagedCommit,
@@ -58,18 +60,20 @@ from deltaforge_dagster.typed_rows.schema import (
     typed_schema,
 )
 
+_Config = TypeVar("_Config", bound=StagedSinkConfig)
+
 BUCKET_ROWS = 250_000
 BUCKET_BYTES = 32 << 20
 """Most rows, and bytes of segment files, whose keys are folded by one task; one key may have more."""
 
 
-class TableStager:
+class CommitStager(ABC, Generic[_Config]):
     """Stages commits of one sink.
 
     Args:
         spec: The pipeline.
         config: The sink.
-        types: What a column of its tables can be.
+        types: What a column there can be.
         journal: Holds the segments; staged files go there as well.
         sessions: Provides the Spark session.
         store: Holds the table versions.
@@ -79,7 +83,7 @@ class TableStager:
     def __init__(  # noqa: PLR0917 - what a run has
         self,
         spec: PipelineSpec,
-        config: TableSinkConfig,
+        config: _Config,
         types: TargetTypes,
         journal: Journal,
         sessions: SessionProvider,
@@ -124,7 +128,7 @@ class TableStager:
             SettingsError: The server lacks our package, or does not share the journal with us.
         """
         chosen = [one for one in segments if one.rows and one.is_for(self._config.id)]
-        job = _Job(
+        job = StageJob(
             self._journal.encoded_dir(self._spec.metadata.name),
             f"{self._prefix}.{uuid.uuid4().hex}",
         )
@@ -136,7 +140,7 @@ class TableStager:
             return there not in skip and (only is None or there in only)
 
         try:
-            return self._staged(chosen, self._plan(chosen, wants), wants, job)
+            return self._staged(chosen, wants, job)
         except BaseException:
             job.discard()
             raise
@@ -157,34 +161,11 @@ class TableStager:
             f"no table of the source is written to {'.'.join(destination)} any more"
         )
 
+    @abstractmethod
     def _staged(
-        self,
-        segments: Sequence[SegmentRow],
-        plan: StagePlan,
-        wants: Callable[[TableName], bool],
-        job: _Job,
+        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: StageJob
     ) -> StagedCommit:
-        rows, size = sum(one.rows for one in segments), sum(one.bytes for one in segments)
-        buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
-        tasks = share_out(segments)
-        typing = TypingJob(self._journal.url, plan, tasks, buckets, job.folder, job.name)
-        what = f"segments {segments[0].segment} to {segments[-1].segment}"
-        files = [TypedFile.of_report(one) for one in self._run(typing.run, len(tasks), what)]
-        files = [one for one in files if wants(one.table)]
-        plan = self._with_truncated(plan, {one.table for one in files})
-        tables, failed = _tables(files, plan, self._destination)
-        if plan.mode == "changelog":
-            staged = [one.logged() for one in tables]
-        else:
-            work = _fold_tasks(tables, max(1, -(-rows // buckets)))
-            folding = FoldJob(plan.mode, work, job.folder, job.name)
-            made = [FoldedFile.of_report(one) for one in self._run(folding.run, len(work), what)]
-            staged = [
-                table.folded([one for one in made if one.table == number], plan.mode)
-                for number, table in enumerate(tables)
-            ]
-            encoded_files.remove(*(path for one in files if (path := one.path) is not None))
-        return StagedCommit([one for one in staged if one.steps], failed, job.discard)
+        """Return the changes of segments that have any, of the tables that are wanted."""
 
     def _run(
         self,
@@ -220,6 +201,51 @@ class TableStager:
             return self._config.name_of(*table), None
         except TableRejected as error:
             return tuple(part for part in table if part is not None), error
+
+    def _typed_schema(self, table: TableSchema) -> TypedSchema:
+        declared = self._config.types_of(table.db, table.schema, table.table)
+        return typed_schema(table, self._source, self._spec.spec.engine, declared, self._types)
+
+    def _declared(self, types: Mapping[str, str]) -> TypedSchema:
+        """Return the columns of a table that the source has not registered."""
+        columns = (
+            TypedColumn(name, fitted(parse_value_type(type_), self._types))
+            for name, type_ in types.items()
+        )
+        return TypedSchema(tuple(columns), self._source.marks_unchanged)
+
+
+class TableStager(CommitStager[TableSinkConfig]):
+    """Stages commits of a sink that keeps tables."""
+
+    def _staged(
+        self,
+        segments: Sequence[SegmentRow],
+        wants: Callable[[TableName], bool],
+        job: StageJob,
+    ) -> StagedCommit:
+        plan = self._plan(segments, wants)
+        rows, size = sum(one.rows for one in segments), sum(one.bytes for one in segments)
+        buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
+        tasks = share_out(segments)
+        typing = TypingJob(self._journal.url, plan, tasks, buckets, job.folder, job.name)
+        what = f"segments {segments[0].segment} to {segments[-1].segment}"
+        files = [TypedFile.of_report(one) for one in self._run(typing.run, len(tasks), what)]
+        files = [one for one in files if wants(one.table)]
+        plan = self._with_truncated(plan, {one.table for one in files})
+        tables, failed = _tables(files, plan, self._destination)
+        if plan.mode == "changelog":
+            staged = [one.logged() for one in tables]
+        else:
+            work = _fold_tasks(tables, max(1, -(-rows // buckets)))
+            folding = FoldJob(plan.mode, work, job.folder, job.name)
+            made = [FoldedFile.of_report(one) for one in self._run(folding.run, len(work), what)]
+            staged = [
+                table.folded([one for one in made if one.table == number], plan.mode)
+                for number, table in enumerate(tables)
+            ]
+            encoded_files.remove(*(path for one in files if (path := one.path) is not None))
+        return StagedCommit([one for one in staged if one.steps], failed, job.discard)
 
     def _plan(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
@@ -275,21 +301,9 @@ class TableStager:
                 schemas[name], keys[name] = self._typed_schema(newest), newest.primary_key
         return replace(plan, schemas=schemas, keys=keys)
 
-    def _typed_schema(self, table: TableSchema) -> TypedSchema:
-        declared = self._config.types_of(table.db, table.schema, table.table)
-        return typed_schema(table, self._source, self._spec.spec.engine, declared, self._types)
-
-    def _declared(self, types: Mapping[str, str]) -> TypedSchema:
-        """Return the columns of a table that the source has not registered."""
-        columns = (
-            TypedColumn(name, fitted(parse_value_type(type_), self._types))
-            for name, type_ in types.items()
-        )
-        return TypedSchema(tuple(columns), self._source.marks_unchanged)
-
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class StageJob:
     """The files of a commit: their folder, and what their names begin with."""
 
     folder: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, TypeAlias, cast
 
@@ -194,19 +194,12 @@ class TypingJob:
     def _task(self, number: int) -> Iterator[TaskReport]:
         tables: dict[TableName, _TableRows] = {}
         memory = 0
-        for frame in self._frames(number):
+        for frame in frames(self.journal_url, self.tasks[number]):
             memory += self._accept(frame, tables)
             if memory > MAX_MEMORY:
                 yield from self._written(tables)
                 tables, memory = {}, 0
         yield from self._written(tables)
-
-    def _frames(self, number: int) -> Iterator[pa.RecordBatch]:
-        journal = Journal(self.journal_url)
-        for one in self.tasks[number]:
-            yield from journal.share(
-                one.path, FRAME_COLUMNS, ordinals=one.ordinals, part=one.part, of=one.of
-            )
 
     def _accept(self, frame: pa.RecordBatch, tables: dict[TableName, _TableRows]) -> int:
         """Add the rows of a frame to those of their tables; return the memory that they take."""
@@ -216,7 +209,7 @@ class TypingJob:
                 tables[name] = _TableRows(self.plan, name)
             return tables[name]
 
-        frame = self._chosen(frame)
+        frame = chosen_rows(frame, self.plan.selection, self.plan.wants)
         if not frame.num_rows:
             return 0
         for name, places in _truncates(frame):
@@ -231,14 +224,6 @@ class TypingJob:
             rows = rows_of((version.db, version.schema, version.table))
             memory += rows.accept(typed, frame)
         return memory
-
-    def _chosen(self, frame: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the changes that the sink gets, of the tables that are staged; DDL has no table."""
-        chosen = selected(self.plan.selection, frame).to_numpy(zero_copy_only=False)
-        chosen &= ~_is(frame, "ddl")
-        codes, names = table_codes(frame)
-        chosen &= np.array([self.plan.wants(name) for name in names], np.bool_)[codes]
-        return frame if chosen.all() else frame.filter(pa.array(chosen))
 
     def _written(self, tables: Mapping[TableName, _TableRows]) -> Iterator[TaskReport]:
         for rows in tables.values():
@@ -277,7 +262,7 @@ class _TableRows:
             return 0
         try:
             self._plan.check(self._file.table)
-            self._check(typed.rows, rows)
+            check_values(self._file.table, typed.rows, rows)
             batch = self._keyed(typed.rows, rows) if self._key else self._logged(typed.rows, rows)
         except TableRejected as error:
             self._file.error = str(error)
@@ -305,30 +290,16 @@ class _TableRows:
     def _count(self, rows: pa.RecordBatch) -> None:
         file = self._file
         file.changes += rows.num_rows
-        first, last = _place(rows, 0), _place(rows, rows.num_rows - 1)
+        first, last = place_of(rows, 0), place_of(rows, rows.num_rows - 1)
         if file.first is None or first < file.first:
             file.first = first
         if file.last is None or last > file.last:
             file.last = last
 
-    def _check(self, typed: TypedRows, rows: pa.RecordBatch) -> None:
-        """Raise an error about the first value that does not fit."""
-        for misfit in typed.misfits:
-            where = f"table {full_name(self._file.table)}, {_text(_place(rows, misfit.row))}"
-            if misfit.column is None:
-                raise TableRejected(
-                    f"{where}: the row image cannot be stored in columns: {misfit.reason}"
-                )
-            types = {column.name: column.type.name for column in typed.schema.columns}
-            raise TableRejected(
-                f"{where}: a value of column {misfit.column} does not fit its type {types[misfit.column]}: "
-                f"{misfit.reason}; declare the column's type as text under `types`"
-            )
-
     def _logged(self, typed: TypedRows, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a changelog."""
-        self._file.inserts &= bool(_is(rows, "c").all())
-        lacking = _lacking(typed, _is(rows, "u") | _is(rows, "d"))
+        self._file.inserts &= bool(is_op(rows, "c").all())
+        lacking = _lacking(typed, is_op(rows, "u") | is_op(rows, "d"))
         self._note(lacking)
         columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
         return self._changes(rows, columns, lacking)
@@ -353,8 +324,8 @@ class _TableRows:
         """Return the rows of a table with a key, an update of the key as a delete and an update where possible."""
         count = rows.num_rows
         columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
-        updates = _is(rows, "u")
-        self._file.inserts &= bool(_is(rows, "c").all())
+        updates = is_op(rows, "u")
+        self._file.inserts &= bool(is_op(rows, "c").all())
         columns |= self._full_key(typed, rows)
         old = self._old_key(columns, rows, np.flatnonzero(updates))
         lacking = _lacking(typed, updates)
@@ -453,7 +424,7 @@ class _TableRows:
             if column.null_count:
                 row = int(np.flatnonzero(_numpy(column.is_null()))[0])
                 raise TableRejected(
-                    f"table {full_name(self._file.table)}, {_text(_place(rows, row))}: a change without a value of the "
+                    f"table {full_name(self._file.table)}, {_text(place_of(rows, row))}: a change without a value of the "
                     f"key column {name}; name other columns under `keys`, or have the source log this column with "
                     "every change"
                 )
@@ -462,7 +433,7 @@ class _TableRows:
     def _typed_key(self, rows: pa.RecordBatch, image: str, at: npt.NDArray[np.int64]) -> _KeyImages:
         images = cast("pa.StringArray", rows.column(image).take(at))
         typed = typed_rows(images, self._key_schema, other_fields=False)
-        self._check(typed, rows.take(at) if typed.misfits else rows)
+        check_values(self._file.table, typed, rows.take(at) if typed.misfits else rows)
         return _KeyImages(
             {name: typed.batch.column(name) for name in self._key},
             {
@@ -520,6 +491,45 @@ class _OldKeys:
         return _OldKeys(self.rows[mask], columns, self.hashes[mask])
 
 
+def frames(journal_url: str, shares: Iterable[Share]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of shares of segments, in their order."""
+    journal = Journal(journal_url)
+    for one in shares:
+        yield from journal.share(
+            one.path, FRAME_COLUMNS, ordinals=one.ordinals, part=one.part, of=one.of
+        )
+
+
+def chosen_rows(
+    frame: pa.RecordBatch, selection: RowSelection, wants: Callable[[TableName], bool]
+) -> pa.RecordBatch:
+    """Return the changes of a selection, of the tables that are wanted; DDL has no table."""
+    chosen = selected(selection, frame).to_numpy(zero_copy_only=False)
+    chosen &= ~is_op(frame, "ddl")
+    codes, names = table_codes(frame)
+    chosen &= np.array([wants(name) for name in names], np.bool_)[codes]
+    return frame if chosen.all() else frame.filter(pa.array(chosen))
+
+
+def check_values(name: TableName, typed: TypedRows, rows: pa.RecordBatch) -> None:
+    """Raise an error about the first value that does not fit.
+
+    Raises:
+        TableRejected: There is one.
+    """
+    for misfit in typed.misfits:
+        where = f"table {full_name(name)}, {_text(place_of(rows, misfit.row))}"
+        if misfit.column is None:
+            raise TableRejected(
+                f"{where}: the row image cannot be stored in columns: {misfit.reason}"
+            )
+        types = {column.name: column.type.name for column in typed.schema.columns}
+        raise TableRejected(
+            f"{where}: a value of column {misfit.column} does not fit its type {types[misfit.column]}: "
+            f"{misfit.reason}; declare the column's type as text under `types`"
+        )
+
+
 def table_codes(frame: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[TableName]]:
     """Return the number of each row's table, and the tables with these numbers."""
     names = [cast("pa.DictionaryArray[Any, Any]", frame.column(name)) for name in ("db", "schema", "table")]  # fmt: skip
@@ -574,7 +584,7 @@ def _write_buckets(path: str, table: pa.Table, buckets: int) -> list[tuple[int, 
 
 def _truncates(frame: pa.RecordBatch) -> Iterator[tuple[TableName, npt.NDArray[np.int64]]]:
     """Yield the tables that are truncated, with the numbers of the rows that say so."""
-    rows = np.flatnonzero(_is(frame, "t"))
+    rows = np.flatnonzero(is_op(frame, "t"))
     if not len(rows):
         return
     codes, names = table_codes(frame)
@@ -584,7 +594,8 @@ def _truncates(frame: pa.RecordBatch) -> Iterator[tuple[TableName, npt.NDArray[n
             yield name, places
 
 
-def _is(frame: pa.RecordBatch, op: str) -> Mask:
+def is_op(frame: pa.RecordBatch, op: str) -> Mask:
+    """Return a mask of the rows with an operation."""
     column = cast("pa.DictionaryArray[Any, Any]", frame.column("op"))
     names = column.dictionary.to_pylist()
     if op not in names:
@@ -627,7 +638,8 @@ def _joined(*batches: pa.RecordBatch) -> pa.RecordBatch:
     return joined
 
 
-def _place(rows: pa.RecordBatch, row: int) -> ChangePlace:
+def place_of(rows: pa.RecordBatch, row: int) -> ChangePlace:
+    """Return the place of a row."""
     return ChangePlace(rows.column("segment")[row].as_py(), rows.column("ordinal")[row].as_py())
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -89,6 +91,28 @@ Columns = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(_disti
 _TypeName = Annotated[Text, AfterValidator(_type_name)]
 
 
+def may_be_folder(name: str) -> bool:
+    """Return whether a part of a name can be the name of a folder."""
+    return _FORBIDDEN.search(name) is None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitWhen:
+    """When a commit is due: at the first of these limits.
+
+    Attributes:
+        seconds: When its oldest segment is this old.
+        changes: When there are this many changes; a commit of several segments has no more.
+        bytes: When the files of its segments have this many bytes, and it has no more either; None for any number.
+        idle_seconds: When its newest segment is this old; None for never.
+    """
+
+    seconds: float
+    changes: int
+    bytes: int | None = None
+    idle_seconds: float | None = None
+
+
 class PendingChanges(Block):
     """When changes that are kept beside a table are folded into it."""
 
@@ -102,7 +126,39 @@ class PendingChanges(Block):
         return changes >= self.fold_changes or age >= self.fold_seconds
 
 
-class TableSinkConfig(SinkConfig):
+class StagedSinkConfig(SinkConfig):
+    """The options of every sink for which Spark's tasks type the changes, by table."""
+
+    types: Mapping[SourceTable, Mapping[Text, _TypeName]] = {}
+    """Types of columns, in place of those that the source's types give: `schema.table` to a mapping of
+    columns to [types](typed-rows.md).
+    """
+
+    @abstractmethod
+    def name_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...]:
+        """Return the name of what the sink has of a table of the source, outermost part first.
+
+        Raises:
+            TableRejected: The source's name cannot be part of such a name.
+        """
+
+    def types_of(self, database: str, schema: str | None, table: str) -> dict[str, ValueType]:
+        """Return the declared types of columns of a table of the source."""
+        declared = self.types.get(full_name(database, schema, table), {})
+        return {column: parse_value_type(name) for column, name in declared.items()}
+
+    @property
+    @abstractmethod
+    def commit_when(self) -> CommitWhen:
+        """When a commit is due."""
+
+    @property
+    def pending_changes(self) -> PendingChanges | None:
+        """When changes that are kept beside a table are folded into it, None if there are none."""
+        return None
+
+
+class TableSinkConfig(StagedSinkConfig):
     """The options of every sink that keeps tables."""
 
     destination_field = "table"
@@ -121,19 +177,15 @@ class TableSinkConfig(SinkConfig):
     """The key columns of tables that have no primary key, or are to have another one here: `schema.table` to a
     list of columns. They must identify a row.
     """
-    types: Mapping[SourceTable, Mapping[Text, _TypeName]] = {}
-    """Types of columns, in place of those that the source's types give: `schema.table` to a mapping of
-    columns to [types](typed-rows.md).
-    """
     commit_seconds: Seconds = 60.0
     """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
     commit_changes: Count = 1_000_000
     """A commit is made when so many changes wait. It has no more, unless a single segment has."""
 
     @property
-    def pending_changes(self) -> PendingChanges | None:
-        """When changes that are kept beside a table are folded into it, None if there are none."""
-        return None
+    def commit_when(self) -> CommitWhen:
+        """When a commit is due."""
+        return CommitWhen(self.commit_seconds, self.commit_changes)
 
     @property
     def name_parts(self) -> int:
@@ -156,7 +208,7 @@ class TableSinkConfig(SinkConfig):
             for part in _parts(self.table)
         )
         for part in name:
-            if _FORBIDDEN.search(part):
+            if not may_be_folder(part):
                 raise TableRejected(
                     f"sink {self.id}: {part!r} cannot be part of a table's name there; give the "
                     "sink a `table` without it, or do not capture the table"
@@ -166,11 +218,6 @@ class TableSinkConfig(SinkConfig):
     def keys_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...] | None:
         """Return the declared key of a table of the source, None if its primary key applies."""
         return self.keys.get(full_name(database, schema, table))
-
-    def types_of(self, database: str, schema: str | None, table: str) -> dict[str, ValueType]:
-        """Return the declared types of columns of a table of the source."""
-        declared = self.types.get(full_name(database, schema, table), {})
-        return {column: parse_value_type(name) for column, name in declared.items()}
 
 
 def full_name(database: str, schema: str | None, table: str) -> str:

@@ -18,6 +18,9 @@ have (unchanged TOAST, columns that other table versions have):
 Keys of which a step has nothing but a snapshot's row are a step of their own (`StagedStep.reads`), before the one
 with the other keys, so that this part can be added without a look at each row of the table.
 
+A step of a sink of object files (`ObjectForm`) is the content of one object: a file in the form that the object has
+(`StagedStep.part` is then not null).
+
 A step of kind `rekey` has updates that change the key and lack values: its rows are those of the new key, with the old
 one in the columns of `old_key`; what is absent is in the table's row of the old key.
 """
@@ -54,6 +57,28 @@ META = pa.schema(_META)
 source's log as text, `df_schema_version` the fingerprint of its table version. `df_absent` is null if nothing is absent.
 """
 
+_IMAGE_META: list[pa.Field[Any]] = [
+    pa.field("op", pa.string(), nullable=False),
+    pa.field("op_ts", pa.timestamp("us", "UTC"), nullable=False),
+    pa.field("source_db", pa.string(), nullable=False),
+    pa.field("source_schema", pa.string()),
+    pa.field("source_table", pa.string(), nullable=False),
+    pa.field("source_position", pa.string()),
+    pa.field("source_snapshot", pa.bool_(), nullable=False),
+    pa.field("event_id", pa.string(), nullable=False),
+    pa.field("schema_version", pa.string()),
+    pa.field("tx_id", pa.string()),
+    pa.field("absent", pa.list_(pa.string())),
+]
+
+IMAGE_META = pa.schema(_IMAGE_META)
+"""Columns of Parquet objects beside those of the row images, which are named `BEFORE` or `AFTER` and the column's name.
+
+`absent` names those whose values the images of a change do not have, although it has the image; null if there are none.
+"""
+
+BEFORE, AFTER = "before_", "after_"
+
 LOGGED = frozenset({"df_source_position", "df_tx_id", "df_event_id", "df_schema_version"})
 """The columns of `META` that only a changelog has."""
 
@@ -78,6 +103,34 @@ class ChangePlace:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectForm:
+    """The form of object files.
+
+    Attributes:
+        format: `parquet` has typed columns of both row images; `jsonl` has a native event per line.
+        compression: How it is compressed.
+        period: Changes of different such periods (UTC, by event time) are in different objects; None if time does not matter.
+    """
+
+    format: Literal["parquet", "jsonl"]
+    compression: Literal["snappy", "gzip", "zstd", "none"]
+    period: Literal["year", "month", "day", "hour"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPart:
+    """What the changes of an object have in common, beside the table and the commit.
+
+    Attributes:
+        began: When the period of their event times began, seconds since 1970 UTC; None if time does not matter.
+        version: Fingerprint of their table version; None if they have none, or in JSON lines.
+    """
+
+    began: int | None
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class StagedStep:
     """Consecutive changes of a table that are applied at once; the steps of a commit follow one another.
 
@@ -91,6 +144,7 @@ class StagedStep:
         event_time_us: Of a truncate: when it was committed, microseconds since 1970 UTC.
         reads: Whether all rows are those of snapshots, of keys that nothing else changes between the steps around this
             one; in a changelog never.
+        part: Of an object file: what its changes have in common; otherwise None.
     """
 
     kind: Literal["rows", "rekey", "truncate"]
@@ -100,6 +154,7 @@ class StagedStep:
     last: ChangePlace
     event_time_us: int = 0
     reads: bool = False
+    part: ObjectPart | None = None
 
 
 @dataclass(frozen=True, slots=True)

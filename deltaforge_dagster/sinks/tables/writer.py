@@ -57,8 +57,8 @@ class WrittenTable:
     figures: TableFigures | None = None
 
 
-class TableWriter(Protocol):
-    """Applies staged changes to the tables of a sink; used by one thread. Methods raise subclasses of `DeltaforgeError`."""
+class CommitWriter(Protocol):
+    """Writes staged changes; used by one thread. Methods raise subclasses of `DeltaforgeError`."""
 
     def commit(
         self,
@@ -89,6 +89,14 @@ class TableWriter(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Disconnect; may be called twice, and from any thread."""
+        ...
+
+
+class TableWriter(CommitWriter, Protocol):
+    """Applies staged changes to the tables of a sink."""
+
     def recreate(self, table: StagedTable, guard: SendGuard) -> None:
         """Replace a table by one without rows, as it would be made today; make it if it does not exist.
 
@@ -100,10 +108,6 @@ class TableWriter(Protocol):
             TableRejected: The table is not this sink's, or cannot be made.
             SinkUnavailable: See `commit`.
         """
-        ...
-
-    def close(self) -> None:
-        """Disconnect; may be called twice, and from any thread."""
         ...
 
 

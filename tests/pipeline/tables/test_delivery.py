@@ -231,6 +231,7 @@ class Work:
     scene: Scene
     lake: Lake
     limits: CommitLimits = AT_ONCE
+    by_store: bool = False
 
     def __post_init__(self) -> None:
         context = self.scene.context()
@@ -244,6 +245,7 @@ class Work:
             stager=self.lake,
             open_writer=self.lake.writer,
             skips=self.resumption,
+            by_store=self.by_store,
         )
 
     def go(self, most: int = 100) -> None:
@@ -303,6 +305,55 @@ def test_a_commit_waits_for_age_or_size(scene: Scene) -> None:
     assert lake.rows == {ORDERS: [1, 2, 3, 4, 5], ITEMS: [1, 2, 3, 4, 5]}
     assert other.delivery.progress.rows == 2
     assert lake.discarded == 3
+
+
+def test_a_commit_waits_for_bytes(scene: Scene) -> None:
+    """It is due when there are so many, and has no more."""
+    lake = Lake()
+    capture(scene, 1)
+    (row,) = scene.store.segments.read(NAME)
+    work = Work(scene, lake, CommitLimits(NEVER, 1000, bytes=row.bytes * 5 // 2))
+    capture(scene, 1)
+    work.go()
+    assert lake.commits == []
+    capture(scene, 2)
+    work.go()
+    assert [numbers for numbers, _ in lake.commits] == [[1, 2]]
+
+
+def test_a_commit_when_nothing_has_come_for_a_while(scene: Scene) -> None:
+    """It is due once its newest segment is so old, however long the oldest may wait."""
+    limits = CommitLimits(NEVER, 1000, idle_seconds=60)
+    lake = Lake()
+    capture(scene, 2)
+    Work(scene, lake, limits).go()
+    assert lake.commits == []
+    with scene.store.database.write() as connection:
+        older = segments.c.created_at - 61
+        connection.execute(update(segments).where(segments.c.segment == 1).values(created_at=older))
+    Work(scene, lake, limits).go()
+    assert lake.commits == []
+    with scene.store.database.write() as connection:
+        connection.execute(update(segments).values(created_at=segments.c.created_at - 61))
+    Work(scene, lake, limits).go()
+    assert [numbers for numbers, _ in lake.commits] == [[1, 2]]
+
+
+def test_tables_that_cannot_tell_what_they_have(scene: Scene) -> None:
+    """After the checkpoint was set back, the store tells it: they get nothing again, and nothing is missing."""
+    lake = Lake()
+    for number in range(3):
+        lake.rejects = {ITEMS} if number == 2 else set()
+        capture(scene, 1)
+        Work(scene, lake, by_store=True).go()
+    assert lake.rows == {ORDERS: [1, 2, 3], ITEMS: [1, 2]}
+    lake.rejects.clear()
+    reset(scene, 0)
+    lake.versions = {ORDERS: 0, ITEMS: 0}
+    capture(scene, 1)
+    Work(scene, lake, by_store=True).go()
+    assert lake.rows == {ORDERS: [1, 2, 3, 4], ITEMS: [1, 2, 3, 4]}
+    assert place(scene.checkpoint) == (4, 2, True)
 
 
 def test_a_segment_larger_than_a_commit(scene: Scene) -> None:

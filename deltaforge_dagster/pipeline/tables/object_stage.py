@@ -1,0 +1,120 @@
+"""Stages commits of object files: has a Spark task write the content of each object (`object_files`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.encode import files as encoded_files
+from deltaforge_dagster.pipeline.encode.messages import Share, source_origin
+from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.tables.object_files import ObjectFile, ObjectJob, ObjectPlan
+from deltaforge_dagster.pipeline.tables.stage import CommitStager, StageJob
+from deltaforge_dagster.pipeline.tables.typed_files import TableName
+from deltaforge_dagster.sinks.tables.config import StagedSinkConfig
+from deltaforge_dagster.sinks.tables.staged import (
+    ChangePlace,
+    ObjectForm,
+    StagedCommit,
+    StagedStep,
+    StagedTable,
+)
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import fingerprints
+from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedSchema
+
+
+class ObjectStager(CommitStager[StagedSinkConfig]):
+    """Stages commits of a sink of object files.
+
+    Args:
+        form: The form of the objects. For the others see `CommitStager`.
+    """
+
+    def __init__(  # noqa: PLR0917 - what a run has
+        self,
+        spec: PipelineSpec,
+        config: StagedSinkConfig,
+        types: TargetTypes,
+        journal: Journal,
+        sessions: SessionProvider,
+        store: StateStore,
+        run_id: str,
+        form: ObjectForm,
+    ) -> None:
+        super().__init__(spec, config, types, journal, sessions, store, run_id)
+        self._form = form
+
+    def _staged(
+        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: StageJob
+    ) -> StagedCommit:
+        plan = self._plan(segments, wants)
+        shares = [Share(one.path, None, 0, 1) for one in segments]
+        work = ObjectJob(self._journal.url, plan, shares, job.folder, job.name)
+        what = f"segments {segments[0].segment} to {segments[-1].segment}"
+        files = [ObjectFile.of_report(one) for one in self._run(work.run, 1, what)]
+        failed: dict[tuple[str, ...], Exception] = {}
+        by_name: dict[TableName, list[ObjectFile]] = {}
+        for one in sorted(files, key=_first):
+            there, problem = self._destination(one.table)
+            if one.error is not None or problem is not None:
+                failed[there] = problem or TableRejected(str(one.error))
+            else:
+                by_name.setdefault(one.table, []).append(one)
+        tables = [self._table(name, found, plan) for name, found in by_name.items()]
+        return StagedCommit(tables, failed, job.discard)
+
+    def _table(self, name: TableName, files: Sequence[ObjectFile], plan: ObjectPlan) -> StagedTable:
+        newest = files[-1]
+        columns = plan.schema(name, newest.part.version).with_added(newest.added)
+        there, _ = self._destination(name)
+        steps = [_step(one) for one in files]
+        changes = sum(one.rows for one in files)
+        return StagedTable(there, name, columns, (), frozenset(), steps, changes)
+
+    def _plan(
+        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
+    ) -> ObjectPlan:
+        used: dict[str, set[str]] = {}
+        for segment in segments:
+            for full, found in segment.schema_versions.items():
+                used.setdefault(full, set()).update(fingerprints(found))
+        schemas: dict[TableName, dict[str, TypedSchema]] = {}
+        skipped: set[TableName] = set()
+        for history in self._store.schemas.histories(self._spec.metadata.name):
+            newest = history.newest.table
+            name = newest.db, newest.schema, newest.table
+            if not wants(name):
+                skipped.add(name)
+                continue
+            wanted = used.get(history.name, ())
+            schemas[name] = {
+                one.stamp.fingerprint: self._typed_schema(one.table)
+                for one in history.versions
+                if one.stamp.fingerprint in wanted
+            }
+        declared = {full: self._declared(types) for full, types in self._config.types.items()}
+        return ObjectPlan(
+            form=self._form,
+            selection=self._selection,
+            origin=source_origin(self._spec),
+            schemas=schemas,
+            declared=declared,
+            unknown=self._declared({}),
+            skipped=frozenset(skipped),
+        )
+
+
+def _first(file: ObjectFile) -> ChangePlace:
+    assert file.first is not None
+    return file.first
+
+
+def _step(file: ObjectFile) -> StagedStep:
+    assert file.path is not None
+    assert file.last is not None
+    path = encoded_files.spark_path(file.path)
+    return StagedStep("rows", [path], file.rows, inserts_only=True, last=file.last, part=file.part)

@@ -1,0 +1,261 @@
+"""`config` of a sink of object files in a pipeline file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    SecretStr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from deltaforge_dagster.config.blocks import (
+    TEMPLATE,
+    Block,
+    Count,
+    Seconds,
+    Text,
+    environment_filled,
+)
+from deltaforge_dagster.config.secrets import SECRET_NAME, mask
+from deltaforge_dagster.config.sinks.base import check_address
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.errors import SpecError, TableRejected
+from deltaforge_dagster.sinks.tables.config import CommitWhen, StagedSinkConfig, may_be_folder
+
+Period = Literal["year", "month", "day", "hour"]
+
+PERIODS: Mapping[str, Period] = {
+    "time.year": "year",
+    "time.month": "month",
+    "time.day": "day",
+    "time.hour": "hour",
+}
+"""The variables of time that a folder's name may have, and what they distinguish, from the longest on."""
+
+_SOURCE = ("source.db", "source.schema", "source.table")
+_SCHEME = re.compile(r"(s3|gs|az)://(.+)")
+
+
+def _folder(text: str) -> str:
+    try:
+        template = compile_template(text)
+    except SpecError as error:
+        raise ValueError(str(error)) from error
+    for variable in template.variables:
+        name = ".".join(variable.path)
+        if name not in _SOURCE and name not in PERIODS:
+            raise ValueError(
+                f"names ${{{name}}}, which is not known of an object's folder (only ${{source.db}}, ${{source.schema}}, "
+                "${source.table}, ${time.year}, ${time.month}, ${time.day} and ${time.hour} are)"
+            )
+    parts = "".join(one if isinstance(one, str) else "x" for one in template.parts).split("/")
+    if not all(may_be_folder(part) for part in parts):
+        raise ValueError(
+            "is not a folder (names with `/` between them, without `/` at the beginning or the end)"
+        )
+    return text
+
+
+def _bucket(text: str) -> str:
+    scheme, colon, rest = text.partition("://")
+    if colon and not _SCHEME.fullmatch(text):
+        raise ValueError(
+            f"has the scheme {scheme}, but buckets are of s3://, gs:// or az:// (a folder: local: true, and its path)"
+        )
+    if colon and "/" in rest.rstrip("/"):
+        raise ValueError("has a path (write it as `prefix`)")
+    return text.rstrip("/") or text
+
+
+def _prefix(text: str) -> str:
+    text = environment_filled(text).strip("/")
+    if text and not all(may_be_folder(part) for part in text.split("/")):
+        raise ValueError("is not a folder (names with `/` between them)")
+    return text
+
+
+def _option(value: object) -> object:
+    return environment_filled(value) if isinstance(value, str) else value
+
+
+class FileRoll(Block):
+    """When the objects of the waiting changes are written: at the first of these limits."""
+
+    max_bytes: Count = 268_435_456
+    """When their segments of the journal have so many bytes; an object is about as large, or smaller."""
+    max_events: Count = 1_000_000
+    """When there are so many."""
+    max_age_secs: Seconds = 300.0
+    """When the oldest has waited for so long."""
+    idle_age_secs: Seconds = 600.0
+    """When none has come for so long."""
+
+
+class S3SinkConfig(StagedSinkConfig):
+    """How to write object files."""
+
+    destination_field = "folder"
+
+    bucket: Annotated[Text, AfterValidator(_bucket)]
+    """The bucket: its name (S3), or `s3://name`, `gs://name` (Google Cloud Storage) or `az://name` (a container of
+    Azure Blob Storage). It must exist. With `local: true` the path of a folder.
+    """
+    prefix: Annotated[str, AfterValidator(_prefix)] = ""
+    """The folder in the bucket that has everything."""
+    folder: Annotated[str, AfterValidator(_folder), TEMPLATE] = (
+        "table=${source.table}/year=${time.year}/month=${time.month}/day=${time.day}"
+    )
+    """Template of the folder, below `prefix`, that has an object. `${source.db}`, `${source.schema}` (the database in
+    sources without schemas) and `${source.table}` are its table's; `${time.year}`, `${time.month}`, `${time.day}` and `${time.hour}` the time
+    of its changes (UTC, by event time).
+    """
+    region: Text | None = None
+    """The region of the bucket (S3)."""
+    endpoint: Text | None = None
+    """URL of a server that speaks the protocol of S3; without it, that of AWS."""
+    access_key_id: SecretStr | None = None
+    """Needs `secret_access_key`. Without both, they come from the environment, as AWS' own programs find them."""
+    secret_access_key: SecretStr | None = None
+    """The secret of the key."""
+    virtual_hosted_style: bool = False
+    """Whether the bucket is part of the host's name, not of the path (S3)."""
+    local: bool = False
+    """Whether `bucket` is the path of a local folder, which is created."""
+    options: Mapping[str, Annotated[SecretStr, BeforeValidator(_option)]] = {}
+    """Options of the client of [gcsfs](https://gcsfs.readthedocs.io) or [adlfs](https://github.com/fsspec/adlfs), such as
+    `account_name` or `connection_string`. By default their clients find the credentials, as those of Google and Azure do.
+    """
+    format: Literal["parquet", "jsonl"] = "parquet"
+    """`parquet`: a row per change, with typed columns of both row images ([object-files.md](object-files.md#parquet)).
+    `jsonl`: a line per change, with its native event ([events.md](events.md)).
+    """
+    compression: Literal["snappy", "gzip", "zstd", "none"] = "snappy"
+    """How objects are compressed. JSON lines are compressed with gzip in place of snappy."""
+    file_roll: FileRoll = FileRoll()
+    """When objects are written. Each has the changes of one table (and version), and of one day or what else `folder`
+    distinguishes.
+    """
+    send_timeout_secs: Seconds = 60.0
+    """How long a server of S3 may take to answer a request."""
+
+    @property
+    def root(self) -> str:
+        """The URL of the folder that has everything; its path if it is local."""
+        bucket = self.bucket if self.local or "://" in self.bucket else f"s3://{self.bucket}"
+        return "/".join(part for part in (bucket, self.prefix) if part)
+
+    @property
+    def scheme(self) -> str | None:
+        """The scheme of the bucket's URL, None for a local folder."""
+        return None if self.local else urlsplit(self.root).scheme
+
+    @property
+    def codec(self) -> Literal["snappy", "gzip", "zstd", "none"]:
+        """The compression that applies to the format."""
+        lines = self.format == "jsonl" and self.compression == "snappy"
+        return "gzip" if lines else self.compression
+
+    @property
+    def extension(self) -> str:
+        """What the names of objects end with, without a dot at the beginning."""
+        if self.format == "parquet":
+            return "parquet"
+        return {"gzip": "jsonl.gz", "zstd": "jsonl.zst"}.get(self.codec, "jsonl")
+
+    @property
+    def period(self) -> Period | None:
+        """The shortest period that folders distinguish, None for none."""
+        names = {".".join(one.path) for one in compile_template(self.folder).variables}
+        return next((PERIODS[one] for one in reversed(tuple(PERIODS)) if one in names), None)
+
+    @property
+    def commit_when(self) -> CommitWhen:
+        """When objects are written."""
+        roll = self.file_roll
+        return CommitWhen(roll.max_age_secs, roll.max_events, roll.max_bytes, roll.idle_age_secs)
+
+    def variables(self, known: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the variables of a table, with its database as schema if its source has no schemas."""
+        return {"source.schema": known["source.db"], **known} if "source.db" in known else known
+
+    def name_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...]:
+        """Return schema (the database without schemas) and name of a table.
+
+        Raises:
+            TableRejected: One of them cannot be the name of a folder.
+        """
+        for part in (database, schema or database, table):
+            if not may_be_folder(part):
+                raise TableRejected(
+                    f"sink {self.id}: {part!r} cannot be the name of a folder; do not capture the table, or rename it"
+                )
+        return (schema or database, table)
+
+    @model_validator(mode="after")
+    def _check_place(self) -> S3SinkConfig:
+        if self.local:
+            if "://" in self.bucket or not Path(self.bucket).is_absolute():
+                raise ValueError("bucket: must be the absolute path of a folder with `local: true`")
+            given = [
+                name
+                for name in ("region", "endpoint", "access_key_id", "secret_access_key", "options")
+                if getattr(self, name)
+            ]
+            if given:
+                raise ValueError(f"{given[0]}: has no meaning with `local: true` (remove one)")
+            return self
+        if self.scheme == "s3" and self.options:
+            raise ValueError(
+                "options: are those of gs:// and az:// (S3 has endpoint, region, access_key_id ...)"
+            )
+        if self.scheme != "s3":
+            given = [
+                name
+                for name in ("region", "endpoint", "access_key_id", "secret_access_key")
+                if getattr(self, name) is not None
+            ]
+            if given:
+                raise ValueError(f"{given[0]}: is for S3 only (write it under `options`)")
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ValueError("access_key_id and secret_access_key need each other")
+        return self
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        check_address(url)
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.netloc:
+            raise ValueError("is no URL (write http://host:port or https://host)")
+        if parts.username or parts.password:
+            raise ValueError("holds a login (write access_key_id and secret_access_key)")
+        return url
+
+    @field_validator("access_key_id", "secret_access_key")
+    @classmethod
+    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None and not environment_filled(secret.get_secret_value()).strip():
+            raise ValueError("is empty")
+        return secret
+
+    @field_serializer("access_key_id", "secret_access_key")
+    def _hide(self, secret: SecretStr | None) -> str | None:
+        return None if secret is None else "***"
+
+    @field_serializer("options")
+    def _mask_options(self, options: Mapping[str, SecretStr]) -> dict[str, str]:
+        return {
+            name: "***" if SECRET_NAME.search(name) else mask(value.get_secret_value())
+            for name, value in options.items()
+        }

@@ -1,0 +1,47 @@
+"""Where objects are: a folder by the sink's template, and a name that is a function of what is in the object.
+
+A name is `<segment>-<hash>.<extension>`. The segment is the last one of the object's commit, with twelve digits, so that the
+names of a table's objects sort in the order of its changes. The hash distinguishes tables, table versions, sinks, and
+journals that began again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.objects.config import PERIODS, S3SinkConfig
+from deltaforge_dagster.sinks.tables.staged import ObjectPart
+from deltaforge_dagster.sinks.tables.writer import TableOwner
+
+
+def object_path(
+    config: S3SinkConfig,
+    owner: TableOwner,
+    table: tuple[str, str | None, str],
+    part: ObjectPart,
+    through: int,
+) -> str:
+    """Return the path of an object below the sink's root.
+
+    Args:
+        config: The sink.
+        owner: Who writes.
+        table: Database, schema and name of the source's table.
+        part: What the object's changes have in common.
+        through: The last segment of the commit.
+    """
+    database, schema, name = table
+    values = {"source.db": database, "source.schema": schema or database, "source.table": name}
+    if part.began is not None:
+        began = dt.datetime.fromtimestamp(part.began, dt.UTC)
+        formats = dict(zip(PERIODS, ("%Y", "%m", "%d", "%H"), strict=True))
+        values |= {variable: began.strftime(form) for variable, form in formats.items()}
+    folder = "".join(
+        one if isinstance(one, str) else values[".".join(one.path)]
+        for one in compile_template(config.folder).parts
+    )
+    words = (owner.uid, owner.sink_id, database, schema or "", name, part.version or "")
+    digest = hashlib.blake2b("\0".join(words).encode(), digest_size=8).hexdigest()
+    return f"{folder}/{through:012d}-{digest}.{config.extension}"
