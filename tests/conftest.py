@@ -17,6 +17,7 @@ import pytest
 
 pytest_plugins = [
     "tests.chance",  # first: it has Hypothesis's profiles
+    "tests.fix_clickhouse",
     "tests.fix_dagster",
     "tests.fix_kafka",
     "tests.fix_mysql",
@@ -30,7 +31,7 @@ pytest_plugins = [
 ]
 
 PACKAGE = "deltaforge_dagster"
-SERVICE_MARKS = {"postgres", "redis", "mysql", "kafka", "nats", "spark", "e2e"}
+SERVICE_MARKS = {"postgres", "redis", "mysql", "kafka", "nats", "clickhouse", "spark", "e2e"}
 
 
 def pytest_configure() -> None:

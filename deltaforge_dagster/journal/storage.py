@@ -46,6 +46,7 @@ _PROBE_SECONDS = 60.0
 _PROBE_PATIENCE = 5.0
 """Seconds that a check waits for a probe."""
 _SPARK_GLOB = re.compile(r"[\[\]{}*?\\]")
+_ESCAPED = re.compile(r"\\(.)")
 
 
 class NewFile(Protocol):
@@ -127,6 +128,19 @@ def open_storage(url: str) -> JournalStorage:
     if not parts.scheme:
         raise SettingsError(f"journal URL {url!r}: expected a URL such as file:///absolute/path")
     return RemoteStorage(url)
+
+
+def open_located(name: str) -> pa.NativeFile | IO[bytes]:
+    """Open a file for random reads, given the path or URL that `JournalStorage.locate` has returned.
+
+    Raises:
+        JournalDamaged: It is gone.
+        StoreUnavailable: It cannot be read now.
+    """
+    folder, _, file = name.rpartition("/")
+    if "://" in name:
+        return open_storage(folder).open(file)
+    return LocalStorage(Path(_ESCAPED.sub(r"\1", folder) or "/")).open(_ESCAPED.sub(r"\1", file))
 
 
 class LocalStorage:

@@ -45,6 +45,7 @@ _BUILT_IN = {
     "file": "deltaforge_dagster.sinks.file.sink_type:FILE",
     "delta": "deltaforge_dagster.sinks.lake.sink_type:DELTA",
     "iceberg": "deltaforge_dagster.sinks.lake.sink_type:ICEBERG",
+    "clickhouse": "deltaforge_dagster.sinks.clickhouse.sink_type:CLICKHOUSE",
 }
 """In the order in which errors and the reference list them."""
 

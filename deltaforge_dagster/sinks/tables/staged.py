@@ -24,8 +24,8 @@ one in the columns of `old_key`; what is absent is in the table's row of the old
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -103,6 +103,21 @@ class StagedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedSegment:
+    """Where a segment of a commit is in the source's log, for destinations that remember that of each row.
+
+    Attributes:
+        start, position: Numbers of the positions at which it starts and ends (`SourceType.position_number`). They never
+            decrease from segment to segment unless the source's log has begun again; None if positions have no numbers.
+        created_at: When it was added to the journal, in seconds since 1970; orders those that end at the same position.
+    """
+
+    start: int | None
+    position: int | None
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class StagedTable:
     """The changes of one table in a commit.
 
@@ -114,6 +129,7 @@ class StagedTable:
         absent: Columns that are in a row's `df_absent`.
         steps: The changes, in order.
         changes: Number of changes of the source that the steps contain.
+        segments: The segments of the commit, by number.
     """
 
     destination: tuple[str, ...]
@@ -123,6 +139,7 @@ class StagedTable:
     absent: frozenset[str]
     steps: Sequence[StagedStep]
     changes: int
+    segments: Mapping[int, StagedSegment] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
