@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from deltaforge_lab.servers.clickhouse import HOW_TO_GET, ClickhouseServer, available
-from tests.started import each_closed, or_fail
-
-StartClickhouse = Callable[..., ClickhouseServer]
+from tests.started import or_fail
 
 _NUMBERS = itertools.count()
 
@@ -34,10 +32,3 @@ def clickhouse_database(clickhouse_server: ClickhouseServer) -> Iterator[str]:
     clickhouse_server.query(f"CREATE DATABASE {name}")
     yield name
     clickhouse_server.query(f"DROP DATABASE {name}")
-
-
-@pytest.fixture
-def start_clickhouse() -> Iterator[StartClickhouse]:
-    """Start a server of the test's own, to stop and restart."""
-    with each_closed(ClickhouseServer.start) as start:
-        yield start

@@ -31,6 +31,9 @@ ADDRESSES = {
     "TURSO_URL": "http://localhost:8080",
     "DATABASE": "shop.db",
     "LAKE": "/lake",
+    "CLICKHOUSE_URL": "http://localhost:8123",
+    "CLICKHOUSE_USER": "u",
+    "CLICKHOUSE_PASSWORD": "p",
 }
 
 

@@ -75,14 +75,16 @@ class FoundTable:
     Attributes:
         engine: Its engine with the arguments.
         comment: Its comment.
-        sorting_key: The columns or expressions that it is sorted by.
+        sorted_by: The columns that it is sorted by.
+        sorting_key: The same as it was declared; it may have expressions.
         partitioned_by: The columns that it is partitioned by.
         columns: Type of each column, by name.
     """
 
     engine: str
     comment: str
-    sorting_key: Sequence[str]
+    sorted_by: Sequence[str]
+    sorting_key: str
     partitioned_by: Sequence[str]
     columns: Mapping[str, str]
 
@@ -153,14 +155,15 @@ class ClickhouseTarget:
             return None
         columns = self.client.rows(
             self.label,
-            "SELECT name, type, is_in_partition_key FROM system.columns"
+            "SELECT name, type, is_in_sorting_key, is_in_partition_key FROM system.columns"
             f" WHERE database = {database} AND table = {name} ORDER BY position",
         )
         (row,) = found
         return FoundTable(
             row["engine_full"],
             row["comment"],
-            [part.strip("`") for part in row["sorting_key"].split(", ") if part],
+            [one["name"] for one in columns if one["is_in_sorting_key"]],
+            row["sorting_key"],
             [one["name"] for one in columns if one["is_in_partition_key"]],
             {one["name"]: one["type"] for one in columns},
         )
@@ -233,7 +236,7 @@ class ClickhouseTarget:
                 changes.append(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {wanted}")
             elif holds(known, wanted):
                 continue
-            elif holds(wanted, known) and name not in {*found.sorting_key, *own_columns(self.mode)}:
+            elif holds(wanted, known) and name not in {*found.sorted_by, *own_columns(self.mode)}:
                 wider = plain(wanted)
                 wanted = nullable(wider) if is_nullable(known) else wider  # noqa: PLW2901
                 changes.append(f"MODIFY COLUMN {quoted(name)} {wanted}")
@@ -262,10 +265,10 @@ class ClickhouseTarget:
                 f"{self.label} has no engine ReplacingMergeTree(_version, _deleted), without which it would keep old rows; "
                 f"drop it, or have it loaded again: {self.resync}"
             )
-        if set(found.sorting_key) != set(key):
+        if set(found.sorted_by) != set(key) or "(" in found.sorting_key:
             raise TableRejected(
-                f"{self.label} is sorted by {', '.join(found.sorting_key)}, but the key of its rows is {', '.join(key)}, by "
-                f"which they are replaced; have it loaded again: {self.resync}"
+                f"{self.label} is sorted by {found.sorting_key}, but the key of its rows is {', '.join(key)}, by which they are "
+                f"replaced; have it loaded again: {self.resync}"
             )
         if not set(found.partitioned_by) <= set(key):
             raise TableRejected(

@@ -58,12 +58,15 @@ class VersionMaker:
             return False
         return any(None in {one.start, one.position} for one in self.segments.values())
 
-    @property
-    def floor(self) -> int:
-        """A version that is below every one that a change of the commit has had, however its log was cut before."""
+    def floor(self, span: VersionSpan) -> int:
+        """Return a version that is not above any that a change of the commit has had, however the log was cut then.
+
+        Args:
+            span: The versions of the changes.
+        """
         if self.by_time:
-            return 0
-        return min((one.start or 0) for one in self.segments.values()) << _HALF
+            return span.first >> _HALF << _HALF
+        return min(_lowest(one) for one in self.segments.values())
 
     def version(self, place: ChangePlace, time_us: int) -> int:
         """Return the version of one change."""
@@ -118,6 +121,14 @@ def has_version(versions: npt.NDArray[Any], version: int) -> bool:
     """Return whether a version is among some."""
     low, high = version & ((1 << _HALF) - 1), version >> _HALF
     return bool(((versions["low"] == low) & (versions["high"] == high)).any())
+
+
+def _lowest(segment: StagedSegment) -> int:
+    assert segment.start is not None
+    assert segment.position is not None
+    if segment.start == segment.position:  # nothing was read from the log
+        return (segment.position << _HALF) + (_milliseconds(segment) << _PLACE_BITS)
+    return segment.start + 1 << _HALF
 
 
 def _milliseconds(segment: StagedSegment) -> int:

@@ -133,6 +133,7 @@ class _TableCommit:
     _rows: RowMaker = field(init=False)
     _versions: VersionMaker = field(init=False)
     _inserts: Inserts = field(init=False)
+    _floor: int = field(default=0, init=False)
 
     def apply(self, *, exists: bool) -> WrittenTable:
         target, table = self.target, self.target.table
@@ -146,15 +147,15 @@ class _TableCommit:
             )
         span = self._span()
         found, mark = self._found(exists=exists)
-        newest = self._newest(
-            self._versions.floor if self.config.mode == "changelog" else span.first
-        )
+        changelog = self.config.mode == "changelog"
+        self._floor = self._versions.floor(span) if changelog else span.first
+        newest = self._newest()
         if newest is not None and not by_time:
             self._check_log(newest, span, mark, exists=exists)
         target.claim(found)
         types = target.fit(found)
         self._rows = RowMaker(target.label, table, self.config.mode, types, self._versions)
-        if self.config.mode == "changelog":
+        if changelog:
             for step in table.steps:
                 self._log(step, again=newest is not None)
             if newest is None and not exists:
@@ -194,12 +195,12 @@ class _TableCommit:
                 span.add_all(self._versions.versions(batch))
         return span
 
-    def _newest(self, first: int) -> int | None:
-        """Return the greatest version that the table has, if it is not below `first`."""
+    def _newest(self) -> int | None:
+        """Return the greatest version that the table has, unless that is below all that the commit can have had."""
         found = self.target.client.rows(
             self.target.label,
             f"SELECT toString(max({VERSION})) AS newest, count() > 0 AS known FROM {self.target.name}"
-            f" WHERE {VERSION} >= {_number(first)}",
+            f" WHERE {VERSION} >= {_number(self._floor)}",
         )
         return int(found[0]["newest"]) if found[0]["known"] else None
 
@@ -260,7 +261,7 @@ class _TableCommit:
         query = (
             f"INSERT INTO {self.target.name} ({columns}) SELECT {columns} FROM input({literal(structure)})"
             f" WHERE {EVENT} NOT IN (SELECT {EVENT} FROM {self.target.name}"
-            f" WHERE {VERSION} >= {_number(self._versions.floor)}) FORMAT ArrowStream"
+            f" WHERE {VERSION} >= {_number(self._floor)}) FORMAT ArrowStream"
         )
         self._inserts.send(query, part)
 

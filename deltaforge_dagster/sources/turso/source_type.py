@@ -61,7 +61,9 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
     def position_number(self, position: Position) -> int:
         """Return the number of the newest change, or in mode `polling` the sum of those of all tables."""
         assert isinstance(position, TursoPosition)
-        return (position.last_change_id or 0) + sum(max(0, at) for _, at in position.table_positions)
+        return (position.last_change_id or 0) + sum(
+            max(0, at) for _, at in position.table_positions
+        )
 
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
         """Return how many of these rows have numbers up to that of `end`."""

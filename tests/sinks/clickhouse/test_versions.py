@@ -63,4 +63,15 @@ def test_they_are_in_the_order_of_the_journal(places: list[tuple[int, int, int]]
     ordered = sorted({(one[0], one[1]) for one in places})
     made = [versions.version(ChangePlace(*one), 0) for one in ordered]
     assert made == sorted(set(made))
-    assert versions.floor <= made[0]
+    span = VersionSpan()
+    span.add_all(versions.versions(rows(places)))
+    assert versions.floor(span) <= made[0]
+
+
+def test_what_is_before_all_versions_of_a_commit() -> None:
+    """The end of the segment before it is; what was added there without reading the log is not."""
+    before = maker(5).version(ChangePlace(0, 1000), 0)
+    log = VersionMaker({0: StagedSegment(5, 9, 1_700_000_009.0)}, by_time=False)
+    read = VersionMaker({0: StagedSegment(5, 5, 1_700_000_009.0)}, by_time=False)
+    for versions in (log, read):
+        assert before < versions.floor(VersionSpan()) <= versions.version(ChangePlace(0, 0), 0)
