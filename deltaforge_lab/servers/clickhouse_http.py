@@ -10,6 +10,7 @@ Program: ``python -m deltaforge_lab.servers.clickhouse_http PORT DIRECTORY``, wi
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hmac
 import os
@@ -151,8 +152,12 @@ class Interface(BaseHTTPRequestHandler):
         """Log nothing: queries may hold values."""
 
     def _known(self, parameters: Mapping[str, str]) -> bool:
-        user = self.headers.get("X-ClickHouse-User") or parameters.get("user") or USER
-        key = self.headers.get("X-ClickHouse-Key") or parameters.get("password") or ""
+        scheme, _, encoded = self.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "basic":
+            user, _, key = base64.b64decode(encoded).decode("latin-1").partition(":")
+        else:
+            user = self.headers.get("X-ClickHouse-User") or parameters.get("user") or USER
+            key = self.headers.get("X-ClickHouse-Key") or parameters.get("password") or ""
         return user == USER and hmac.compare_digest(key.encode("latin-1"), self.password.encode())
 
     def _body(self) -> bytes:

@@ -54,9 +54,7 @@ _FOR_NOW = frozenset(
 """Exceptions that can end by themselves."""
 
 _NAME = re.compile(r"\(([A-Z][A-Z0-9_]+)\)[^()]*(?:\(version [^()]*\([^()]*\)\))?\s*$")
-_GRANT = re.compile(
-    r"necessary to have the grant ([A-Z][A-Za-z0-9 ,_`.*()]*?)(?: for| ON (\S+))?\.? ?\("
-)
+_GRANT = re.compile(r"necessary to have the grant ([A-Z][A-Z ]*(?:\([^()]*\))? ON [^\s(]+)")
 _COLUMN = re.compile(r"(?:column|key) [`'\"]?([A-Za-z0-9_]+)[`'\"]?")
 
 
@@ -79,7 +77,7 @@ def failure(subject: str, status: int, code: int | None, text: str) -> Deltaforg
         )
     if code == _DENIED:
         grant = _GRANT.search(text)
-        needed = f": it needs the grant {grant[1].strip()}" if grant else ""
+        needed = f": it needs the grant {grant[1].rstrip('.')}" if grant else ""
         return PermissionMissing(f"{subject}: the user lacks a privilege{needed} ({what})")
     if code in _FOR_NOW:
         return SinkUnavailable(f"{subject}: ClickHouse refuses for now with {what}")

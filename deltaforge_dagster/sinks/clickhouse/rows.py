@@ -96,8 +96,8 @@ class RowMaker:
             TableRejected: The table cannot have a value.
         """
         ops = rows.column("df_op")
-        deleted = _numpy(pc.equal(ops, "d"))
-        blank = deleted if self.mode == "current" else _numpy(pc.equal(ops, "t"))
+        deleted = _numpy(pc.equal(ops, pa.scalar("d")))
+        blank = deleted if self.mode == "current" else _numpy(pc.equal(ops, pa.scalar("t")))
         made: dict[str, pa.Array[Any]] = {}
         for column in self.table.columns.columns:
             made[column.name] = self._column(column, rows, blank)
@@ -146,13 +146,13 @@ class RowMaker:
         while pa.types.is_list(values.type):
             values = cast("pa.ListArray[Any]", values).flatten()
         if pa.types.is_date32(values.type):
-            numbers, held = values.view(pa.int32()), _DAYS
+            numbers, held = values.cast(pa.int32()), _DAYS
         elif pa.types.is_timestamp(values.type):
-            numbers, held = values.view(pa.int64()), _MICROS
+            numbers, held = values.cast(pa.int64()), _MICROS
         else:
             return
-        ends = pc.min_max(numbers).as_py()
-        if ends["min"] is not None and not (ends["min"] in held and ends["max"] in held):
+        ends = cast("dict[str, int | None]", pc.min_max(numbers).as_py())
+        if any(end is not None and end not in held for end in ends.values()):
             raise TableRejected(
                 f"{self.label}: a value of column {column.name} is outside of {_FIRST} to {_LAST}, which is what "
                 f"{column_type(column.type)} holds; declare the column's type as text under the sink's `types`, and "
@@ -195,7 +195,7 @@ _NONE = pa.scalar([], pa.list_(pa.string()))
 def _bare(values: pa.Array[Any]) -> pa.Array[Any]:
     """Return values without extension types: UUIDs as 16 bytes."""
     if isinstance(values, pa.ExtensionArray):
-        return values.storage
+        return cast("pa.Array[Any]", values.storage)
     if pa.types.is_list(values.type):
         lists = cast("pa.ListArray[Any]", values)
         inner = _bare(lists.values)

@@ -38,6 +38,9 @@ from deltaforge_dagster.sinks.tables.writer import TableOwner
 _MARK = "deltaforge"
 _REPLACING = re.compile(r"ReplacingMergeTree\([^)]*\b_version\b")
 
+_CALL = re.compile(r"\w\(")
+"""Matches a function in a sorting key, whose columns would be in it as well."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
@@ -265,7 +268,7 @@ class ClickhouseTarget:
                 f"{self.label} has no engine ReplacingMergeTree(_version, _deleted), without which it would keep old rows; "
                 f"drop it, or have it loaded again: {self.resync}"
             )
-        if set(found.sorted_by) != set(key) or "(" in found.sorting_key:
+        if set(found.sorted_by) != set(key) or _CALL.search(found.sorting_key):
             raise TableRejected(
                 f"{self.label} is sorted by {found.sorting_key}, but the key of its rows is {', '.join(key)}, by which they are "
                 f"replaced; have it loaded again: {self.resync}"

@@ -65,7 +65,7 @@ class World:
 
     def config(self, **options: Any) -> ClickhouseSinkConfig:
         """Options of the sink."""
-        known = {
+        known: dict[str, Any] = {
             "id": "click",
             "url": self.server.url,
             "database": self.database,
@@ -133,7 +133,7 @@ class World:
     def write(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> str:
         """Write staged rows and return the file's name."""
         path = self.folder / f"staged-{next(self.numbers)}.parquet"
-        columns = [pa.array([row.get(one.name) for row in rows], one.type) for one in schema]
+        columns = [_array([row.get(one.name) for row in rows], one.type) for one in schema]
         pq.write_table(pa.table(columns, schema=schema), path)
         return str(path)
 
@@ -155,3 +155,15 @@ class World:
     def with_types(self, **types: ValueType) -> World:
         """The same table, once it has other columns."""
         return replace(self, types=types)
+
+
+def _array(values: Sequence[Any], type_: pa.DataType) -> pa.Array[Any]:
+    """Return values in Arrow, which makes none of an extension type itself."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(type_, pa.array(values, type_.storage_type))
+    if isinstance(type_, pa.ListType):
+        inner = _array([one for row in values if row for one in row], type_.value_type)
+        ends = itertools.accumulate((len(row or ()) for row in values), initial=0)
+        mask = pa.array([row is None for row in values])
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner, mask=mask)
+    return pa.array(values, type_)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,10 +35,13 @@ def maker(*ends: int, by_time: bool = False) -> VersionMaker:
 
 def rows(places: list[tuple[int, int, int]]) -> pa.RecordBatch:
     """Return rows at these places: segment, ordinal, time."""
+    schema = place_schema()
     columns = [[one[at] for one in places] for at in range(3)]
-    arrays = [pa.array(column, pa.int64()) for column in columns]
-    arrays[2] = arrays[2].view(pa.timestamp("us", "UTC"))
-    return pa.RecordBatch.from_arrays(arrays, schema=place_schema())
+    arrays: list[pa.Array[Any]] = [
+        pa.array(column, pa.int64()).cast(field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 @given(PLACES, st.booleans())
@@ -47,7 +52,7 @@ def test_columns_and_single_versions_agree(
     versions = maker(5, 2**64 - 1, 2**63, 7, by_time=by_time)
     made = versions.versions(rows(places))
     expected = [versions.version(ChangePlace(one[0], one[1]), one[2]) for one in places]
-    found = version_column(made).to_pylist()
+    found: list[Any] = version_column(made).to_pylist()
     assert [int.from_bytes(one, "little") for one in found] == expected
     span = VersionSpan()
     span.add_all(made)
