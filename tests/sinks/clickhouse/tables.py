@@ -164,6 +164,6 @@ def _array(values: Sequence[Any], type_: pa.DataType) -> pa.Array[Any]:
     if isinstance(type_, pa.ListType):
         inner = _array([one for row in values if row for one in row], type_.value_type)
         ends = itertools.accumulate((len(row or ()) for row in values), initial=0)
-        mask = pa.array([row is None for row in values])
+        mask = pa.array([row is None for row in values], pa.bool_())
         return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner, mask=mask)
     return pa.array(values, type_)

@@ -32,7 +32,7 @@ _TEXTS = st.text(st.characters(codec="utf-8"))
 
 def _digits(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
     most = 10**precision - 1
-    return st.integers(-most, most).map(lambda number: Decimal(number).scaleb(-scale))
+    return st.integers(-most, most).map(lambda number: Decimal(f"{number}E-{scale}"))
 
 
 VALUES: Mapping[str, st.SearchStrategy[Any]] = {
