@@ -48,7 +48,7 @@ _STATUS = {
 }
 
 
-class Engine:
+class ClickhouseEngine:
     """The engine, used by one request at a time.
 
     Args:
@@ -58,7 +58,8 @@ class Engine:
     def __init__(self, directory: Path) -> None:
         from chdb import session  # noqa: PLC0415 - half a gigabyte
 
-        self._session = session.Session(str(directory))
+        make: Any = session.Session
+        self._session: Any = make(str(directory))
         self._lock = threading.Lock()
 
     def execute(self, query: str, parameters: Mapping[str, str], data: bytes) -> bytes:
@@ -110,11 +111,11 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("'", "\\'")
 
 
-class Interface(BaseHTTPRequestHandler):
+class ClickhouseInterface(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
-    engine: Engine
+    engine: ClickhouseEngine
     password: str
 
     def do_GET(self) -> None:
@@ -189,9 +190,9 @@ class Interface(BaseHTTPRequestHandler):
 
 def main(port: int, directory: Path) -> None:
     """Serve until the process ends."""
-    Interface.engine = Engine(directory)
-    Interface.password = os.environ[PASSWORD_VARIABLE]
-    with ThreadingHTTPServer(("127.0.0.1", port), Interface) as server:
+    ClickhouseInterface.engine = ClickhouseEngine(directory)
+    ClickhouseInterface.password = os.environ[PASSWORD_VARIABLE]
+    with ThreadingHTTPServer(("127.0.0.1", port), ClickhouseInterface) as server:
         server.serve_forever()
 
 

@@ -99,7 +99,7 @@ def test_the_kinds_are_light() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("tests.sinks.test_registry:NEITHER", "package acme 1.0 cannot be loaded: TypeError: Neither is neither a MessageSinkType nor a LakeSinkType"),
+        ("tests.sinks.test_registry:NEITHER", "package acme 1.0 cannot be loaded: TypeError: Neither is neither a MessageSinkType, a DatabaseSinkType nor a LakeSinkType"),
         ("tests.sinks.test_registry:MIXED", "package acme 1.0 cannot be loaded: TypeError: DeltaSinkConfig is no MessageSinkConfig"),
         ("no_such_module:CSV", "package acme 1.0 cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("deltaforge_dagster.sinks.registry:SinkType", "package acme 1.0 cannot be loaded: TypeError: deltaforge_dagster.sinks.registry:SinkType is no SinkType"),

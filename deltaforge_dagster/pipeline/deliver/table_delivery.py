@@ -13,6 +13,7 @@ from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, TableDelivery
 from deltaforge_dagster.pipeline.tables.stage import TableStager
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.registry import (
     DatabaseSinkType,
     LakeSinkType,
@@ -91,5 +92,6 @@ def _opened(
         yield kind.build_writer(config, owner)
         return
     assert isinstance(kind, LakeSinkType)
+    assert isinstance(config, LakeSinkConfig)
     with run.replay_sessions() as sessions:
         yield LakeWriter(sessions, kind.dialect(config), config, owner)

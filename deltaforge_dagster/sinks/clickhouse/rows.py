@@ -146,12 +146,12 @@ class RowMaker:
         while pa.types.is_list(values.type):
             values = cast("pa.ListArray[Any]", values).flatten()
         if pa.types.is_date32(values.type):
-            numbers, held = values.cast(pa.int32()), _DAYS
+            values, held = values.cast(pa.int32()), _DAYS
         elif pa.types.is_timestamp(values.type):
-            numbers, held = values.cast(pa.int64()), _MICROS
+            values, held = values.cast(pa.int64()), _MICROS
         else:
             return
-        ends = cast("dict[str, int | None]", pc.min_max(numbers).as_py())
+        ends = cast("dict[str, int | None]", pc.min_max(values).as_py())
         if any(end is not None and end not in held for end in ends.values()):
             raise TableRejected(
                 f"{self.label}: a value of column {column.name} is outside of {_FIRST} to {_LAST}, which is what "

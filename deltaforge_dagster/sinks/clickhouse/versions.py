@@ -95,7 +95,7 @@ class VersionMaker:
 
 def version_column(versions: npt.NDArray[Any]) -> pa.Array[Any]:
     """Return versions as bytes, which ClickHouse reads as `UInt128`."""
-    data = pa.py_buffer(np.ascontiguousarray(versions).view(np.uint8))
+    data = pa.py_buffer(memoryview(np.ascontiguousarray(versions).view(np.uint8)))
     return pa.Array.from_buffers(pa.binary(16), len(versions), [None, data])
 
 

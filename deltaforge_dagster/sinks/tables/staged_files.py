@@ -44,7 +44,8 @@ def lacking(absent: pa.Array[Any], name: str) -> npt.NDArray[np.bool_]:
     mask = np.zeros(len(absent), np.bool_)
     if absent.null_count < len(absent):
         rows = pc.list_parent_indices(absent).to_numpy()
-        mask[rows[pc.equal(pc.list_flatten(absent), name).to_numpy(zero_copy_only=False)]] = True
+        names = cast("pa.Array[Any]", pc.list_flatten(absent))
+        mask[rows[pc.equal(names, pa.scalar(name)).to_numpy(zero_copy_only=False)]] = True
     return mask
 
 
