@@ -16,7 +16,7 @@ from pyspark.sql.connect.session import SparkSession
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.lake import stage as staging
+from deltaforge_dagster.pipeline.tables import stage as staging
 from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.sink_type import DELTA
