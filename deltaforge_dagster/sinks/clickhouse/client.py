@@ -43,6 +43,7 @@ class ClickhouseClient:
     config: ClickhouseSinkConfig
     timeout: float
     _connection: http.client.HTTPConnection | None = None
+    _ended: bool = False
 
     @property
     def where(self) -> str:
@@ -90,7 +91,7 @@ class ClickhouseClient:
         body = query.encode() if data is None else data
         path = f"{urlsplit(self.config.url).path}/?{urlencode(parameters)}"
         try:
-            connection = self._connected()
+            connection = self._connected(subject)
             connection.request("POST", path, body, self._headers())
             answer = connection.getresponse()
             content = answer.read()
@@ -110,8 +111,13 @@ class ClickhouseClient:
             raise failure(subject, answer.status, number, content.decode(errors="replace"))
         return content
 
+    def end(self) -> None:
+        """Disconnect for good; may be called from any thread, and ends what the other one waits for."""
+        self._ended = True
+        self.close()
+
     def close(self) -> None:
-        """Disconnect; may be called from any thread, and ends what the other one waits for."""
+        """Disconnect until the next query."""
         connection, self._connection = self._connection, None
         if connection is not None:
             if connection.sock is not None:
@@ -119,7 +125,9 @@ class ClickhouseClient:
                     connection.sock.shutdown(2)
             connection.close()
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _connected(self, subject: str) -> http.client.HTTPConnection:
+        if self._ended:
+            raise SinkUnavailable(f"{subject}: closed")
         if self._connection is None:
             url = urlsplit(self.config.url)
             assert url.hostname is not None

@@ -82,7 +82,7 @@ class ClickhouseSinkConfig(TableSinkConfig):
     the time of the change, which [does not always](clickhouse.md#versions).
     """
     send_timeout_secs: Seconds = 30.0
-    """How long the server may go without accepting or sending a byte."""
+    """How long the server may go without accepting or sending a byte; it answers when a query has ended."""
     auto_create: bool = True
     """Whether the sink creates tables, and adds and widens columns. Otherwise a table must exist with all of its columns."""
 

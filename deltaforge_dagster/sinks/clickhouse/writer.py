@@ -57,7 +57,6 @@ class ClickhouseWriter:
     config: ClickhouseSinkConfig
     owner: TableOwner
     _client: ClickhouseClient = field(init=False)
-    _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._client = ClickhouseClient(self.config, self.config.send_timeout_secs)
@@ -109,12 +108,9 @@ class ClickhouseWriter:
 
     def close(self) -> None:
         """Disconnect, and end what another thread waits for."""
-        self._closed = True
-        self._client.close()
+        self._client.end()
 
     def _target(self, table: StagedTable, guard: SendGuard) -> ClickhouseTarget:
-        if self._closed:
-            raise SinkUnavailable(f"sink {self.config.id}: closed")
         config = self.config
         label = table_label(self.owner, table.destination)
         names = (column.name for column in table.columns.columns)
