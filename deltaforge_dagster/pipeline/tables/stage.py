@@ -46,7 +46,7 @@ from deltaforge_dagster.sinks.tables.staged import (
     StagedTable,
 )
 from deltaforge_dagster.sinks.tables.writer import check_names
-from deltaforge_dagster.sources.registry import parse_position, source_types
+from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
@@ -185,16 +185,12 @@ class TableStager:
                 for number, table in enumerate(tables)
             ]
             encoded_files.remove(*(path for one in files if (path := one.path) is not None))
-        places = {one.segment: self._place(one) for one in segments}
+        places = {
+            one.segment: StagedSegment(one.start_position, one.end_position, one.created_at)
+            for one in segments
+        }
         staged = [replace(one, segments=places) for one in staged if one.steps]
         return StagedCommit(staged, failed, job.discard)
-
-    def _place(self, segment: SegmentRow) -> StagedSegment:
-        start, end = (
-            self._source.position_number(parse_position(one))
-            for one in (segment.start_position, segment.end_position)
-        )
-        return StagedSegment(start, end, segment.created_at)
 
     def _run(
         self,

@@ -33,10 +33,36 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from deltaforge_dagster.sinks.tables.staged import ChangePlace, StagedSegment
+from deltaforge_dagster.sources.registry import identify_position
 
 _PLACE_BITS = 22
 _HALF = 64
 _WORDS = np.dtype([("low", "<u8"), ("high", "<u8")])
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlace:
+    """Where a segment is in the source's log.
+
+    Attributes:
+        start, position: Numbers of the positions at which it starts and ends; None if they have none.
+        created_at: See `StagedSegment`.
+    """
+
+    start: int | None
+    position: int | None
+    created_at: float
+
+
+def segment_place(segment: StagedSegment) -> SegmentPlace:
+    """Return where a segment is in the source's log."""
+    start, end = (_number(text) for text in (segment.start, segment.end))
+    return SegmentPlace(start, end, segment.created_at)
+
+
+def _number(text: str) -> int | None:
+    kind, position = identify_position(text)
+    return kind.position_number(position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +74,7 @@ class VersionMaker:
         by_time: Whether the upper half is the time of the change.
     """
 
-    segments: Mapping[int, StagedSegment]
+    segments: Mapping[int, SegmentPlace]
     by_time: bool
 
     @property
@@ -94,8 +120,8 @@ class VersionMaker:
 
 
 def version_column(versions: npt.NDArray[Any]) -> pa.Array[Any]:
-    """Return versions as bytes, which ClickHouse reads as `UInt128`."""
-    data = pa.py_buffer(memoryview(np.ascontiguousarray(versions).view(np.uint8)))
+    """Return versions as 16 bytes each, which ClickHouse reads as `UInt128`."""
+    data = pa.py_buffer(versions.tobytes())
     return pa.Array.from_buffers(pa.binary(16), len(versions), [None, data])
 
 
@@ -123,7 +149,7 @@ def has_version(versions: npt.NDArray[Any], version: int) -> bool:
     return bool(((versions["low"] == low) & (versions["high"] == high)).any())
 
 
-def _lowest(segment: StagedSegment) -> int:
+def _lowest(segment: SegmentPlace) -> int:
     assert segment.start is not None
     assert segment.position is not None
     if segment.start == segment.position:  # nothing was read from the log
@@ -131,5 +157,5 @@ def _lowest(segment: StagedSegment) -> int:
     return segment.start + 1 << _HALF
 
 
-def _milliseconds(segment: StagedSegment) -> int:
+def _milliseconds(segment: SegmentPlace) -> int:
     return int(segment.created_at * 1000)

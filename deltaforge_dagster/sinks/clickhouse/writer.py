@@ -37,7 +37,12 @@ from deltaforge_dagster.sinks.clickhouse.target import (
     table_label,
 )
 from deltaforge_dagster.sinks.clickhouse.types import DELETED, EVENT, OP, TIME, VERSION
-from deltaforge_dagster.sinks.clickhouse.versions import VersionMaker, VersionSpan, has_version
+from deltaforge_dagster.sinks.clickhouse.versions import (
+    VersionMaker,
+    VersionSpan,
+    has_version,
+    segment_place,
+)
 from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.staged_files import staged_batches
 from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable, check_names
@@ -134,7 +139,8 @@ class _TableCommit:
     def apply(self, *, exists: bool) -> WrittenTable:
         target, table = self.target, self.target.table
         by_time = self.config.version_source == "ts_ms"
-        self._versions = VersionMaker(table.segments, by_time)
+        places = {number: segment_place(one) for number, one in table.segments.items()}
+        self._versions = VersionMaker(places, by_time)
         self._inserts = Inserts(target)
         if self._versions.unknown:
             raise TableRejected(

@@ -107,13 +107,12 @@ class StagedSegment:
     """Where a segment of a commit is in the source's log, for destinations that remember that of each row.
 
     Attributes:
-        start, position: Numbers of the positions at which it starts and ends (`SourceType.position_number`). They never
-            decrease from segment to segment unless the source's log has begun again; None if positions have no numbers.
+        start, end: The positions at which it starts and ends, JSON text.
         created_at: When it was added to the journal, in seconds since 1970; orders those that end at the same position.
     """
 
-    start: int | None
-    position: int | None
+    start: str
+    end: str
     created_at: float
 
 

@@ -26,6 +26,7 @@ from deltaforge_dagster.sinks.tables.staged import (
     StagedTable,
 )
 from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.value_types import INT64, TEXT, ValueType
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
@@ -45,7 +46,12 @@ def unguarded() -> None:
 
 def segment(number: int) -> StagedSegment:
     """The place of a segment: 100 positions each."""
-    return StagedSegment(number * 100, number * 100 + 100, 1_700_000_000.0 + number)
+    return placed(number * 100, number * 100 + 100, 1_700_000_000.0 + number)
+
+
+def placed(start: int, end: int, created_at: float) -> StagedSegment:
+    """A segment of PostgreSQL's log between two positions."""
+    return StagedSegment(LsnPosition(start).to_json(), LsnPosition(end).to_json(), created_at)
 
 
 @dataclass

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.sinks.clickhouse.rows import place_schema
 from deltaforge_dagster.sinks.clickhouse.versions import (
+    SegmentPlace,
     VersionMaker,
     VersionSpan,
     has_version,
     version_column,
 )
-from deltaforge_dagster.sinks.tables.staged import ChangePlace, StagedSegment
+from deltaforge_dagster.sinks.tables.staged import ChangePlace
 
 PLACES = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 10_000_000), st.integers(0, 4 * 10**15)),
@@ -27,7 +28,7 @@ PLACES = st.lists(
 def maker(*ends: int, by_time: bool = False) -> VersionMaker:
     """Return what makes versions of segments that end at these positions."""
     segments = {
-        number: StagedSegment(end - 1, end, 1_700_000_000 + number)
+        number: SegmentPlace(end - 1, end, 1_700_000_000 + number)
         for number, end in enumerate(ends)
     }
     return VersionMaker(segments, by_time)
@@ -76,7 +77,7 @@ def test_they_are_in_the_order_of_the_journal(places: list[tuple[int, int, int]]
 def test_what_is_before_all_versions_of_a_commit() -> None:
     """The end of the segment before it is; what was added there without reading the log is not."""
     before = maker(5).version(ChangePlace(0, 1000), 0)
-    log = VersionMaker({0: StagedSegment(5, 9, 1_700_000_009.0)}, by_time=False)
-    read = VersionMaker({0: StagedSegment(5, 5, 1_700_000_009.0)}, by_time=False)
+    log = VersionMaker({0: SegmentPlace(5, 9, 1_700_000_009.0)}, by_time=False)
+    read = VersionMaker({0: SegmentPlace(5, 5, 1_700_000_009.0)}, by_time=False)
     for versions in (log, read):
         assert before < versions.floor(VersionSpan()) <= versions.version(ChangePlace(0, 0), 0)

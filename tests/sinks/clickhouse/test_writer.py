@@ -9,9 +9,10 @@ import pytest
 
 from deltaforge_dagster.errors import AuthFailed, LeaseLost, SinkUnavailable, TableRejected
 from deltaforge_dagster.sinks.tables.staged import StagedSegment
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.value_types import INT32, INT64, TEXT, decimal, list_of
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
-from tests.sinks.clickhouse.tables import World, unguarded
+from tests.sinks.clickhouse.tables import World, placed, unguarded
 
 pytestmark = pytest.mark.clickhouse
 
@@ -146,7 +147,7 @@ def test_a_changelog_knows_changes_of_segments_that_are_cut_otherwise(log: World
     """After a rebuild of the journal or with another state store, segments end elsewhere; event ids are the same."""
     row = {"id": 1, "name": "a", "df_op": "c", "df_event_id": "x"}
     log.commit(log.step(row))
-    log.segments[7] = StagedSegment(50, 300, 1_800_000_000.0)
+    log.segments[7] = placed(50, 300, 1_800_000_000.0)
     log.commit(log.step(row, {"id": 2, "df_op": "c"}, segment=7), uid="uid-2")
     assert log.rows("id", "_event_id") == [(1, "x"), (2, "e7-1")]
 
@@ -156,8 +157,8 @@ def test_current_rows_survive_another_cut(world: World) -> None:
     world.commit(world.step({"id": 1, "name": "old"}, segment=1))
     world.commit(world.step({"id": 1, "name": "new"}, segment=3))
     world.segments = {
-        8: StagedSegment(100, 250, 1_800_000_000.0),
-        9: StagedSegment(250, 420, 1_800_000_001.0),
+        8: placed(100, 250, 1_800_000_000.0),
+        9: placed(250, 420, 1_800_000_001.0),
     }
     world.commit(world.step({"id": 1, "name": "old"}, segment=8), uid="uid-2")
     assert world.rows("name") == [("new",)]
@@ -182,7 +183,7 @@ def test_a_log_that_begins_again_stops_the_table(world: World, mode: str) -> Non
     world.mode = mode
     world.commit(world.step({"id": 1, "name": "a"}, segment=50))
     later = world.step({"id": 1, "name": "b"}, segment=60)
-    world.segments[60] = StagedSegment(3, 4, 1_700_000_100.0)
+    world.segments[60] = placed(3, 4, 1_700_000_100.0)
     with pytest.raises(
         TableRejected,
         match=r"the log has begun again.*deltaforge resync shop --sink click --tables public.orders",
@@ -211,14 +212,15 @@ def test_times_as_versions(world: World) -> None:
     """With `ts_ms` the time of a change decides, also across positions that begin again."""
     options: dict[str, Any] = {"version_source": "ts_ms"}
     world.commit(world.step({"id": 1, "name": "a"}, segment=50), **options)
-    world.segments[60] = StagedSegment(3, 4, 1_700_000_100.0)
+    world.segments[60] = placed(3, 4, 1_700_000_100.0)
     world.commit(world.step({"id": 1, "name": "b"}, segment=60), exists=True, **options)
     assert world.rows("name", "bitShiftRight(_version, 64)") == [("b", 1_704_073_200_000)]
 
 
 def test_positions_without_numbers(world: World) -> None:
     """Without a number of the position there is no version."""
-    world.segments[0] = StagedSegment(None, None, 1.0)
+    unnumbered = BinlogPosition(f"bin.{1 << 24}", 4).to_json()
+    world.segments[0] = StagedSegment(unnumbered, unnumbered, 1.0)
     with pytest.raises(TableRejected, match="set `version_source: ts_ms`"):
         world.commit(world.step({"id": 1}))
 
