@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import encoder
-from deltaforge_dagster.pipeline.lake import stage as staging
+from deltaforge_dagster.pipeline.tables import stage as staging
 from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.sinks.tables.staged import StagedStep
 from deltaforge_dagster.state.store import StateStore
