@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,17 +113,18 @@ class ClickhouseClient:
         return content
 
     def end(self) -> None:
-        """Disconnect for good; may be called from any thread, and ends what the other one waits for."""
+        """Send nothing more; may be called from any thread, and ends what the other one waits for."""
         self._ended = True
-        self.close()
+        connection = self._connection
+        sock = None if connection is None else connection.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Disconnect until the next query."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            if connection.sock is not None:
-                with contextlib.suppress(OSError):
-                    connection.sock.shutdown(2)
             connection.close()
 
     def _connected(self, subject: str) -> http.client.HTTPConnection:

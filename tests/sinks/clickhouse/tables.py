@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import SecretStr
 
-from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient, quoted
+from deltaforge_dagster.sinks.clickhouse.client import quoted
 from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.clickhouse.writer import ClickhouseWriter
 from deltaforge_dagster.sinks.tables.staged import (
@@ -85,10 +85,6 @@ class World:
     ) -> ClickhouseWriter:
         """A writer."""
         return ClickhouseWriter(self.config(**options), TableOwner(uid, "shop", sink, log))
-
-    def client(self) -> ClickhouseClient:
-        """A client of the sink's own."""
-        return ClickhouseClient(self.config(), 300)
 
     def commit(
         self, *steps: StagedStep, absent: Sequence[str] = (), exists: bool = False, **options: Any

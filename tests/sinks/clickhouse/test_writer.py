@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deltaforge_dagster.errors import AuthFailed, LeaseLost, SinkUnavailable, TableRejected
+from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient
 from deltaforge_dagster.sinks.tables.staged import StagedSegment
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.value_types import INT32, INT64, TEXT, decimal, list_of
@@ -389,3 +392,26 @@ def test_a_column_with_a_name_of_ours(world: World) -> None:
         TableRejected, match="cannot have the column '_version': it is a column of the sink's own"
     ):
         other.commit(step)
+
+
+def test_a_client_that_waits_is_ended(world: World) -> None:
+    """Closing it from another thread ends a query that a server does not answer."""
+    failures = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = world.config(url=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        client = ClickhouseClient(config, 300)
+
+        def ask() -> None:
+            try:
+                client.execute("sink click", "SELECT 1")
+            except SinkUnavailable as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        connection, _ = silent.accept()
+        with connection:
+            assert connection.recv(1)
+            client.end()
+            thread.join()
+    assert len(failures) == 1
