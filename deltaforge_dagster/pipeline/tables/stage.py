@@ -143,7 +143,7 @@ class TableStager:
             raise
 
     def without_changes(self, destination: tuple[str, ...]) -> StagedTable:
-        """Return a table with the columns of the newest table version that is known, and no changes.
+        """Return a table with the columns and the key of the newest table version that is known, and no changes.
 
         Raises:
             TableRejected: No table of the source has this destination, or it cannot have these columns.
@@ -153,7 +153,10 @@ class TableStager:
             name = newest.db, newest.schema, newest.table
             if self._destination(name) == (destination, None):
                 columns = union([self._typed_schema(newest)], history.name)
-                return StagedTable(destination, name, columns, (), frozenset(), (), 0)
+                key = self._config.keys_of(*name) or newest.primary_key
+                missing = set(key) - {column.name for column in columns.columns}
+                columns = columns.with_added(sorted(missing))
+                return StagedTable(destination, name, columns, key, frozenset(), (), 0)
         raise TableRejected(
             f"no table of the source is written to {'.'.join(destination)} any more"
         )

@@ -172,12 +172,21 @@ class ClickhouseTarget:
         )
 
     def create(self, *, replace: bool = False) -> None:
-        """Make the table, or replace it by one without rows."""
+        """Make the table, or replace it by one without rows.
+
+        Raises:
+            TableRejected: It has no key.
+        """
         verb = "CREATE OR REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
         columns = [f"{quoted(name)} {type_}" for name, type_ in self._wanted().items()]
         version = quoted(VERSION)
         columns.append(f"INDEX deltaforge_version {version} TYPE minmax GRANULARITY 1")
         keys = [quoted(name) for name in self.table.key]
+        if self.mode == "current" and not keys:
+            raise TableRejected(
+                f"{self.label}: {self._source} has no primary key, which mode current needs: name the columns of a key under "
+                "`keys`, or use mode changelog"
+            )
         if self.mode == "current":
             engine = f"ReplacingMergeTree({version}, `_deleted`) ORDER BY ({', '.join(keys)})"
         else:

@@ -334,6 +334,9 @@ def test_a_table_is_loaded_again(world: World) -> None:
     assert other.rows("id") == []
     with pytest.raises(TableRejected, match="belongs to sink"):
         other.writer(sink="other").recreate(other.table(), unguarded)
+    other.key = ()
+    with pytest.raises(TableRejected, match="has no primary key, which mode current needs"):
+        other.writer().recreate(other.table(), unguarded)
 
 
 def test_what_the_server_refuses(world: World) -> None:
