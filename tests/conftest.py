@@ -17,6 +17,7 @@ import pytest
 
 pytest_plugins = [
     "tests.chance",  # first: it has Hypothesis's profiles
+    "tests.fix_clickhouse",
     "tests.fix_dagster",
     "tests.fix_http",
     "tests.fix_kafka",
@@ -32,7 +33,17 @@ pytest_plugins = [
 ]
 
 PACKAGE = "deltaforge_dagster"
-SERVICE_MARKS = {"postgres", "redis", "mysql", "kafka", "nats", "s3", "spark", "e2e"}
+SERVICE_MARKS = {
+    "postgres",
+    "redis",
+    "mysql",
+    "kafka",
+    "nats",
+    "s3",
+    "clickhouse",
+    "spark",
+    "e2e",
+}
 
 
 def pytest_configure() -> None:

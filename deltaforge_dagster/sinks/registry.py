@@ -53,6 +53,7 @@ _BUILT_IN = {
     "iceberg": "deltaforge_dagster.sinks.lake.sink_type:ICEBERG",
     "postgres": "deltaforge_dagster.sinks.postgres.sink_type:POSTGRES",
     "s3": "deltaforge_dagster.sinks.objects.sink_type:S3",
+    "clickhouse": "deltaforge_dagster.sinks.clickhouse.sink_type:CLICKHOUSE",
 }
 """In the order in which errors and the reference list them."""
 

@@ -154,6 +154,10 @@ class SourceType(ABC, Generic[_Config]):
         """Return the position for the one number in a chaser file; None if positions of this kind are not numbers."""
         return None
 
+    def position_number(self, position: Position) -> int | None:  # noqa: ARG002
+        """Return a number below 2**64 that grows with positions of one server; None if this one has none."""
+        return None
+
     def imported(self, position: Position) -> Position:
         """Return where to start for a position imported from DeltaForge, which may be inside a transaction."""
         return position

@@ -40,6 +40,9 @@ ADDRESSES = {
     "LAKE_ENDPOINT": "http://localhost:9000",
     "LAKE_KEY": "key",
     "LAKE_SECRET": "secret",
+    "CLICKHOUSE_URL": "http://localhost:8123",
+    "CLICKHOUSE_USER": "u",
+    "CLICKHOUSE_PASSWORD": "p",
 }
 
 

@@ -30,38 +30,5 @@ class AvroEncoding(Block):
 
 
 
-class ClickhouseTls(Block):
-    """TLS to ClickHouse."""
-
-    enabled: bool = True
-    ca_file: Text | None = None
-    insecure_skip_verify: bool = False
-
-
-class ClickhouseConfig(Block):
-    """How to write to a ClickHouse table."""
-
-    id: Name | None = None
-    required: bool = True
-    url: Text
-    database: Text
-    table: Text
-    mode: Literal["changelog", "upsert"] = "changelog"
-    user: Text | None = None
-    password: SecretStr | None = None
-    tls: ClickhouseTls | None = None
-    version_source: Literal["source_position", "ts_ms"] = "source_position"
-    send_timeout_secs: Seconds = 30.0
-    auto_create: bool = True
-
-
-class ClickhouseSink(Block):
-    """A ClickHouse sink."""
-
-    type: Literal["clickhouse"]
-    config: ClickhouseConfig
-
-
 SINKS: Mapping[str, type[Block]] = {
-    "clickhouse": ClickhouseSink,
 }

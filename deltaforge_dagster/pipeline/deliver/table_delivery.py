@@ -60,7 +60,9 @@ def build_table_delivery(
 
     @contextmanager
     def open_writer(uid: str) -> Iterator[CommitWriter]:
-        owner = TableOwner(uid, lease.pipeline, config.id)
+        source = context.spec.spec.source.config.id
+        log = lease.write(lambda writer: writer.failovers.server(source))
+        owner = TableOwner(uid, lease.pipeline, config.id, log or "")
         with _opened(run, kind, config, owner) as writer:
             try:
                 yield writer

@@ -83,7 +83,7 @@ class Stager(Protocol):
         ...
 
     def without_changes(self, destination: Destination) -> StagedTable:
-        """Return a table with the columns that the source has now, and no changes.
+        """Return a table with the columns and the key that the source has now, and no changes.
 
         Raises:
             TableRejected: There is no such table, or it cannot have these columns.

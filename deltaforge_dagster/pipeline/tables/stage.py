@@ -43,6 +43,7 @@ from deltaforge_dagster.sinks.tables.config import StagedSinkConfig, TableSinkCo
 from deltaforge_dagster.sinks.tables.staged import (
     ChangePlace,
     StagedCommit,
+    StagedSegment,
     StagedStep,
     StagedTable,
 )
@@ -146,7 +147,7 @@ class CommitStager(ABC, Generic[_Config]):
             raise
 
     def without_changes(self, destination: tuple[str, ...]) -> StagedTable:
-        """Return a table with the columns of the newest table version that is known, and no changes.
+        """Return a table with the columns and the key of the newest table version that is known, and no changes.
 
         Raises:
             TableRejected: No table of the source has this destination, or it cannot have these columns.
@@ -156,7 +157,10 @@ class CommitStager(ABC, Generic[_Config]):
             name = newest.db, newest.schema, newest.table
             if self._destination(name) == (destination, None):
                 columns = union([self._typed_schema(newest)], history.name)
-                return StagedTable(destination, name, columns, (), frozenset(), (), 0)
+                key = self._config.keys_of(*name) or newest.primary_key
+                missing = set(key) - {column.name for column in columns.columns}
+                columns = columns.with_added(sorted(missing))
+                return StagedTable(destination, name, columns, key, frozenset(), (), 0)
         raise TableRejected(
             f"no table of the source is written to {'.'.join(destination)} any more"
         )
@@ -245,7 +249,12 @@ class TableStager(CommitStager[TableSinkConfig]):
                 for number, table in enumerate(tables)
             ]
             encoded_files.remove(*(path for one in files if (path := one.path) is not None))
-        return StagedCommit([one for one in staged if one.steps], failed, job.discard)
+        places = {
+            one.segment: StagedSegment(one.start_position, one.end_position, one.created_at)
+            for one in segments
+        }
+        staged = [replace(one, segments=places) for one in staged if one.steps]
+        return StagedCommit(staged, failed, job.discard)
 
     def _plan(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]

@@ -88,6 +88,9 @@ SourceTable = Annotated[str, AfterValidator(_source_table)]
 Columns = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(_distinct)]
 """Names of columns of a table."""
 
+TableTemplate = Annotated[TemplateText, AfterValidator(_table)]
+"""Template of the tables' names."""
+
 _TypeName = Annotated[Text, AfterValidator(_type_name)]
 
 
@@ -163,7 +166,7 @@ class TableSinkConfig(StagedSinkConfig):
 
     destination_field = "table"
 
-    table: Annotated[TemplateText, AfterValidator(_table)] = "${source.schema}.${source.table}"
+    table: TableTemplate = "${source.schema}.${source.table}"
     """Template of the tables' names, with dots between their parts. Only `${source.db}`, `${source.schema}` and
     `${source.table}` are allowed; in sources without schemas `${source.schema}` is the database. Each captured
     table needs a name of its own.

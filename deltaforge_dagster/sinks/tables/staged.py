@@ -27,8 +27,8 @@ one in the columns of `old_key`; what is absent is in the table's row of the old
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -158,6 +158,20 @@ class StagedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedSegment:
+    """Where a segment of a commit is in the source's log, for destinations that remember that of each row.
+
+    Attributes:
+        start, end: The positions at which it starts and ends, JSON text.
+        created_at: When it was added to the journal, in seconds since 1970; orders those that end at the same position.
+    """
+
+    start: str
+    end: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class StagedTable:
     """The changes of one table in a commit.
 
@@ -169,6 +183,7 @@ class StagedTable:
         absent: Columns that are in a row's `df_absent`.
         steps: The changes, in order.
         changes: Number of changes of the source that the steps contain.
+        segments: The segments of the commit, by number.
     """
 
     destination: tuple[str, ...]
@@ -178,6 +193,7 @@ class StagedTable:
     absent: frozenset[str]
     steps: Sequence[StagedStep]
     changes: int
+    segments: Mapping[int, StagedSegment] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,13 @@ class TableOwner:
         uid: Uid of the pipeline, which changes when its journal begins again.
         pipeline: Name of the pipeline.
         sink_id: Id of the sink.
+        log: Identity of the server from which the source is read (`Source.identity`), empty if that is not known.
     """
 
     uid: str
     pipeline: str
     sink_id: str
+    log: str = ""
 
     @property
     def name(self) -> str:

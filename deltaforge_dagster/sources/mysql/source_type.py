@@ -67,6 +67,13 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         """Return the type by its name, in the form that the file asks for."""
         return value_type(column.data_type, options)
 
+    def position_number(self, position: Position) -> int | None:
+        """Return the number of the file and, in the lower 40 bits, the offset in it; None if they are too large."""
+        assert isinstance(position, BinlogPosition)
+        number = int(position.file.rpartition(".")[2])
+        fits = number < 1 << 24 and position.pos < 1 << 40
+        return number << 40 | position.pos if fits else None
+
     def imported(self, position: Position) -> Position:
         """Return the position without its GTID set, which inside a transaction already contains that transaction."""
         assert isinstance(position, BinlogPosition)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.config.postgres_dsn import postgres_dsn
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.value_types import value_type
@@ -64,6 +64,11 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
     def value_type(self, column: Column, options: ValueOptions) -> ValueType:  # noqa: ARG002
         """Return the type by its name."""
         return value_type(column.data_type)
+
+    def position_number(self, position: Position) -> int:
+        """Return the LSN."""
+        assert isinstance(position, LsnPosition)
+        return position.lsn
 
     def position_at(self, number: int) -> LsnPosition:
         """Return the position with this LSN."""

@@ -58,6 +58,13 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         """Return the type by its name."""
         return value_type(column.data_type)
 
+    def position_number(self, position: Position) -> int:
+        """Return the number of the newest change, or in mode `polling` the sum of those of all tables."""
+        assert isinstance(position, TursoPosition)
+        return (position.last_change_id or 0) + sum(
+            max(0, at) for _, at in position.table_positions
+        )
+
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
         """Return how many of these rows have numbers up to that of `end`."""
         import numpy as np  # noqa: PLC0415 - slow to import

@@ -241,7 +241,7 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({f"{SOURCE}.start_position": {"lsn": "zz"}}, '14: spec.source.config.start_position: must be earliest, latest or {lsn: "X/Y"} with hexadecimal X and Y'),
         ({"spec.sinks": []}, "14: spec.sinks: must have at least one entry"),
         ({"spec.sinks": None}, "4: spec.sinks: is required"),
-        ({"spec.sinks.0.type": "pulsar"}, "15: spec.sinks[0]: has an unknown type; it must be 'redis' or 'kafka' or 'nats' or 'http' or 'file' or 'delta' or 'iceberg'"),
+        ({"spec.sinks.0.type": "pulsar"}, "15: spec.sinks[0]: has an unknown type; it must be 'redis' or 'kafka' or 'nats' or 'http' or 'file' or 'delta' or 'iceberg' or 'postgres' or 's3' or 'clickhouse'"),
         ({"spec.sinks.0.type": None}, "15: spec.sinks[0]: needs a `type`"),
         ({"spec.sinks.0": "redis"}, "15: spec.sinks[0]: must be a block of fields"),
         ({f"{SINK}.uri": None}, "16: spec.sinks[0].config.uri: is required"),

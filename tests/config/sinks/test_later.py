@@ -15,7 +15,6 @@ NO_STORE = (
 SENSING = "spec.schema_sensing"
 
 HTTP = {"id": "h", "url": "https://h/${source.table}", "headers": {"authorization": "geheim"}}
-CLICKHOUSE = {"url": "http://c", "database": "d", "table": "t", "tls": {"enabled": False}}
 AVRO = {"type": "avro", "schema_registry_url": "http://r", "enum_mode": "enum"}
 
 
@@ -41,7 +40,6 @@ def without_none(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        (sink("clickhouse", CLICKHOUSE), "spec.sinks[0].type: clickhouse sinks are"),
         ({"spec.sinks.0.config.encoding": AVRO}, "spec.sinks[0].config.encoding: avro is"),
     ],
 )
@@ -56,9 +54,6 @@ def test_a_sound_block_has_one_problem(write: Write, changes: dict[str, Any], pl
     ("changes", "expected"),
     [
         (sink("http", HTTP, encoding="avro"), "spec.sinks[0].config.encoding.schema_registry_url: is required"),
-        (sink("clickhouse", CLICKHOUSE, database=None), "spec.sinks[0].config.database: is required"),
-        (sink("clickhouse", CLICKHOUSE, mode="merge"), "spec.sinks[0].config.mode: must be 'changelog' or 'upsert'"),
-        (sink("clickhouse", CLICKHOUSE, version_source="x"), "spec.sinks[0].config.version_source: must be 'source_position' or 'ts_ms'"),
         ({"spec.sinks.0.config.encoding": "avro"}, "spec.sinks[0].config.encoding.schema_registry_url: is required"),
         ({"spec.sinks.0.config.encoding": AVRO | {"subject_strategy": "x"}}, "spec.sinks[0].config.encoding.subject_strategy: must be 'topic_name', 'record_name' or 'topic_record_name'"),
     ],

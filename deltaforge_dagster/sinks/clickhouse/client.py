@@ -1,0 +1,180 @@
+"""ClickHouse's HTTP interface (ClickHouse's documentation, "HTTP Interface"): one query after another on one connection.
+
+A query without data is the body of a request; otherwise the query is a parameter of the URL, and the data are the body.
+Settings are parameters of the URL. `wait_end_of_query` keeps the answer back until the query has ended, so that its
+status is that of the whole query.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import orjson
+
+from deltaforge_dagster.errors import SettingsError, SinkUnavailable
+from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.clickhouse.errors import failure
+
+_ALWAYS = {
+    "wait_end_of_query": "1",
+    "output_format_json_quote_64bit_integers": "1",
+    "async_insert": "0",
+    "input_format_null_as_default": "0",  # else null would become 0, or an empty text
+    "insert_null_as_default": "0",
+    "join_use_nulls": "0",
+}
+
+
+@dataclass(slots=True)
+class ClickhouseClient:
+    """A connection to a server, made when it is needed; used by one thread.
+
+    Args:
+        config: The sink.
+        timeout: Seconds that the server may go without accepting or sending a byte.
+    """
+
+    config: ClickhouseSinkConfig
+    timeout: float
+    _connection: http.client.HTTPConnection | None = None
+    _ended: bool = False
+
+    @property
+    def where(self) -> str:
+        """The server, for messages."""
+        return f"ClickHouse at {urlsplit(self.config.url).netloc}"
+
+    def rows(
+        self, subject: str, query: str, settings: Mapping[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the rows of a query; numbers of 64 bits and more are texts.
+
+        Args:
+            subject: What errors call what is asked about.
+            query: The query, without a format.
+            settings: Settings of the query.
+
+        Raises:
+            AuthFailed, PermissionMissing, TableRejected: The server refuses.
+            SinkUnavailable: The server cannot be reached, or refuses for now.
+        """
+        answer = self.execute(subject, query, {"default_format": "JSONEachRow", **(settings or {})})
+        return [orjson.loads(line) for line in answer.splitlines()]
+
+    def execute(
+        self,
+        subject: str,
+        query: str,
+        settings: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+    ) -> bytes:
+        """Execute a query, and return the answer.
+
+        Args:
+            subject: See `rows`.
+            query: The query.
+            settings: See `rows`.
+            data: The data of an INSERT.
+
+        Raises:
+            AuthFailed, PermissionMissing, TableRejected, SinkUnavailable: See `rows`.
+        """
+        parameters = {**_ALWAYS, **(settings or {})}
+        if data is not None:
+            parameters["query"] = query
+        body = query.encode() if data is None else data
+        path = f"{urlsplit(self.config.url).path}/?{urlencode(parameters)}"
+        try:
+            connection = self._connected(subject)
+            connection.request("POST", path, body, self._headers())
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            what = (
+                "did not answer in time" if isinstance(error, TimeoutError) else "cannot be reached"
+            )
+            raise SinkUnavailable(
+                f"{subject}: {self.where} {what} ({type(error).__name__})"
+            ) from error
+        if answer.will_close:
+            self.close()
+        code = answer.getheader("X-ClickHouse-Exception-Code")
+        if answer.status != http.client.OK or code is not None:
+            number = int(code) if code is not None and code.isdecimal() else None
+            raise failure(subject, answer.status, number, content.decode(errors="replace"))
+        return content
+
+    def end(self) -> None:
+        """Send nothing more; may be called from any thread, and ends what the other one waits for."""
+        self._ended = True
+        connection = self._connection
+        sock = None if connection is None else connection.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Disconnect until the next query."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connected(self, subject: str) -> http.client.HTTPConnection:
+        if self._ended:
+            raise SinkUnavailable(f"{subject}: closed")
+        if self._connection is None:
+            url = urlsplit(self.config.url)
+            assert url.hostname is not None
+            if self.config.secure:
+                self._connection = http.client.HTTPSConnection(
+                    url.hostname, url.port or 8443, timeout=self.timeout, context=self._trust()
+                )
+            else:
+                self._connection = http.client.HTTPConnection(
+                    url.hostname, url.port or 8123, timeout=self.timeout
+                )
+        return self._connection
+
+    def _trust(self) -> ssl.SSLContext:
+        tls = self.config.tls
+        try:
+            context = ssl.create_default_context(cafile=None if tls is None else tls.ca_file)
+        except OSError as error:
+            raise SettingsError(
+                f"sink {self.config.id}: the file of tls.ca_file cannot be read as certificates in PEM"
+            ) from error
+        if tls is not None and tls.insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def _headers(self) -> dict[str, bytes]:
+        headers = {"X-ClickHouse-User": (self.config.user or "default").encode()}
+        if self.config.password is not None:
+            headers["X-ClickHouse-Key"] = self.config.password.get_secret_value().encode()
+        return headers
+
+
+def quoted(name: str) -> str:
+    """Return a name as it is written in queries."""
+    escaped = name.replace("\\", "\\\\").replace("`", "\\`")
+    return f"`{escaped}`"
+
+
+def literal(value: str) -> str:
+    """Return a text as it is written in queries."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def table_name(destination: tuple[str, ...]) -> str:
+    """Return the name of a table as it is written in queries."""
+    return ".".join(map(quoted, destination))

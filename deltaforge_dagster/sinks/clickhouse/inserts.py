@@ -1,0 +1,59 @@
+"""Sends rows to a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from deltaforge_dagster.sinks.clickhouse.client import quoted
+from deltaforge_dagster.sinks.clickhouse.rows import arrow_stream
+from deltaforge_dagster.sinks.clickhouse.target import ClickhouseTarget
+
+_AS_OFTEN = {"insert_deduplicate": "0"}
+"""The same rows are inserted again if they are sent again: they may have been deleted in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inserts:
+    """The INSERTs of a commit to one table.
+
+    Args:
+        target: The table.
+    """
+
+    target: ClickhouseTarget
+
+    def insert(self, name: str, rows: pa.Table, token: str | None = None) -> None:
+        """Insert rows.
+
+        Args:
+            name: The table's name as it is written in queries.
+            rows: The rows.
+            token: Deduplication token: an INSERT with one that the table remembers adds nothing. None for none.
+        """
+        columns = ", ".join(map(quoted, rows.schema.names))
+        query = f"INSERT INTO {name} ({columns}) FORMAT ArrowStream"
+        self.send(query, rows, None if token is None else {"insert_deduplication_token": token})
+
+    def send(self, query: str, rows: pa.Table, settings: Mapping[str, str] | None = None) -> None:
+        """Send an INSERT with its rows.
+
+        One for the same table that a killed run has sent, and that the server still executes, is ended first.
+        """
+        target = self.target
+        target.guard()
+        table = ".".join(target.table.destination)
+        only = {
+            "query_id": f"deltaforge/{target.owner.name}/{table}",
+            "replace_running_query": "1",
+        }
+        target.client.execute(
+            target.label, query, {**(settings or _AS_OFTEN), **only}, arrow_stream(rows)
+        )
+
+    def execute(self, query: str) -> None:
+        """Execute an INSERT of what a query finds, or another statement."""
+        self.target.guard()
+        self.target.client.execute(self.target.label, query, _AS_OFTEN)

@@ -1,0 +1,88 @@
+"""The ClickHouse sink as a kind of sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
+from deltaforge_dagster.sources.findings import Finding
+
+if TYPE_CHECKING:  # they need Arrow
+    from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
+    from deltaforge_dagster.typed_rows.schema import TargetTypes
+
+_RESYNC = (
+    "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
+    "already in the new one (deltaforge resync PIPELINE --sink SINK)"
+)
+_MOVED = (
+    "later changes go there; tables that are new there need a resync, because they lack the rows that "
+    "are delivered already (deltaforge resync PIPELINE --sink SINK)"
+)
+_LATER = "applies to changes after the checkpoint; what the tables have stays as it is"
+
+
+class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
+    """Tables of a ClickHouse server."""
+
+    name = "clickhouse"
+    summary = "A ClickHouse sink: it keeps tables for analytics."
+    config = ClickhouseSinkConfig
+    destinations = "tables"
+    timing = frozenset({"commit_seconds", "commit_changes", "send_timeout_secs"})
+    consequences: Mapping[str, str] = {
+        **dict.fromkeys(["url", "database", "table"], _MOVED),
+        **dict.fromkeys(["mode", "version_source"], _RESYNC),
+        "keys": f"lets a table go on that is held because it has no key; a table that exists {_RESYNC}",
+        "types": (
+            "applies to columns that are created from now on; a table that has the column with another type "
+            "needs a resync (deltaforge resync PIPELINE --sink SINK --tables TABLE)"
+        ),
+        **dict.fromkeys(["filter", "skipped_operations"], _LATER),
+    }
+
+    def column_types(self) -> TargetTypes:
+        """Return what ClickHouse's tables can have: all but times of a day."""
+        from deltaforge_dagster.typed_rows.schema import TargetTypes  # noqa: PLC0415 - needs Arrow
+
+        return TargetTypes(time=False)
+
+    def build_writer(self, config: ClickhouseSinkConfig, owner: TableOwner) -> TableWriter:
+        """Return what writes the tables of a sink, not connected yet."""
+        from deltaforge_dagster.sinks.clickhouse.writer import (  # noqa: PLC0415 - needs Arrow
+            ClickhouseWriter,
+        )
+
+        return ClickhouseWriter(config, owner)
+
+    def problems(self, config: ClickhouseSinkConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
+        """Return nothing: the model finds what can be found without connecting."""
+        return []
+
+    def exactly_once(self, config: ClickhouseSinkConfig) -> bool:  # noqa: ARG002
+        """Return True: the rows' versions tell which changes a table has."""
+        return True
+
+    def preflight(
+        self,
+        config: ClickhouseSinkConfig,
+        context: SinkContext,  # noqa: ARG002
+        names: Sequence[str],
+    ) -> list[Finding]:
+        """Check that the server lets the user in, that the database exists, and what the user may do there."""
+        from deltaforge_dagster.sinks.clickhouse.preflight import findings  # noqa: PLC0415 - client
+
+        return findings(config, names)
+
+    def names(self, config: ClickhouseSinkConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
+        """Return the mode of the tables, and their database."""
+        return {"mode": config.mode, "database": config.database}
+
+    def metadata(self, config: ClickhouseSinkConfig) -> Mapping[str, str]:
+        """Return the mode of the tables, and where they are."""
+        return {"mode": config.mode, "url": config.url, "database": config.database}
+
+
+CLICKHOUSE = ClickhouseSinkType()

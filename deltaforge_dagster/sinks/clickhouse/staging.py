@@ -1,0 +1,120 @@
+"""Completes rows that lack values with those that the table has: unchanged TOAST, and updates that change the key as well.
+
+The rows are inserted into a table of their own, and from there, joined with the table's rows of the same keys, or of their
+old keys, into the table. Rows that the table has already in this version, or in a greater one, are left out: when a commit
+is repeated, the row of the old key may be gone.
+"""
+
+# ruff: noqa: S608 - names and texts in queries are quoted
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from deltaforge_dagster.sinks.clickhouse.client import literal, quoted, table_name
+from deltaforge_dagster.sinks.clickhouse.inserts import Inserts
+from deltaforge_dagster.sinks.clickhouse.rows import ABSENT
+from deltaforge_dagster.sinks.clickhouse.target import ClickhouseTarget
+from deltaforge_dagster.sinks.clickhouse.types import DELETED, ROW_COLUMNS, TIME, VERSION
+from deltaforge_dagster.sinks.tables.staged import OLD_KEY
+
+
+@dataclass(slots=True)
+class Staging:
+    """The table beside a table that has rows which lack values, for as long as it takes to add them.
+
+    Args:
+        target: The table.
+        types: The types of its columns.
+        rekey: Whether the rows change their keys.
+    """
+
+    target: ClickhouseTarget
+    types: Mapping[str, str]
+    rekey: bool
+    _name: str = field(init=False)
+    _inserts: Inserts = field(init=False)
+
+    def __post_init__(self) -> None:
+        target = self.target
+        self._inserts = Inserts(target)
+        *outer, table = target.table.destination
+        digest = hashlib.sha256(f"{target.owner.name}/{table}".encode()).hexdigest()[:16]
+        self._name = table_name((*outer, f"_deltaforge_{digest}"))
+
+    @property
+    def _keys(self) -> list[str]:
+        return list(self.target.table.key)
+
+    def begin(self) -> None:
+        """Make the table."""
+        types = self.types
+        columns = {name: types[name] for name in [*self._columns, *ROW_COLUMNS]}
+        if self.rekey:
+            columns |= {OLD_KEY + name: types[name] for name in self._keys}
+        columns[ABSENT] = "Array(String)"
+        described = ", ".join(f"{quoted(name)} {type_}" for name, type_ in columns.items())
+        self._drop()
+        self.target.execute(f"CREATE TABLE {self._name} ({described}) ENGINE = Memory")
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows."""
+        self._inserts.insert(self._name, rows)
+
+    def finish(self) -> None:
+        """Insert the rows into the table with the values that they lack, and the deletes of old keys after them."""
+        target = self.target
+        absent = sorted(target.table.absent)
+        names = [*self._columns, *ROW_COLUMNS]
+        values = [
+            f"if(has(s.{ABSENT}, {literal(name)}), t.{quoted(f'value_{absent.index(name)}')}, s.{quoted(name)})"
+            if name in absent
+            else f"s.{quoted(name)}"
+            for name in names
+        ]
+        looked_up = [OLD_KEY + name if self.rekey else name for name in self._keys]
+        lacked = [f"{quoted(name)} AS {quoted(f'value_{at}')}" for at, name in enumerate(absent)]
+        joined = self._join("t", looked_up, lacked)
+        newer = "t"
+        if self.rekey:
+            joined += self._join("n", self._keys, [])
+            newer = "n"
+        columns = ", ".join(map(quoted, names))
+        self._inserts.execute(
+            f"INSERT INTO {target.name} ({columns}) SELECT {', '.join(values)} FROM {self._name} AS s{joined}"
+            f" WHERE {newer}.known < s.{VERSION}"
+        )
+        if self.rekey:
+            keys = ", ".join(map(quoted, self._keys))
+            old = ", ".join(quoted(OLD_KEY + name) for name in self._keys)
+            self._inserts.execute(
+                f"INSERT INTO {target.name} ({keys}, {', '.join(ROW_COLUMNS)})"
+                f" SELECT {old}, 'd', {VERSION}, 1, {TIME} FROM {self._name}"
+            )
+        self._drop()
+
+    def _join(self, alias: str, looked_up: list[str], values: list[str]) -> str:
+        """Return the join with the table's rows of the keys in some columns of the staging table."""
+        target = self.target
+        keys = [quoted(name) for name in self._keys]
+        columns = [f"{key} AS key_{at}" for at, key in enumerate(keys)]
+        columns += [f"{VERSION} AS known", *values]
+        wanted = ", ".join(map(quoted, looked_up))
+        same = " AND ".join(
+            f"s.{quoted(name)} = {alias}.key_{at}" for at, name in enumerate(looked_up)
+        )
+        return (
+            f" LEFT ANY JOIN (SELECT {', '.join(columns)} FROM {target.name} FINAL WHERE {DELETED} = 0"
+            f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias} ON {same}"
+        )
+
+    @property
+    def _columns(self) -> list[str]:
+        return [column.name for column in self.target.table.columns.columns]
+
+    def _drop(self) -> None:
+        self.target.execute(f"DROP TABLE IF EXISTS {self._name}")

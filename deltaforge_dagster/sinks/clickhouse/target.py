@@ -1,0 +1,316 @@
+"""The tables that are written: found or made, and changed so that they can have the columns of staged rows.
+
+The comment of a table says whose it is (`TableMark`). It is not a place for the commits that a table has, because it is not
+written at once with the rows: the rows' versions say that.
+"""
+
+# ruff: noqa: S608 - names and texts in queries are quoted
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import orjson
+
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.clickhouse.client import (
+    ClickhouseClient,
+    literal,
+    quoted,
+    table_name,
+)
+from deltaforge_dagster.sinks.clickhouse.types import (
+    VERSION,
+    column_type,
+    holds,
+    is_nullable,
+    nullable,
+    own_columns,
+    plain,
+)
+from deltaforge_dagster.sinks.tables.staged import StagedTable
+from deltaforge_dagster.sinks.tables.writer import TableOwner
+
+_MARK = "deltaforge"
+_REPLACING = re.compile(r"ReplacingMergeTree\([^)]*\b_version\b")
+
+_CALL = re.compile(r"\w\(")
+"""Matches a function in a sorting key, whose columns would be in it as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableMark:
+    """Whose a table is: the JSON object `{"deltaforge": {...}}` as its comment.
+
+    Attributes:
+        uid, pipeline, sink: See `TableOwner`.
+        source: Name of the source's table.
+        log: Identity of the server whose log the rows' positions are of.
+    """
+
+    uid: str
+    pipeline: str
+    sink: str
+    source: str
+    log: str
+
+    @classmethod
+    def from_comment(cls, comment: str) -> Self | None:
+        """Return what a comment says, None if it says nothing about this."""
+        try:
+            return cls(**orjson.loads(comment)[_MARK])
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def to_comment(self) -> str:
+        """Return the comment."""
+        return orjson.dumps({_MARK: asdict(self)}).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """A table as it is.
+
+    Attributes:
+        engine: Its engine with the arguments.
+        comment: Its comment.
+        sorted_by: The columns that it is sorted by.
+        sorting_key: The same as it was declared; it may have expressions.
+        partitioned_by: The columns that it is partitioned by.
+        columns: Type of each column, by name.
+    """
+
+    engine: str
+    comment: str
+    sorted_by: Sequence[str]
+    sorting_key: str
+    partitioned_by: Sequence[str]
+    columns: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClickhouseTarget:
+    """A table of a sink.
+
+    Attributes:
+        client: Executes queries.
+        owner: Who writes.
+        table: The changes.
+        mode: What the table holds.
+        makes: Whether the sink may make and change tables.
+        guard: Called before each statement that changes anything.
+    """
+
+    client: ClickhouseClient
+    owner: TableOwner
+    table: StagedTable
+    mode: str
+    makes: bool
+    guard: SendGuard
+
+    @property
+    def label(self) -> str:
+        """What messages call the table."""
+        return table_label(self.owner, self.table.destination)
+
+    @property
+    def name(self) -> str:
+        """Its name as it is written in queries."""
+        return table_name(self.table.destination)
+
+    @property
+    def mark(self) -> TableMark:
+        """What the comment of the table says."""
+        owner = self.owner
+        return TableMark(owner.uid, owner.pipeline, owner.sink_id, self._source, owner.log)
+
+    @property
+    def _source(self) -> str:
+        return ".".join(part for part in self.table.source if part is not None)
+
+    @property
+    def resync(self) -> str:
+        """The command that has the table loaded again."""
+        database, schema, table = self.table.source
+        name = f"{schema or database}.{table}"
+        return (
+            f"deltaforge resync {self.owner.pipeline} --sink {self.owner.sink_id} --tables {name}"
+        )
+
+    def execute(self, query: str) -> None:
+        """Execute a statement that changes something."""
+        self.guard()
+        self.client.execute(self.label, query)
+
+    def find(self) -> FoundTable | None:
+        """Return the table as it is, None if there is none."""
+        database, name = map(literal, self.table.destination)
+        found = self.client.rows(
+            self.label,
+            "SELECT engine_full, comment, sorting_key FROM system.tables"
+            f" WHERE database = {database} AND name = {name}",
+        )
+        if not found:
+            return None
+        columns = self.client.rows(
+            self.label,
+            "SELECT name, type, is_in_sorting_key, is_in_partition_key FROM system.columns"
+            f" WHERE database = {database} AND table = {name} ORDER BY position",
+        )
+        (row,) = found
+        return FoundTable(
+            row["engine_full"],
+            row["comment"],
+            [one["name"] for one in columns if one["is_in_sorting_key"]],
+            row["sorting_key"],
+            [one["name"] for one in columns if one["is_in_partition_key"]],
+            {one["name"]: one["type"] for one in columns},
+        )
+
+    def create(self, *, replace: bool = False) -> None:
+        """Make the table, or replace it by one without rows.
+
+        Raises:
+            TableRejected: It has no key.
+        """
+        verb = "CREATE OR REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
+        columns = [f"{quoted(name)} {type_}" for name, type_ in self._wanted().items()]
+        version = quoted(VERSION)
+        columns.append(f"INDEX deltaforge_version {version} TYPE minmax GRANULARITY 1")
+        keys = [quoted(name) for name in self.table.key]
+        if self.mode == "current" and not keys:
+            raise TableRejected(
+                f"{self.label}: {self._source} has no primary key, which mode current needs: name the columns of a key under "
+                "`keys`, or use mode changelog"
+            )
+        if self.mode == "current":
+            engine = f"ReplacingMergeTree({version}, `_deleted`) ORDER BY ({', '.join(keys)})"
+        else:
+            engine = (
+                f"MergeTree ORDER BY ({', '.join([*keys, version])})"
+                " SETTINGS allow_nullable_key = 1, non_replicated_deduplication_window = 1000"
+            )
+        comment = literal(self.mark.to_comment())
+        self.execute(
+            f"{verb} {self.name} ({', '.join(columns)}) ENGINE = {engine} COMMENT {comment}"
+        )
+
+    def check_owned(self, found: FoundTable) -> TableMark | None:
+        """Return the mark of a table that the sink may write to; None if it has none.
+
+        Raises:
+            TableRejected: The table is somebody else's, or has the rows of another table.
+        """
+        mark = TableMark.from_comment(found.comment)
+        claim = f"ALTER TABLE {self.name} MODIFY COMMENT ''"
+        if mark is None:
+            if self.makes and self._has_rows():
+                raise TableRejected(
+                    f"{self.label} exists, with rows that are not from this sink; empty it, have the sink write to another "
+                    "table, or set `auto_create: false` to add to the rows that it has"
+                )
+            return None
+        if mark.source != self._source:
+            raise TableRejected(
+                f"{self.label} has the rows of {mark.source}, so those of {self._source} cannot be written to it; change the "
+                "sink's `table`, so that each table of the source has a table of its own"
+            )
+        if (mark.pipeline, mark.sink) != (self.owner.pipeline, self.owner.sink_id):
+            raise TableRejected(
+                f"{self.label} belongs to sink {mark.sink} of pipeline {mark.pipeline}; change the sink's `table`, or, if "
+                f"that sink will never write to it again, empty the table and execute {claim}"
+            )
+        return mark
+
+    def claim(self, found: FoundTable) -> None:
+        """Make the table this sink's, as far as it may change tables."""
+        comment = self.mark.to_comment()
+        if self.makes and found.comment != comment:
+            self.execute(f"ALTER TABLE {self.name} MODIFY COMMENT {literal(comment)}")
+
+    def fit(self, found: FoundTable) -> Mapping[str, str]:
+        """Return the types of the table's columns, after adding and widening columns.
+
+        Raises:
+            TableRejected: The table cannot have the rows.
+        """
+        if self.mode == "current":
+            self._check_form(found)
+        columns = dict(found.columns)
+        changes = []
+        for name, wanted in self._wanted().items():
+            known = columns.get(name)
+            if known is None:
+                changes.append(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {wanted}")
+            elif holds(known, wanted):
+                continue
+            elif holds(wanted, known) and name not in {*found.sorted_by, *own_columns(self.mode)}:
+                wider = plain(wanted)
+                wanted = nullable(wider) if is_nullable(known) else wider  # noqa: PLW2901
+                changes.append(f"MODIFY COLUMN {quoted(name)} {wanted}")
+            else:
+                raise TableRejected(
+                    f"{self.label}: its column {name} has the type {known}, which does not hold the values of "
+                    f"{plain(wanted)}; declare a type that it holds under the sink's `types`, change the column's type, "
+                    f"or have the table loaded again: {self.resync}"
+                )
+            columns[name] = wanted
+        if changes:
+            statement = f"ALTER TABLE {self.name} {', '.join(changes)}"
+            if not self.makes:
+                raise TableRejected(
+                    f"{self.label} lacks columns, or has types that do not hold their values, and `auto_create` is false: "
+                    f"execute {statement}"
+                )
+            self.guard()
+            self.client.execute(self.label, statement, {"alter_sync": "1"})
+        return columns
+
+    def _check_form(self, found: FoundTable) -> None:
+        key = list(self.table.key)
+        if not _REPLACING.search(found.engine):
+            raise TableRejected(
+                f"{self.label} has no engine ReplacingMergeTree(_version, _deleted), without which it would keep old rows; "
+                f"drop it, or have it loaded again: {self.resync}"
+            )
+        if set(found.sorted_by) != set(key) or _CALL.search(found.sorting_key):
+            raise TableRejected(
+                f"{self.label} is sorted by {found.sorting_key}, but the key of its rows is {', '.join(key)}, by which they are "
+                f"replaced; have it loaded again: {self.resync}"
+            )
+        if not set(found.partitioned_by) <= set(key):
+            raise TableRejected(
+                f"{self.label} is partitioned by {', '.join(found.partitioned_by)}, and rows of different partitions do "
+                "not replace one another; partition it by key columns only, or not at all"
+            )
+
+    def _wanted(self) -> dict[str, str]:
+        """Return the types that the columns have if the sink makes the table."""
+        bare = self.table.key if self.mode == "current" else ()
+        wanted = {}
+        for column in self.table.columns.columns:
+            type_ = column_type(column.type)
+            wanted[column.name] = type_ if column.name in bare else nullable(type_)
+        return wanted | own_columns(self.mode)
+
+    def _has_rows(self) -> bool:
+        return bool(self.client.rows(self.label, f"SELECT 1 AS one FROM {self.name} LIMIT 1"))
+
+
+def table_label(owner: TableOwner, destination: Sequence[str]) -> str:
+    """Return what messages call a table."""
+    return f"ClickHouse table {'.'.join(destination)} of sink {owner.sink_id}"
+
+
+def reserved(mode: str) -> Any:
+    """Return the function that says why a table has no column of a name, for `check_names`."""
+    own = {name.lower() for name in own_columns(mode)}
+
+    def why(name: str) -> str | None:
+        return "it is a column of the sink's own" if name.lower() in own else None
+
+    return why

@@ -1,0 +1,115 @@
+"""What a column of the source is in ClickHouse, and which types of an existing table hold its values."""
+
+from __future__ import annotations
+
+import re
+
+from deltaforge_dagster.sources.value_types import ValueType
+
+VERSION, DELETED, OP, TIME, EVENT = "_version", "_deleted", "_op", "_source_ts", "_event_id"
+"""The columns that tables have beside those of the source."""
+
+ROW_COLUMNS = (OP, VERSION, DELETED, TIME)
+"""Those that every table has."""
+
+MOMENT = "DateTime64(6, 'UTC')"
+"""The type of timestamps. One without a time zone has the same date and time as in the source."""
+
+_SCALARS = {
+    "boolean": "Bool",
+    "text": "String",
+    "json": "String",
+    "binary": "String",
+    "geometry": "String",
+    "uuid": "UUID",
+    "date": "Date32",
+    "timestamp": MOMENT,
+}
+
+
+def own_columns(mode: str) -> dict[str, str]:
+    """Return the columns that a table has beside those of the source, by name their types."""
+    columns = {
+        OP: "LowCardinality(String)",
+        VERSION: "UInt128",
+        DELETED: "UInt8",
+        TIME: MOMENT,
+    }
+    return columns | ({EVENT: "String"} if mode == "changelog" else {})
+
+
+def column_type(type_: ValueType) -> str:
+    """Return the type of values that are not null."""
+    match type_.kind:
+        case "integer":
+            return f"{'' if type_.signed else 'U'}Int{type_.bits}"
+        case "float":
+            return f"Float{type_.bits}"
+        case "decimal":
+            return f"Decimal({type_.precision}, {type_.scale})"
+        case "list":
+            assert type_.element is not None
+            return f"Array({nullable(column_type(type_.element))})"
+        case kind:
+            return _SCALARS[kind]
+
+
+def nullable(type_: str) -> str:
+    """Return the type that has null, too. Arrays cannot be null."""
+    return type_ if type_.startswith("Array(") else f"Nullable({type_})"
+
+
+def is_nullable(type_: str) -> bool:
+    """Return whether a column of a type can be null."""
+    return _inside(type_, "LowCardinality").startswith("Nullable(")
+
+
+def plain(type_: str) -> str:
+    """Return a type without `LowCardinality` and `Nullable`, which do not change what values there are beside null."""
+    return _inside(_inside(type_, "LowCardinality"), "Nullable")
+
+
+def holds(known: str, wanted: str) -> bool:
+    """Return whether a column of the type `known` has all values of the type `wanted`, null aside."""
+    known, wanted = plain(known), plain(wanted)
+    if known.startswith("Array(") and wanted.startswith("Array("):
+        known, wanted = _inside(known, "Array"), _inside(wanted, "Array")
+        return (is_nullable(known) or not is_nullable(wanted)) and holds(known, wanted)
+    if known == wanted:
+        return True
+    for pattern, fits in _FITTING:
+        if (old := pattern.fullmatch(known)) and (new := pattern.fullmatch(wanted)):
+            return fits(old, new)
+    return False
+
+
+def _integer_fits(old: re.Match[str], new: re.Match[str]) -> bool:
+    if old[1] == new[1]:
+        return int(old[2]) >= int(new[2])
+    return not old[1] and int(old[2]) > int(new[2])
+
+
+def _float_fits(old: re.Match[str], new: re.Match[str]) -> bool:
+    return int(old[1]) >= int(new[1])
+
+
+def _decimal_fits(old: re.Match[str], new: re.Match[str]) -> bool:
+    digits, scale = int(old[1]), int(old[2])
+    return scale >= int(new[2]) and digits - scale >= int(new[1]) - int(new[2])
+
+
+def _time_fits(old: re.Match[str], new: re.Match[str]) -> bool:
+    """Return whether the unit is the same: with a finer one, `DateTime64` ends earlier."""
+    return old[1] == new[1]
+
+
+_FITTING = (
+    (re.compile(r"(U?)Int(\d+)"), _integer_fits),
+    (re.compile(r"Float(\d+)"), _float_fits),
+    (re.compile(r"Decimal\((\d+), (\d+)\)"), _decimal_fits),
+    (re.compile(r"DateTime64\((\d+)(?:, '[^']*')?\)"), _time_fits),
+)
+
+
+def _inside(type_: str, name: str) -> str:
+    return type_[len(name) + 1 : -1] if type_.startswith(f"{name}(") else type_

@@ -1,0 +1,337 @@
+"""Applies the staged changes of a table to the table, exactly once: a commit that is repeated changes nothing.
+
+``current``    A row replaces the one of the same key that has a smaller version (`versions`), so it can be inserted any number of
+               times. A delete is a row that is marked deleted. A truncate marks all rows deleted that the table has, in
+               place of TRUNCATE, which would also remove rows that were inserted after it was sent.
+``changelog``  Before a commit is added, the table is asked for rows of this version or greater ones. There are none unless
+               this commit, or a later one, was delivered already; then rows with the event ids of those are left out. Each
+               INSERT has a deduplication token, which stops one that a killed run has sent and that arrives late.
+"""
+
+# ruff: noqa: S608 - names and texts in queries are quoted
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from deltaforge_dagster.errors import PermissionMissing, SinkUnavailable, TableRejected
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient, literal, quoted
+from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.clickhouse.inserts import Inserts
+from deltaforge_dagster.sinks.clickhouse.rows import (
+    RowMaker,
+    insert_batches,
+    is_partial,
+    place_schema,
+)
+from deltaforge_dagster.sinks.clickhouse.staging import Staging
+from deltaforge_dagster.sinks.clickhouse.target import (
+    ClickhouseTarget,
+    FoundTable,
+    TableMark,
+    reserved,
+    table_label,
+)
+from deltaforge_dagster.sinks.clickhouse.types import DELETED, EVENT, OP, TIME, VERSION
+from deltaforge_dagster.sinks.clickhouse.versions import (
+    VersionMaker,
+    VersionSpan,
+    has_version,
+    segment_place,
+)
+from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
+from deltaforge_dagster.sinks.tables.staged_files import staged_batches
+from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable, check_names
+
+_POSITION_BITS = 64
+
+
+@dataclass(slots=True)
+class ClickhouseWriter:
+    """Writes the tables of a sink; implements `TableWriter`.
+
+    Args:
+        config: The sink.
+        owner: Who writes.
+    """
+
+    config: ClickhouseSinkConfig
+    owner: TableOwner
+    _client: ClickhouseClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._client = ClickhouseClient(self.config, self.config.send_timeout_secs)
+
+    def commit(
+        self,
+        table: StagedTable,
+        through: int,  # noqa: ARG002 - the rows' versions tell commits apart
+        guard: SendGuard,
+        *,
+        exists: bool = False,
+        required: bool = False,  # noqa: ARG002 - there are no pending changes
+    ) -> WrittenTable:
+        """Apply the changes of a table, unless it has them; see `TableWriter.commit`.
+
+        Raises:
+            TableRejected: The table cannot take the changes.
+            AuthFailed: The server refuses the user or the password.
+            SinkUnavailable: The server cannot be reached, or refuses for now.
+        """
+        target = self._target(table, guard)
+        try:
+            return _TableCommit(target, self.config).apply(exists=exists)
+        except PermissionMissing as error:
+            raise TableRejected(str(error)) from None
+        finally:
+            self._client.close()  # servers end connections that are idle
+
+    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
+        """Replace a table by one without rows; see `TableWriter.recreate`.
+
+        If the sink may not make tables, the table is only emptied.
+        """
+        target = self._target(table, guard)
+        try:
+            found = target.find()
+            if found is not None:
+                target.check_owned(found)
+            if target.makes:
+                target.create(replace=found is not None)
+            elif found is not None:
+                target.execute(f"TRUNCATE TABLE {target.name}")
+            else:
+                raise TableRejected(f"{target.label} does not exist, and `auto_create` is false")
+        except PermissionMissing as error:
+            raise TableRejected(str(error)) from None
+        finally:
+            self._client.close()
+
+    def close(self) -> None:
+        """Disconnect, and end what another thread waits for."""
+        self._client.end()
+
+    def _target(self, table: StagedTable, guard: SendGuard) -> ClickhouseTarget:
+        config = self.config
+        label = table_label(self.owner, table.destination)
+        names = (column.name for column in table.columns.columns)
+        check_names(names, label, reserved(config.mode))
+        return ClickhouseTarget(
+            self._client, self.owner, table, config.mode, config.auto_create, guard
+        )
+
+
+@dataclass(slots=True)
+class _TableCommit:
+    """A commit to one table."""
+
+    target: ClickhouseTarget
+    config: ClickhouseSinkConfig
+    _rows: RowMaker = field(init=False)
+    _versions: VersionMaker = field(init=False)
+    _inserts: Inserts = field(init=False)
+    _floor: int = field(default=0, init=False)
+
+    def apply(self, *, exists: bool) -> WrittenTable:
+        target, table = self.target, self.target.table
+        by_time = self.config.version_source == "ts_ms"
+        places = {number: segment_place(one) for number, one in table.segments.items()}
+        self._versions = VersionMaker(places, by_time)
+        self._inserts = Inserts(target)
+        if self._versions.unknown:
+            raise TableRejected(
+                f"{target.label}: the positions of this source have no numbers to make versions of; set "
+                "`version_source: ts_ms`"
+            )
+        span = self._span()
+        found, mark = self._found(exists=exists)
+        changelog = self.config.mode == "changelog"
+        self._floor = self._versions.floor(span) if changelog else span.first
+        newest = self._newest()
+        if newest is not None and not by_time:
+            self._check_log(newest, span, mark, exists=exists)
+        target.claim(found)
+        types = target.fit(found)
+        self._rows = RowMaker(target.label, table, self.config.mode, types, self._versions)
+        if changelog:
+            for step in table.steps:
+                self._log(step, again=newest is not None)
+            if newest is None and not exists:
+                self._check_logged(span)
+        else:
+            for step in table.steps:
+                self._apply(step)
+        return WrittenTable(list(types.items()))
+
+    def _found(self, *, exists: bool) -> tuple[FoundTable, TableMark | None]:
+        """Return the table, made if it does not exist, and whose it was."""
+        target = self.target
+        found = target.find()
+        if found is not None:
+            return found, target.check_owned(found)
+        if exists:
+            raise TableRejected(
+                f"{target.label} is gone, with everything that it had; bring it back, or have it loaded again: {target.resync}"
+            )
+        if not target.makes:
+            raise TableRejected(
+                f"{target.label} does not exist, and `auto_create` is false: create it"
+            )
+        target.create()
+        found = target.find()
+        if found is None:
+            raise SinkUnavailable(f"{target.label} was created and is not there; try again")
+        return found, None
+
+    def _span(self) -> VersionSpan:
+        """Return the smallest and the greatest version of the changes."""
+        span = VersionSpan()
+        for step in self.target.table.steps:
+            if step.kind == "truncate":
+                span.add(self._versions.version(step.last, step.event_time_us))
+            for batch in staged_batches(step, place_schema()):
+                span.add_all(self._versions.versions(batch))
+        return span
+
+    def _newest(self) -> int | None:
+        """Return the greatest version that the table has, unless that is below all that the commit can have had."""
+        found = self.target.client.rows(
+            self.target.label,
+            f"SELECT toString(max({VERSION})) AS newest, count() > 0 AS known FROM {self.target.name}"
+            f" WHERE {VERSION} >= {_number(self._floor)}",
+        )
+        return int(found[0]["newest"]) if found[0]["known"] else None
+
+    def _check_log(
+        self, newest: int, span: VersionSpan, mark: TableMark | None, *, exists: bool
+    ) -> None:
+        """Check that later changes have greater versions than what the table has.
+
+        A commit that is delivered again has smaller ones, and changes nothing. It is not one if the table has everything
+        before it, if the positions are of another server, or if a new series of commits begins with a snapshot: then
+        positions have begun again, and the rows would lose against older ones.
+
+        Raises:
+            TableRejected: They have not.
+        """
+        table, owner = self.target.table, self.target.owner
+        other = mark is not None and bool(mark.log) and mark.log != owner.log
+        begins = (
+            mark is not None and mark.uid != owner.uid and any(one.reads for one in table.steps)
+        )
+        back = newest >> _POSITION_BITS > span.first >> _POSITION_BITS
+        if back and (exists or other or begins) and not self._has(newest):
+            raise TableRejected(
+                f"{self.target.label} has rows of a later position in the source's log than changes that follow them: the log "
+                "has begun again, as on another server after a failover. Have the table loaded again: "
+                f"{self.target.resync}"
+            )
+
+    def _has(self, version: int) -> bool:
+        """Return whether one of the changes has a version."""
+        for step in self.target.table.steps:
+            if step.kind == "truncate":
+                if self._versions.version(step.last, step.event_time_us) == version:
+                    return True
+                continue
+            for batch in staged_batches(step, place_schema()):
+                if has_version(self._versions.versions(batch), version):
+                    return True
+        return False
+
+    def _log(self, step: StagedStep, *, again: bool) -> None:
+        """Add the changes of a changelog; without those that the table has if it may have some."""
+        schema = self._rows.staged_schema(rekey=False)
+        for part in insert_batches(map(self._rows.made, staged_batches(step, schema))):
+            if again:
+                self._insert_new(part)
+                continue
+            first = int.from_bytes(part.column(VERSION)[0].as_py(), "little")
+            token = f"{self.target.owner.name}:{first}:{part.num_rows}"
+            self._inserts.insert(self.target.name, part, token)
+
+    def _insert_new(self, part: pa.Table) -> None:
+        """Insert those changes whose event ids the table does not have."""
+        types = self._rows.types
+        names = part.schema.names
+        structure = ", ".join(f"{quoted(name)} {types[name]}" for name in names)
+        columns = ", ".join(map(quoted, names))
+        query = (
+            f"INSERT INTO {self.target.name} ({columns}) SELECT {columns} FROM input({literal(structure)})"
+            f" WHERE {EVENT} NOT IN (SELECT {EVENT} FROM {self.target.name}"
+            f" WHERE {VERSION} >= {_number(self._floor)}) FORMAT ArrowStream"
+        )
+        self._inserts.send(query, part)
+
+    def _check_logged(self, span: VersionSpan) -> None:
+        """Check that no INSERT was taken for one that the table has had, though its rows were deleted since.
+
+        Raises:
+            TableRejected: One was.
+        """
+        rows = sum(step.rows for step in self.target.table.steps)
+        found = self.target.client.rows(
+            self.target.label,
+            f"SELECT toString(count()) AS rows FROM {self.target.name}"
+            f" WHERE {VERSION} BETWEEN {_number(span.first)} AND {_number(span.last)}",
+        )
+        if int(found[0]["rows"]) < rows:
+            raise TableRejected(
+                f"{self.target.label} has had changes that were deleted from it, and ClickHouse does not add them again while "
+                f"it remembers their INSERT; have the table loaded again: {self.target.resync}"
+            )
+
+    def _apply(self, step: StagedStep) -> None:
+        """Apply a step to a table of current rows."""
+        if step.kind == "truncate":
+            self._truncate(step)
+        elif step.kind == "rekey":
+            schema = self._rows.staged_schema(rekey=True)
+            batches = staged_batches(step, schema)
+            self._complete((self._rows.made(one, partial=True) for one in batches), rekey=True)
+        else:
+            self._replace(step)
+
+    def _replace(self, step: StagedStep) -> None:
+        """Insert rows, and then those that lack values."""
+        schema = self._rows.staged_schema(rekey=False)
+        lacking = False
+
+        def whole() -> Iterator[pa.RecordBatch]:
+            nonlocal lacking
+            for batch in staged_batches(step, schema):
+                mask = is_partial(batch)
+                lacking |= bool(mask.any())
+                yield self._rows.made(batch.filter(pa.array(~mask)) if mask.any() else batch)
+
+        for part in insert_batches(whole()):
+            self._inserts.insert(self.target.name, part)
+        if lacking:
+            rows = (one.filter(pa.array(is_partial(one))) for one in staged_batches(step, schema))
+            self._complete((self._rows.made(one, partial=True) for one in rows), rekey=False)
+
+    def _complete(self, rows: Iterable[pa.RecordBatch], *, rekey: bool) -> None:
+        """Insert rows that lack values."""
+        staging = Staging(self.target, self._rows.types, rekey)
+        staging.begin()
+        for part in insert_batches(rows):
+            staging.add(part)
+        staging.finish()
+
+    def _truncate(self, step: StagedStep) -> None:
+        version = _number(self._versions.version(step.last, step.event_time_us))
+        keys = ", ".join(map(quoted, self.target.table.key))
+        time = f"fromUnixTimestamp64Micro(toInt64({step.event_time_us}), 'UTC')"
+        self._inserts.execute(
+            f"INSERT INTO {self.target.name} ({keys}, {OP}, {VERSION}, {DELETED}, {TIME})"
+            f" SELECT {keys}, 't', {version}, 1, {time} FROM {self.target.name} FINAL"
+            f" WHERE {DELETED} = 0 AND {VERSION} < {version}"
+        )
+
+
+def _number(version: int) -> str:
+    return f"toUInt128('{version}')"
