@@ -61,6 +61,18 @@ def typed_tables(frame: pa.RecordBatch, schema_of: SchemaOf) -> Iterator[TypedTa
         CorruptLog: An image is not valid JSON.
     """
     images = cast("pa.StringArray", pc.coalesce(*(frame.column(name) for name in _IMAGES)))
+    has_row = images.is_valid().to_numpy(zero_copy_only=False)
+    for version, places in table_versions(frame, has_row):
+        of_version = (
+            images if len(places) == frame.num_rows else images.take(pa.array(places, pa.int64()))
+        )
+        yield TypedTable(version, places, typed_rows(of_version, schema_of(version)))
+
+
+def table_versions(
+    frame: pa.RecordBatch, chosen: npt.NDArray[np.bool_]
+) -> Iterator[tuple[VersionName, npt.NDArray[np.int64]]]:
+    """Return the table versions of the chosen rows of a change frame, in the order of their first rows, and where these are."""
     codes = np.zeros(frame.num_rows, np.int64)
     for name in _VERSION:
         column = frame.column(name)
@@ -68,15 +80,12 @@ def typed_tables(frame: pa.RecordBatch, schema_of: SchemaOf) -> Iterator[TypedTa
             column = column.dictionary_encode()
         indices = column.indices.fill_null(len(column.dictionary)).to_numpy()
         codes = np.unique(codes * (len(column.dictionary) + 1) + indices, return_inverse=True)[1]
-    codes[~images.is_valid().to_numpy(zero_copy_only=False)] = -1
+    codes[~chosen] = -1
     found, first = np.unique(codes, return_index=True)
     for code in found[np.argsort(first)]:
         if code < 0:
             continue
         places = np.flatnonzero(codes == code)
         row = int(places[0])
-        version = VersionName(*(cast("Any", frame.column(name)[row].as_py()) for name in _VERSION))
-        of_version = (
-            images if len(places) == frame.num_rows else images.take(pa.array(places, pa.int64()))
-        )
-        yield TypedTable(version, places, typed_rows(of_version, schema_of(version)))
+        names = (cast("Any", frame.column(name)[row].as_py()) for name in _VERSION)
+        yield VersionName(*names), places

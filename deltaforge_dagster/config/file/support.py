@@ -88,14 +88,6 @@ def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Documen
         *first, last = sink_types()
         yield _not_yet((*here, "type"), f"{kind} sinks are", f"{', '.join(first)} and {last} are")
         yield from _problems(later.SINKS[kind], sink, here)
-        return
-    config = _mapping(sink, "config")
-    here = (*here, "config")
-    encoding = bare_type(config.get("encoding"))
-    if isinstance(encoding, dict) and encoding.get("type") == "avro":
-        del config["encoding"]
-        yield _not_yet((*here, "encoding"), "avro is", "json is")
-        yield from _problems(later.AvroEncoding, encoding, (*here, "encoding"))
 
 
 def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[DocumentProblem]:

@@ -1,4 +1,4 @@
-"""Models of the sinks and encodings of DeltaForge that this version does not support yet.
+"""Models of the sinks of DeltaForge that this version does not support yet.
 
 A file that uses one of them is rejected (`support`). The block is checked against its model all the same,
 so that the error also lists what else is wrong with it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from deltaforge_dagster.config.blocks import (
     Block,
@@ -18,27 +18,9 @@ from deltaforge_dagster.config.blocks import (
     Seconds,
     TemplateText,
     Text,
-    bare_type,
 )
-from deltaforge_dagster.config.sinks.base import Encoding, Envelope, NativeEnvelope, SinkFilter
-
-
-class AvroEncoding(Block):
-    """Messages in Avro, with their schemas in a schema registry."""
-
-    type: Literal["avro"]
-    schema_registry_url: Text
-    subject_strategy: Literal["topic_name", "record_name", "topic_record_name"] = "topic_name"
-    username: Text | None = None
-    password: SecretStr | None = None
-    unsigned_bigint_mode: Literal["string", "long"] = "string"
-    enum_mode: Literal["string", "enum"] = "string"
-    naive_timestamp_mode: Literal["string", "timestamp"] = "string"
-
-
-AnyEncoding = Annotated[
-    Encoding | AvroEncoding, Field(discriminator="type"), BeforeValidator(bare_type)
-]
+from deltaforge_dagster.config.sinks.base import Envelope, NativeEnvelope, SinkFilter
+from deltaforge_dagster.config.sinks.encoding import Encoding, JsonEncoding
 
 _HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]
 
@@ -49,7 +31,7 @@ class HttpConfig(Block):
     id: Name | None = None
     required: bool = True
     envelope: Envelope = NativeEnvelope()
-    encoding: AnyEncoding = Encoding()
+    encoding: Encoding = JsonEncoding()
     filter: SinkFilter | None = None
     url: TemplateText
     method: _HeaderName = "POST"
