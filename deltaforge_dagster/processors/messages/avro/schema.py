@@ -121,6 +121,7 @@ class AvroTables:
         self._kind = kind
         self._engine = engine
         self._other_fields = other_fields
+        self._enums = encoding.enum_mode == "enum" and engine.values.mysql_enum == "label"
         self._known: dict[VersionName, AvroTable] = {}
         self.of_no_table = self._table((), (), TypedSchema((), kind.marks_unchanged), other=True)
         """The schema of events of no registered table version."""
@@ -151,7 +152,7 @@ class AvroTables:
             type_ = TEXT if self._encoding.unsigned_bigint_mode == "string" else INT64
         elif type_.kind == "timestamp" and not type_.zone:
             type_ = TEXT if self._encoding.naive_timestamp_mode == "string" else type_
-        elif type_ == TEXT and self._encoding.enum_mode == "enum":
+        elif type_ == TEXT and self._enums:
             symbols = _symbols(column.data_type)
         return AvroColumn(column.name, field, type_, symbols)
 
