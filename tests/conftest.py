@@ -23,6 +23,7 @@ pytest_plugins = [
     "tests.fix_nats",
     "tests.fix_postgres",
     "tests.fix_redis",
+    "tests.fix_schema_registry",
     "tests.fix_spark",
     "tests.fix_store",
     "tests.times",

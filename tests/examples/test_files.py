@@ -31,6 +31,7 @@ ADDRESSES = {
     "TURSO_URL": "http://localhost:8080",
     "DATABASE": "shop.db",
     "LAKE": "/lake",
+    "SCHEMA_REGISTRY_URL": "http://localhost:8081",
 }
 
 

@@ -17,7 +17,6 @@ SENSING = "spec.schema_sensing"
 HTTP = {"id": "h", "url": "https://h/${source.table}", "headers": {"authorization": "geheim"}}
 S3 = {"bucket": "b", "format": "jsonl", "compression": "gzip", "file_roll": {"max_age_secs": 9}}
 CLICKHOUSE = {"url": "http://c", "database": "d", "table": "t", "tls": {"enabled": False}}
-AVRO = {"type": "avro", "schema_registry_url": "http://r", "enum_mode": "enum"}
 
 
 def problems(write: Write, changes: dict[str, Any]) -> list[str]:
@@ -45,7 +44,6 @@ def without_none(config: dict[str, Any]) -> dict[str, Any]:
         (sink("http", HTTP), "spec.sinks[0].type: http sinks are"),
         (sink("s3", S3), "spec.sinks[0].type: s3 sinks are"),
         (sink("clickhouse", CLICKHOUSE), "spec.sinks[0].type: clickhouse sinks are"),
-        ({"spec.sinks.0.config.encoding": AVRO}, "spec.sinks[0].config.encoding: avro is"),
     ],
 )
 def test_a_sound_block_has_one_problem(write: Write, changes: dict[str, Any], place: str) -> None:
@@ -70,8 +68,6 @@ def test_a_sound_block_has_one_problem(write: Write, changes: dict[str, Any], pl
         (sink("clickhouse", CLICKHOUSE, database=None), "spec.sinks[0].config.database: is required"),
         (sink("clickhouse", CLICKHOUSE, mode="merge"), "spec.sinks[0].config.mode: must be 'changelog' or 'upsert'"),
         (sink("clickhouse", CLICKHOUSE, version_source="x"), "spec.sinks[0].config.version_source: must be 'source_position' or 'ts_ms'"),
-        ({"spec.sinks.0.config.encoding": "avro"}, "spec.sinks[0].config.encoding.schema_registry_url: is required"),
-        ({"spec.sinks.0.config.encoding": AVRO | {"subject_strategy": "x"}}, "spec.sinks[0].config.encoding.subject_strategy: must be 'topic_name', 'record_name' or 'topic_record_name'"),
     ],
 )  # fmt: skip
 def test_its_own_mistakes_are_named_too(
