@@ -12,8 +12,9 @@ and `otherwise` that of null (`UNION` and `NULL` below).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -143,10 +144,10 @@ def encode(rows: int, pieces: Sequence[Piece]) -> EncodedColumn:
     Raises:
         UnsupportedEvent: They need more than 2 GiB.
     """
-    merged, last = _melted(pieces)
+    parts, last = _melted(pieces)
     sizes = np.full(rows, len(last), np.int64)
-    for piece, before, otherwise in merged:
-        _measured(piece, len(before), len(otherwise), sizes)
+    for part in parts:
+        part.measure(sizes)
     ends = np.zeros(rows + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     if ends[-1] > MAX_BYTES:
@@ -155,10 +156,10 @@ def encode(rows: int, pieces: Sequence[Piece]) -> EncodedColumn:
     cursors = ends[:-1].copy()
     for start in range(0, rows, _CHUNK):
         stop = min(start + _CHUNK, rows)
-        for piece, before, otherwise in merged:
-            _written(piece, start, stop, before, otherwise, out, cursors)
+        for part in parts:
+            part.write(start, stop, out, cursors)
         if len(last):
-            _write_constant(start, stop, last, out, cursors)
+            _write_constant(last, start, stop, out, cursors)
     out.flags.writeable = False
     found = ends.astype(np.int32)
     found.flags.writeable = False
@@ -168,9 +169,17 @@ def encode(rows: int, pieces: Sequence[Piece]) -> EncodedColumn:
 _Varying: TypeAlias = LongPiece | SlicePiece | FixedPiece | DecimalPiece
 
 
-def _melted(pieces: Sequence[Piece]) -> tuple[list[tuple[_Varying, Bytes, Bytes]], Bytes]:
-    """Merge constants into the pieces behind them; return these with what is before them, and the last constant."""
-    merged: list[tuple[_Varying, Bytes, Bytes]] = []
+@dataclass(frozen=True, slots=True)
+class _PieceKernels:
+    """The kernels of a piece, with its arrays."""
+
+    measure: Callable[[Longs], None]
+    write: Callable[[int, int, Bytes, Longs], None]
+
+
+def _melted(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
+    """Merge constants into the pieces behind them; return these, and the last constant."""
+    parts = []
     constant = b""
     for piece in pieces:
         if isinstance(piece, bytes):
@@ -178,10 +187,37 @@ def _melted(pieces: Sequence[Piece]) -> tuple[list[tuple[_Varying, Bytes, Bytes]
         elif piece.valid is not None and not piece.valid.any():
             constant += piece.otherwise
         else:
-            before, otherwise = constant + piece.before, constant + piece.otherwise
-            merged.append((piece, read_only(before), read_only(otherwise)))
+            parts.append(_part(piece, constant + piece.before, constant + piece.otherwise))
             constant = b""
-    return merged, read_only(constant)
+    return parts, read_only(constant)
+
+
+def _part(piece: _Varying, before: bytes, otherwise: bytes) -> _PieceKernels:
+    valid = _NO_MASK if piece.valid is None else _frozen(piece.valid)
+    sizes = valid, len(before), len(otherwise)
+    texts = valid, read_only(before), read_only(otherwise)
+    match piece:
+        case LongPiece():
+            values = _frozen(piece.values)
+            return _PieceKernels(
+                partial(_measure_longs, values, *sizes), partial(_write_longs, values, *texts)
+            )
+        case SlicePiece():
+            where = _frozen(piece.starts), _frozen(piece.stops), int(piece.sized)
+            return _PieceKernels(
+                partial(_measure_slices, *where, *sizes),
+                partial(_write_slices, _frozen(piece.data), *where, *texts),
+            )
+        case FixedPiece():
+            data = _frozen(piece.data), piece.width
+            return _PieceKernels(
+                partial(_measure_fixed, piece.width, *sizes), partial(_write_fixed, *data, *texts)
+            )
+        case DecimalPiece():
+            digits = _frozen(piece.data)
+            return _PieceKernels(
+                partial(_measure_decimals, digits, *sizes), partial(_write_decimals, digits, *texts)
+            )
 
 
 def _frozen(array: Any) -> Any:
@@ -191,43 +227,6 @@ def _frozen(array: Any) -> Any:
         found = found.view()
         found.flags.writeable = False
     return found
-
-
-def _measured(piece: _Varying, before: int, otherwise: int, sizes: Longs) -> None:
-    valid = _NO_MASK if piece.valid is None else _frozen(piece.valid)
-    match piece:
-        case LongPiece():
-            _measure_longs(_frozen(piece.values), valid, before, otherwise, sizes)
-        case SlicePiece():
-            starts, stops = _frozen(piece.starts), _frozen(piece.stops)
-            _measure_slices(starts, stops, int(piece.sized), valid, before, otherwise, sizes)
-        case FixedPiece():
-            _measure_fixed(valid, before + piece.width, otherwise, sizes)
-        case DecimalPiece():
-            _measure_decimals(_frozen(piece.data), valid, before, otherwise, sizes)
-
-
-def _written(
-    piece: _Varying,
-    start: int,
-    stop: int,
-    before: Bytes,
-    otherwise: Bytes,
-    out: Bytes,
-    cursors: Longs,
-) -> None:
-    valid = _NO_MASK if piece.valid is None else _frozen(piece.valid)
-    rest = valid, before, otherwise, out, cursors
-    match piece:
-        case LongPiece():
-            _write_longs(start, stop, _frozen(piece.values), *rest)
-        case SlicePiece():
-            starts, stops = _frozen(piece.starts), _frozen(piece.stops)
-            _write_slices(start, stop, _frozen(piece.data), starts, stops, int(piece.sized), *rest)
-        case FixedPiece():
-            _write_fixed(start, stop, _frozen(piece.data), piece.width, *rest)
-        case DecimalPiece():
-            _write_decimals(start, stop, _frozen(piece.data), *rest)
 
 
 @kernel
@@ -274,12 +273,12 @@ def _measure_longs(values: Longs, valid: Mask, before: int, otherwise: int, size
 
 @kernel
 def _write_longs(
-    start: int,
-    stop: int,
     values: Longs,
     valid: Mask,
     before: Bytes,
     otherwise: Bytes,
+    start: int,
+    stop: int,
     out: Bytes,
     cursors: Longs,
 ) -> None:
@@ -314,8 +313,6 @@ def _measure_slices(
 
 @kernel
 def _write_slices(
-    start: int,
-    stop: int,
     data: Bytes,
     starts: _Ints,
     stops: _Ints,
@@ -323,6 +320,8 @@ def _write_slices(
     valid: Mask,
     before: Bytes,
     otherwise: Bytes,
+    start: int,
+    stop: int,
     out: Bytes,
     cursors: Longs,
 ) -> None:
@@ -340,23 +339,23 @@ def _write_slices(
 
 
 @kernel
-def _measure_fixed(valid: Mask, size: int, otherwise: int, sizes: Longs) -> None:
+def _measure_fixed(width: int, valid: Mask, before: int, otherwise: int, sizes: Longs) -> None:
     for row in range(len(sizes)):
         if len(valid) > 0 and not valid[row]:
             sizes[row] += otherwise
         else:
-            sizes[row] += size
+            sizes[row] += before + width
 
 
 @kernel
 def _write_fixed(
-    start: int,
-    stop: int,
     data: Bytes,
     width: int,
     valid: Mask,
     before: Bytes,
     otherwise: Bytes,
+    start: int,
+    stop: int,
     out: Bytes,
     cursors: Longs,
 ) -> None:
@@ -396,12 +395,12 @@ def _measure_decimals(data: Bytes, valid: Mask, before: int, otherwise: int, siz
 
 @kernel
 def _write_decimals(
-    start: int,
-    stop: int,
     data: Bytes,
     valid: Mask,
     before: Bytes,
     otherwise: Bytes,
+    start: int,
+    stop: int,
     out: Bytes,
     cursors: Longs,
 ) -> None:
@@ -420,7 +419,7 @@ def _write_decimals(
 
 
 @kernel
-def _write_constant(start: int, stop: int, constant: Bytes, out: Bytes, cursors: Longs) -> None:
+def _write_constant(constant: Bytes, start: int, stop: int, out: Bytes, cursors: Longs) -> None:
     for row in range(start, stop):
         cursors[row] = _put(constant, out, cursors[row])
 

@@ -24,7 +24,7 @@ class InvalidSchemaError(ValueError):
 
 
 @dataclass(slots=True)
-class _Names:
+class _NamedTypes:
     """The named types of a schema, by their full names."""
 
     known: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -36,13 +36,13 @@ class _Names:
         return schema
 
 
-def parse(schema: Schema) -> tuple[Schema, _Names]:
+def parse(schema: Schema) -> tuple[Schema, _NamedTypes]:
     """Return a schema with full names, and its named types.
 
     Raises:
         InvalidSchemaError: It is no schema.
     """
-    names = _Names()
+    names = _NamedTypes()
     return _parsed(schema, "", names), names
 
 
@@ -53,7 +53,7 @@ def problems(reader: Schema, writer: Schema) -> list[str]:
 
 
 def _parsed(  # noqa: C901, PLR0911 - one case per kind of schema
-    schema: Schema, namespace: str, names: _Names
+    schema: Schema, namespace: str, names: _NamedTypes
 ) -> Schema:
     if isinstance(schema, list):
         return [_parsed(one, namespace, names) for one in schema]
@@ -92,8 +92,8 @@ def _parsed(  # noqa: C901, PLR0911 - one case per kind of schema
 
 @dataclass(slots=True)
 class _Check:
-    new: _Names
-    old: _Names
+    new: _NamedTypes
+    old: _NamedTypes
     seen: set[tuple[str, str]] = field(default_factory=set)
 
     def mismatches(self, reader: Schema, writer: Schema, where: str) -> Iterator[str]:

@@ -247,7 +247,7 @@ def _checked(content: Any) -> str:
     return json.dumps(schema, separators=(",", ":"))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _RegistryHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     registry: _Registry
     user: str | None
@@ -289,8 +289,8 @@ def _serve() -> None:
     parser.add_argument("--certificate")
     parser.add_argument("--key")
     options = parser.parse_args()
-    _Handler.registry, _Handler.user = _Registry(options.path), options.user
-    server = ThreadingHTTPServer(("127.0.0.1", options.port), _Handler)
+    _RegistryHandler.registry, _RegistryHandler.user = _Registry(options.path), options.user
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), _RegistryHandler)
     if options.certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(options.certificate, options.key)

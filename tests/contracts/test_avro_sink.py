@@ -20,7 +20,7 @@ from deltaforge_dagster.sinks.base import (
     SinkBatch,
     SinkPosition,
 )
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistry
+from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
 from deltaforge_dagster.sinks.schema_registry.sink import AvroSink
 from deltaforge_dagster.testing.sinks import ExactlyOnceContract, SinkContract, Subject
 from deltaforge_lab.servers.kafka import KafkaServer
@@ -89,7 +89,7 @@ def subject(
     encoding = AvroEncoding(type="avro", schema_registry_url=schema_registry.url)
 
     def wrapped(inner: Sink) -> Sink:
-        return Texts(AvroSink(inner, SchemaRegistry("subject", encoding), encoding))
+        return Texts(AvroSink(inner, SchemaRegistryClient("subject", encoding), encoding))
 
     def texts(*marks: tuple[str, bytes]) -> Callable[[str], list[str]]:
         def read(name: str) -> list[str]:

@@ -17,7 +17,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.encode.versions import TableVersions
+from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.pipeline.replay.replay import replay
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_lab.servers.kafka import KafkaServer
@@ -120,7 +120,7 @@ def run_again(feed: Feed) -> None:
     context = build_run_context(feed.opened, feed.loaded)
     with context.replay_sessions() as sessions:
         run_id = str(uuid.uuid4())
-        versions = TableVersions(feed.store.schemas, feed.name)
+        versions = RegisteredVersions(feed.store.schemas, feed.name)
         journal = feed.opened.journal
         replay(
             feed.store,

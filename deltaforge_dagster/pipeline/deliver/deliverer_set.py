@@ -22,7 +22,7 @@ from deltaforge_dagster.pipeline.delivery import (
 )
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.encode.versions import TableVersions
+from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.processing import Processing
@@ -76,7 +76,7 @@ class DelivererSet:
         self._segments = PendingSegments(
             run.store, self._pipeline, chained=bool(spec.spec.processors)
         )
-        versions = TableVersions(run.store.schemas, self._pipeline)
+        versions = RegisteredVersions(run.store.schemas, self._pipeline)
         self._encoder = Encoder(
             spec, run.journal, self.sessions, run.lease.run_id, run.warn, versions
         )

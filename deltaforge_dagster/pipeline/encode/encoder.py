@@ -47,7 +47,7 @@ from deltaforge_dagster.pipeline.encode.messages import (
 from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
-from deltaforge_dagster.pipeline.encode.versions import TableVersions
+from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.state.records import SegmentRow
@@ -113,7 +113,7 @@ class Encoder:
         sessions: SessionProvider,
         run_id: str,
         warn: Callable[[str], None] = logger.warning,
-        versions: TableVersions | None = None,
+        versions: RegisteredVersions | None = None,
     ) -> None:
         self._pipeline = spec.metadata.name
         self._journal = journal

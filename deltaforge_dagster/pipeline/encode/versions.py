@@ -10,7 +10,7 @@ from deltaforge_dagster.tables import TableSchema
 from deltaforge_dagster.typed_rows.tables import VersionName
 
 
-class TableVersions:
+class RegisteredVersions:
     """The registered table versions of a pipeline; thread-safe.
 
     Args:

@@ -33,7 +33,7 @@ _MOST_TEXT = 500
 _INCOMPATIBLE, _INVALID = 409, 422
 
 
-class SchemaRegistry:
+class SchemaRegistryClient:
     """One registry, as one sink uses it.
 
     Args:

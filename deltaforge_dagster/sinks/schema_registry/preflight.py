@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistry
+from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
 from deltaforge_dagster.sinks.schema_registry.sink import subject_of
 from deltaforge_dagster.sources.findings import Finding
 
@@ -22,7 +22,7 @@ def findings(sink_id: str, encoding: AvroEncoding, names: Sequence[str]) -> list
         names: Its destinations; those that depend on changes are templates.
     """
     about = f"sink {sink_id}"
-    with contextlib.closing(SchemaRegistry(sink_id, encoding)) as registry:
+    with contextlib.closing(SchemaRegistryClient(sink_id, encoding)) as registry:
         try:
             there = set(registry.subjects())
             by_topic = encoding.subject_strategy == "topic_name"

@@ -26,7 +26,7 @@ from deltaforge_dagster.sinks.base import (
     Traffic,
     traffic_of,
 )
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistry
+from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
 
 _FINISHED = AVRO_MESSAGES.remove(AVRO_MESSAGES.get_field_index("schema"))
 
@@ -40,7 +40,7 @@ class AvroSink:
         encoding: Says under which subjects.
     """
 
-    def __init__(self, inner: Sink, registry: SchemaRegistry, encoding: AvroEncoding) -> None:
+    def __init__(self, inner: Sink, registry: SchemaRegistryClient, encoding: AvroEncoding) -> None:
         self._inner = inner
         self._registry = registry
         self._strategy = encoding.subject_strategy

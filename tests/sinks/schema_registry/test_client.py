@@ -22,7 +22,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
 )
 from deltaforge_dagster.processes.process import free_port
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistry
+from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
 from deltaforge_dagster.sinks.schema_registry.preflight import findings
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
 from tests.fix_schema_registry import StartSchemaRegistry
@@ -37,9 +37,9 @@ def encoding(url: str, **more: Any) -> AvroEncoding:
     return AvroEncoding.model_validate({"type": "avro", "schema_registry_url": url, **more})
 
 
-def client(url: str, **more: Any) -> SchemaRegistry:
+def client(url: str, **more: Any) -> SchemaRegistryClient:
     """Return a client of a registry."""
-    return SchemaRegistry("topics", encoding(url, **more))
+    return SchemaRegistryClient("topics", encoding(url, **more))
 
 
 def test_schemas_have_ids(schema_registry: SchemaRegistryServer) -> None:

@@ -16,7 +16,7 @@ from deltaforge_dagster.sinks.base import (
     SinkBatch,
     SinkPosition,
 )
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistry
+from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
 from deltaforge_dagster.sinks.schema_registry.sink import AvroSink
 from deltaforge_dagster.testing.sinks import allow
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
@@ -69,7 +69,7 @@ def sink(url: str, strategy: str = "topic_name") -> tuple[AvroSink, Collected]:
     """Return a sink, and where its messages arrive."""
     settings = encoding(url, subject_strategy=strategy)
     inner = Collected()
-    return AvroSink(inner, SchemaRegistry("topics", settings), settings), inner
+    return AvroSink(inner, SchemaRegistryClient("topics", settings), settings), inner
 
 
 def sent(inner: Collected) -> list[bytes | None]:
