@@ -454,4 +454,4 @@ def warm() -> None:
         b"-",
     ]
     made = encode(1, pieces)
-    put_schema_ids(np.zeros(5, np.uint8), made.ends, np.array([0], np.int32), one)
+    put_schema_ids(np.zeros(5, np.uint8), made.ends.copy(), np.array([0], np.int32), one)

@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(encode: Encode) -> None:
 
     assert made.messages.column("ordinal").to_pylist() == [0, 2]
     assert (refused.ordinal, refused.cause) == (1, "serialization")
-    assert "its column 'born' does not fit: it is outside" in str(refused)
+    assert "its column 'born' does not fit: it is not a value of that type" in str(refused)
     assert "segment 1, ordinal 1" in str(refused)
     (plain,) = encoded.batches("json", 1, -1)
     assert plain.messages.num_rows == 3

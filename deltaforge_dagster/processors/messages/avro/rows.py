@@ -63,7 +63,7 @@ def encoded_rows(images: pa.StringArray, table: AvroTable) -> EncodedRows:
         CorruptLog: An image is not valid JSON.
         UnsupportedEvent: The records need more than 2 GiB.
     """
-    if not table.columns:  # of no table: the whole row is other fields
+    if table.rows is None:
         ends, data = layout(images)
         whole = SlicePiece(data, ends[:-1], ends[1:], sized=True, before=UNION)
         return EncodedRows(encode(len(images), [whole]), None, {})

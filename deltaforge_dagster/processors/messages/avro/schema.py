@@ -85,14 +85,14 @@ class AvroTable:
         text: The schema, as JSON.
         record: The full name of its record.
         columns: The columns of a row.
-        rows: The same, for `typed_rows`.
+        rows: The same, for `typed_rows`; None for events of no table, whose rows are other fields as a whole.
         other_fields: Whether rows have the field `OTHER_FIELDS`.
     """
 
     text: str
     record: str
     columns: tuple[AvroColumn, ...]
-    rows: TypedSchema
+    rows: TypedSchema | None
     other_fields: bool
 
 
@@ -123,7 +123,7 @@ class AvroTables:
         self._other_fields = other_fields
         self._enums = encoding.enum_mode == "enum" and engine.values.mysql_enum == "label"
         self._known: dict[VersionName, AvroTable] = {}
-        self.of_no_table = self._table((), (), TypedSchema((), kind.marks_unchanged), other=True)
+        self.of_no_table = self._table((), (), None, other=True)
         """The schema of events of no registered table version."""
 
     def of(self, version: VersionName, table: TableSchema) -> AvroTable:
@@ -160,7 +160,7 @@ class AvroTables:
         self,
         place: Sequence[str],
         columns: Sequence[AvroColumn],
-        rows: TypedSchema,
+        rows: TypedSchema | None,
         *,
         other: bool,
     ) -> AvroTable:

@@ -128,7 +128,7 @@ def expected_row(image: str | None, table: AvroTable) -> dict[str, Any] | str | 
     """Return a row as its types say that it is, or why it does not fit."""
     if image is None:
         return None
-    if not table.columns:
+    if table.rows is None:
         return {OTHER_FIELDS: image}
     typed = typed_rows(pa.array([image]), table.rows)
     if typed.misfits:
@@ -181,7 +181,7 @@ class Same(float):
 
 def lacking(image: str | None, table: AvroTable) -> list[str] | None:
     """Return the fields that an image lacks, None if there are none."""
-    if image is None or not table.columns:
+    if image is None or table.rows is None:
         return None
     fields = {
         name
