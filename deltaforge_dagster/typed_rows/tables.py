@@ -79,13 +79,19 @@ def table_versions(
         if not isinstance(column, pa.DictionaryArray):
             column = column.dictionary_encode()
         indices = column.indices.fill_null(len(column.dictionary)).to_numpy()
-        codes = np.unique(codes * (len(column.dictionary) + 1) + indices, return_inverse=True)[1]
+        if len(indices) and (indices != indices[0]).any():
+            codes = codes * (len(column.dictionary) + 1) + indices
+            codes = np.unique(codes, return_inverse=True)[1]
+    if chosen.all() and not codes.any() and frame.num_rows:
+        yield _version(frame, 0), np.arange(frame.num_rows)
+        return
     codes[~chosen] = -1
     found, first = np.unique(codes, return_index=True)
     for code in found[np.argsort(first)]:
-        if code < 0:
-            continue
-        places = np.flatnonzero(codes == code)
-        row = int(places[0])
-        names = (cast("Any", frame.column(name)[row].as_py()) for name in _VERSION)
-        yield VersionName(*names), places
+        if code >= 0:
+            places = np.flatnonzero(codes == code)
+            yield _version(frame, int(places[0])), places
+
+
+def _version(frame: pa.RecordBatch, row: int) -> VersionName:
+    return VersionName(*(cast("Any", frame.column(name)[row].as_py()) for name in _VERSION))

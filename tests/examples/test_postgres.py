@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import uuid
+from contextlib import closing
 from decimal import Decimal
 from typing import Any
 
@@ -108,12 +109,12 @@ def test_orders_to_avro_topics(
     )
     example.deliver()
 
-    deserialize = AvroDeserializer(SchemaRegistryClient({"url": schema_registry.url}))
-
     def read(topic: str) -> list[Any]:
         place = SerializationContext(f"{example.own}_{topic}", MessageField.VALUE)
         found = records(example, kafka_server.brokers, topic)
-        return [deserialize(one.value, place) for one in found]
+        with closing(SchemaRegistryClient({"url": schema_registry.url})) as client:
+            deserialize = AvroDeserializer(client)
+            return [deserialize(one.value, place) for one in found]
 
     created, deleted, tombstone = read("avro.orders")
     placed = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)

@@ -6,7 +6,7 @@ import datetime as dt
 import secrets
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,10 @@ def records(feed: Feed, server: KafkaServer, table: str) -> list[Record]:
 
 def read(registry: SchemaRegistryServer, topic: str, found: list[Record]) -> list[Any]:
     """Return what Confluent's deserializer makes of values."""
-    deserialize = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
-    place = SerializationContext(topic, MessageField.VALUE)
-    return [deserialize(one.value, place) for one in found]
+    with closing(SchemaRegistryClient({"url": registry.url})) as client:
+        deserialize = AvroDeserializer(client)
+        place = SerializationContext(topic, MessageField.VALUE)
+        return [deserialize(one.value, place) for one in found]
 
 
 def schema_ids(found: list[Record]) -> list[int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -37,36 +37,43 @@ def encoding(url: str, **more: Any) -> AvroEncoding:
     return AvroEncoding.model_validate({"type": "avro", "schema_registry_url": url, **more})
 
 
-def client(url: str, **more: Any) -> SchemaRegistryClient:
-    """Return a client of a registry."""
-    return SchemaRegistryClient("topics", encoding(url, **more))
+@contextmanager
+def client(url: str, **more: Any) -> Iterator[SchemaRegistryClient]:
+    """Lend a client of a registry."""
+    with closing(SchemaRegistryClient("topics", encoding(url, **more))) as registry:
+        yield registry
+
+
+def register(url: str, subject: str, schema: str, **more: Any) -> int:
+    """Register a schema."""
+    with client(url, **more) as registry:
+        return registry.register(subject, schema)
 
 
 def test_schemas_have_ids(schema_registry: SchemaRegistryServer) -> None:
     """A schema has the same id under each subject and each time; a compatible one is a new version."""
-    registry = client(schema_registry.url + "/")
-    first = registry.register("ids-a/b value", INT)
+    with client(schema_registry.url + "/") as registry:
+        first = registry.register("ids-a/b value", INT)
 
-    assert registry.register("ids-a/b value", INT) == first
-    assert registry.register("ids-other", INT) == first
-    second = registry.register("ids-a/b value", LONG)
-    assert schema_registry.versions("ids-a/b value") == [first, second]
-    assert {"ids-a/b value", "ids-other"} <= set(registry.subjects())
-    registry.close()
-    assert registry.register("ids-other", INT) == first
+        assert registry.register("ids-a/b value", INT) == first
+        assert registry.register("ids-other", INT) == first
+        second = registry.register("ids-a/b value", LONG)
+        assert schema_registry.versions("ids-a/b value") == [first, second]
+        assert {"ids-a/b value", "ids-other"} <= set(registry.subjects())
+        registry.close()
+        assert registry.register("ids-other", INT) == first
 
 
 def test_an_incompatible_schema(schema_registry: SchemaRegistryServer) -> None:
     """It is refused for good, with the registry's reason and what to do; the subject stays as it is."""
-    registry = client(schema_registry.url)
-    first = registry.register("strict", INT)
+    first = register(schema_registry.url, "strict", INT)
 
     with pytest.raises(SinkRejected, match=r"not compatible.*int cannot be read as string.*PUT /config/strict"):  # fmt: skip
-        registry.register("strict", TEXT)
+        register(schema_registry.url, "strict", TEXT)
 
     assert schema_registry.versions("strict") == [first]
     schema_registry.set_compatibility("NONE", "strict")
-    assert registry.register("strict", TEXT) != first
+    assert register(schema_registry.url, "strict", TEXT) != first
 
 
 def test_logging_in_over_tls(start_schema_registry: StartSchemaRegistry, tmp_path: Path) -> None:
@@ -76,7 +83,7 @@ def test_logging_in_over_tls(start_schema_registry: StartSchemaRegistry, tmp_pat
     url = start_schema_registry(user=f"me:{SECRET}", certificate=signed, key=signed).url
     login = {"username": "me", "password": SECRET}
 
-    assert client(url, ca_file=str(ours.file), **login).register("tls", INT) == 1
+    assert register(url, "tls", INT, ca_file=str(ours.file), **login) == 1
     for settings, error in (
         ({"ca_file": str(ours.file)}, AuthFailed),
         ({"ca_file": str(ours.file), **login, "password": "wrong"}, AuthFailed),
@@ -85,7 +92,7 @@ def test_logging_in_over_tls(start_schema_registry: StartSchemaRegistry, tmp_pat
         ({"ca_file": str(tmp_path / "none.pem"), **login}, SettingsError),
     ):
         with pytest.raises(error) as caught:
-            client(url, **settings).register("tls", INT)
+            register(url, "tls", INT, **settings)
         assert SECRET not in str(caught.value)
         (finding,) = findings("topics", encoding(url, **settings), ["a"])
         assert (finding.level, SECRET in finding.text) == ("error", False)
@@ -95,7 +102,7 @@ def test_a_registry_that_is_down() -> None:
     """It may come back."""
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(SinkUnavailable, match=f"schema registry at {url} cannot be reached"):
-        client(url).register("a", INT)
+        register(url, "a", INT)
 
 
 @contextmanager
@@ -151,13 +158,13 @@ MESSAGE = json.dumps({"error_code": 1, "message": "said why"}).encode()
 def test_other_answers(status: int, body: bytes, error: type[DeltaforgeError], says: str) -> None:
     """Each is an error that names sink and registry; what may pass is tried again, all else needs a person."""
     with answering(status, body) as url, pytest.raises(error, match=says) as caught:
-        client(url).register("a", INT)
+        register(url, "a", INT)
     assert f"sink topics: the schema registry at {url}" in str(caught.value)
 
 
 def test_preflight(schema_registry: SchemaRegistryServer) -> None:
     """It says what the registry demands of each subject that the file determines, and registers nothing."""
-    client(schema_registry.url).register("seen-value", INT)
+    register(schema_registry.url, "seen-value", INT)
     schema_registry.set_compatibility("NONE", "seen-value")
     before = schema_registry.ask("/subjects")
 
