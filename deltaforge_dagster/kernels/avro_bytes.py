@@ -194,8 +194,8 @@ def _melted(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
 
 def _part(piece: _Varying, before: bytes, otherwise: bytes) -> _PieceKernels:
     valid = _NO_MASK if piece.valid is None else _frozen(piece.valid)
-    sizes = valid, len(before), len(otherwise)
-    texts = valid, read_only(before), read_only(otherwise)
+    sizes: tuple[Any, ...] = (valid, len(before), len(otherwise))
+    texts: tuple[Any, ...] = (valid, read_only(before), read_only(otherwise))
     match piece:
         case LongPiece():
             values = _frozen(piece.values)
@@ -203,13 +203,13 @@ def _part(piece: _Varying, before: bytes, otherwise: bytes) -> _PieceKernels:
                 partial(_measure_longs, values, *sizes), partial(_write_longs, values, *texts)
             )
         case SlicePiece():
-            where = _frozen(piece.starts), _frozen(piece.stops), int(piece.sized)
+            where: tuple[Any, ...] = (_frozen(piece.starts), _frozen(piece.stops), int(piece.sized))
             return _PieceKernels(
                 partial(_measure_slices, *where, *sizes),
                 partial(_write_slices, _frozen(piece.data), *where, *texts),
             )
         case FixedPiece():
-            data = _frozen(piece.data), piece.width
+            data: tuple[Any, ...] = (_frozen(piece.data), piece.width)
             return _PieceKernels(
                 partial(_measure_fixed, piece.width, *sizes), partial(_write_fixed, *data, *texts)
             )
@@ -305,7 +305,7 @@ def _measure_slices(
         if len(valid) > 0 and not valid[row]:
             sizes[row] += otherwise
         else:
-            size = np.int64(stops[row]) - np.int64(starts[row])
+            size = int(np.int64(stops[row]) - np.int64(starts[row]))
             sizes[row] += before + size
             if sized == 1:
                 sizes[row] += _long_size(size)
@@ -331,7 +331,7 @@ def _write_slices(
             at = _put(otherwise, out, at)
         else:
             at = _put(before, out, at)
-            begin, end = np.int64(starts[row]), np.int64(stops[row])
+            begin, end = int(np.int64(starts[row])), int(np.int64(stops[row]))
             if sized == 1:
                 at = _put_long(end - begin, out, at)
             at = copy(data, begin, end, out, at)
@@ -446,7 +446,7 @@ def warm() -> None:
     """Compile every kernel, or load it from the cache."""
     one, ends = np.zeros(1, np.int64), np.array([0, 1], np.int32)
     bits = np.zeros(16, np.uint8)
-    pieces = [
+    pieces: list[Piece] = [
         LongPiece(one),
         SlicePiece(bits, ends[:-1], ends[1:], sized=True),
         FixedPiece(bits, 1),

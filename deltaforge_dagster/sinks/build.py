@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
 from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.base import Sink
@@ -37,7 +37,8 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
         raise NotAllowed(
             f"sink {sink_id}: nothing can be sent to it, because {kind.name} sinks write tables"
         )
-    sink = kind.build(block.config, context)
+    assert isinstance(block.config, MessageSinkConfig)
+    sink: Sink = kind.build(block.config, context)
     for wrapper in entry_points(group="deltaforge.sink_wrappers"):
         if value := os.environ.get(wrapper.name):
             sink = wrapper.load()(sink, sink_id, value)

@@ -27,7 +27,9 @@ def findings(sink_id: str, encoding: AvroEncoding, names: Sequence[str]) -> list
             there = set(registry.subjects())
             by_topic = encoding.subject_strategy == "topic_name"
             topics = [one for one in names if by_topic and not compile_template(one).variables]
-            subjects = [subject_of(encoding.subject_strategy, one, "") for one in topics]
+            subjects: list[str | None] = [
+                subject_of(encoding.subject_strategy, one, "") for one in topics
+            ]
             levels = {one: registry.compatibility(one) for one in subjects or [None]}
         except DeltaforgeError as error:
             return [Finding(about, "error", str(error).removeprefix(f"{about}: "))]

@@ -172,7 +172,9 @@ def test_a_slice_of_a_batch(encode: Encode) -> None:
     (made,) = encoded.batches("avro", 1, 2)
 
     values = made.messages.column("value")
-    assert [read(made.schemas[1].text, one)["after"]["id"] for one in values.to_pylist()] == [3, 4]
+    assert [
+        read(made.schemas[1].text, one)["after"]["id"] for one in values.to_pylist() if one
+    ] == [3, 4]
     assert isinstance(values, pa.BinaryArray)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -53,7 +54,7 @@ class Collected:
 
 def avro(*rows: tuple[str, bytes | None, int | None]) -> SinkBatch:
     """Return a batch of messages: topic, value and the number of the schema."""
-    columns = [
+    columns: list[dict[str, Any]] = [
         dict.fromkeys(MESSAGES.names, "")
         | {"ordinal": n, "destination": topic, "value": value, "schema": schema}
         for n, (topic, value, schema) in enumerate(rows)

@@ -87,14 +87,14 @@ class AvroEnvelope:
         for version, places in table_versions(frame, ~raw & ~gone):
             number = self.numbers.get(version, OF_NO_TABLE)
             whole = len(places) == rows
-            made, misfits = self._events(frame if whole else frame.take(pa.array(places)), number)
+            made, misfits = self._events(frame if whole else frame.take(places), number)
             numbers[places] = number
             unfit |= {int(places[row]): reason for row, reason in misfits.items()}
             parts.append(made.array())
             order.append(places)
         if raw.any():
             places = np.flatnonzero(raw & ~gone)
-            parts.append(raw_payloads(frame.take(pa.array(places))).cast(pa.binary()))
+            parts.append(raw_payloads(frame.take(places)).cast(pa.binary()))
             order.append(places)
         values = _in_order(rows, parts, order)
         for row in unfit:
@@ -117,11 +117,7 @@ class AvroEnvelope:
         for name in ("before", "after"):
             column = cast("pa.StringArray", frame.column(name))
             has = column.is_valid().to_numpy(zero_copy_only=False)
-            made = (
-                encoded_rows(cast("pa.StringArray", column.drop_null()), table)
-                if has.any()
-                else None
-            )
+            made = encoded_rows(column.drop_null(), table) if has.any() else None
             images.append((made, has))
             if made is not None and made.misfits:
                 places = np.flatnonzero(has)
@@ -267,7 +263,7 @@ def _in_order(
     values = pa.concat_arrays(parts)
     places = np.full(rows, -1, np.int64)
     places[np.concatenate(order)] = np.arange(len(values))
-    return values.take(pa.array(places, mask=places < 0))
+    return values.take(pa.array(places, pa.int64(), mask=places < 0))
 
 
 def _without(values: pa.Array[Any], rows: Mapping[int, str]) -> pa.Array[Any]:
@@ -275,4 +271,5 @@ def _without(values: pa.Array[Any], rows: Mapping[int, str]) -> pa.Array[Any]:
         return values
     gone = np.zeros(len(values), np.bool_)
     gone[list(rows)] = True
-    return pc.if_else(pa.array(gone), pa.scalar(None, pa.binary()), values)
+    kept: pa.Array[Any] = pc.if_else(pa.array(gone), pa.scalar(None, pa.binary()), values)
+    return kept

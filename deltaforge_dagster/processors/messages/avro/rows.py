@@ -114,7 +114,7 @@ def _numbers(values: pa.Array[Any]) -> npt.NDArray[np.int64]:
 
 def _buffer(values: pa.Array[Any], width: int) -> Bytes:
     """Return the bytes of values of a fixed width."""
-    data = values.buffers()[1]
+    data = cast("pa.Buffer", values.buffers()[1])
     start = values.offset * width
     return np.frombuffer(memoryview(data), np.uint8)[start : start + len(values) * width]
 
@@ -233,7 +233,7 @@ def _other_fields(images: pa.StringArray, table: AvroTable, typed: TypedRows) ->
     known = {column.name for column in table.columns}
     found: list[str | None] = [None] * len(images)
     for row in np.flatnonzero(has).tolist():
-        fields = members(cast("str", images[row].as_py())).items()
+        fields = members(images[row].as_py()).items()
         others = [f"{name}:{value}" for name, value in fields if json.loads(name) not in known]
         found[row] = f"{{{','.join(others)}}}"
     return pa.array(found, pa.string())
@@ -255,6 +255,6 @@ def _missing(table: AvroTable, typed: TypedRows) -> SlicePiece | None:
         arrays.append(varint(len(names)) + b"".join(map(text, names)) + NULL if names else b"")
     ends = np.cumsum([0, *map(len, arrays)]).astype(np.int32)
     data = np.frombuffer(b"".join(arrays), np.uint8)
-    valid = absent.any(axis=1)
+    valid = cast("Mask", absent.any(axis=1))
     starts, stops = ends[:-1][codes], ends[1:][codes]
     return SlicePiece(data, starts, stops, sized=False, valid=valid, before=UNION, otherwise=NULL)

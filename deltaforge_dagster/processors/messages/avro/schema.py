@@ -216,11 +216,6 @@ def avro_type(type_: ValueType) -> Any:
             return _SCALARS[type_.kind]
 
 
-def is_text(type_: ValueType) -> bool:
-    """Return whether values are written as text that has no further meaning in Avro."""
-    return avro_type(type_) == _STRING
-
-
 def _column_field(column: AvroColumn, namespace: str, *, defines: bool) -> _JsonSchema:
     type_ = avro_type(column.type)
     if column.symbols:

@@ -74,7 +74,7 @@ class Maker:
 
     def messages(self, frame: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return the messages of a change frame: value, schema and unfit."""
-        return cast("list[dict[str, Any]]", self.make(frame).to_pylist())
+        return cast("list[dict[str, Any]]", cast("pa.Array[Any]", self.make(frame)).to_pylist())
 
     def events(self, *rows: Row) -> list[dict[str, Any]]:
         """Return the events of rows, each of which must be fit."""
@@ -94,7 +94,9 @@ def check(batches: Iterable[ChangeBatch], maker: Maker) -> None:
         if one.rows is None:
             continue
         frame = frame_of(one.rows)
-        events = [json.loads(text) for text in native_envelope(maker.origin, frame).to_pylist()]
+        events = [
+            json.loads(text or "") for text in native_envelope(maker.origin, frame).to_pylist()
+        ]
         changes = frame.to_pylist()
         for change, event, message in zip(changes, events, maker.messages(frame), strict=True):
             version = VersionName(
@@ -148,7 +150,8 @@ def plain(column: pa.Array[Any]) -> Any:  # noqa: PLR0911 - one case per type
     if pa.types.is_list(type_):
         if not column[0].is_valid:
             return None
-        return [plain(column.flatten().slice(n, 1)) for n in range(len(column.flatten()))]
+        elements = cast("pa.ListArray[Any]", column).flatten()
+        return [plain(elements.slice(n, 1)) for n in range(len(elements))]
     value = column[0].as_py() if not pa.types.is_temporal(type_) else None
     if pa.types.is_date(type_):
         return column.cast(pa.int32())[0].as_py()
@@ -382,7 +385,7 @@ def test_a_raw_payload_is_no_avro() -> None:
 def test_a_snapshot_has_no_position() -> None:
     """Rows of a snapshot among streamed ones have no position, and say what they are."""
     maker = Maker("mysql", {"sha256:1": table(("id", "int"))})
-    places = {"file": "bin.1", "pos": 7, "tx_id": "u:1"}
+    places: dict[str, Any] = {"file": "bin.1", "pos": 7, "tx_id": "u:1"}
 
     streamed, read_row, again = maker.events(
         change({"id": 1}, **places), change({"id": 2}, op="r"), change({"id": 3}, **places)
