@@ -126,8 +126,9 @@ def exact(subject: Subject) -> Subject:
     return subject
 
 
+@pytest.mark.soak("faults")
 class TestAvroSink(SinkContract):
-    """The promises of every sink."""
+    """The promises of every sink; the sink inside keeps them in the gate."""
 
 
 class TestAvroSinkExactlyOnce(ExactlyOnceContract):

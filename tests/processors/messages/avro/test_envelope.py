@@ -48,6 +48,9 @@ _OPTIONS = st.builds(
 _PLAIN = AvroEncoding(type="avro", schema_registry_url="http://registry")
 
 
+_VERSION = ("db", "schema", "table", "schema_version")
+
+
 class Maker:
     """The schemas and messages of a pipeline's tables."""
 
@@ -98,12 +101,19 @@ def check(batches: Iterable[ChangeBatch], maker: Maker) -> None:
             json.loads(text or "") for text in native_envelope(maker.origin, frame).to_pylist()
         ]
         changes = frame.to_pylist()
-        for change, event, message in zip(changes, events, maker.messages(frame), strict=True):
-            version = VersionName(
-                *(change[name] for name in ("db", "schema", "table", "schema_version"))
-            )
-            table = maker.tables[maker.make.numbers.get(version, 0)]
-            images = {name: expected_row(change[name], table) for name in ("before", "after")}
+        tables = [
+            maker.tables[
+                maker.make.numbers.get(VersionName(*(change[name] for name in _VERSION)), 0)
+            ]
+            for change in changes
+        ]
+        rows = {
+            name: expected_rows([change[name] for change in changes], tables)
+            for name in ("before", "after")
+        }
+        for number, message in enumerate(maker.messages(frame)):
+            change, event, table = changes[number], events[number], tables[number]
+            images = {name: found[number] for name, found in rows.items()}
             if any(isinstance(image, str) for image in images.values()):
                 assert message["value"] is message["schema"] is None
                 assert any(reason in message["unfit"] for reason in REASONS.values())
@@ -126,42 +136,63 @@ def said(found: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if value is not None}
 
 
-def expected_row(image: str | None, table: AvroTable) -> dict[str, Any] | str | None:
-    """Return a row as its types say that it is, or why it does not fit."""
-    if image is None:
-        return None
-    if table.rows is None:
-        return {OTHER_FIELDS: image}
-    typed = typed_rows(pa.array([image]), table.rows)
-    if typed.misfits:
-        return typed.misfits[0].reason
-    found = {}
-    for number, column in enumerate(table.columns):
-        value = plain(typed.batch.column(number))
-        if column.symbols and value is not None and value not in column.symbols:
-            return "it is not one of the enum's labels"
-        found[column.field] = value
+def expected_rows(
+    images: list[str | None], tables: list[AvroTable]
+) -> list[dict[str, Any] | str | None]:
+    """Return rows as their types say that they are, or why they do not fit."""
+    found: list[dict[str, Any] | str | None] = [None] * len(images)
+    for table in {one.text: one for one in tables}.values():
+        places = [
+            n for n, one in enumerate(tables) if one.text == table.text and images[n] is not None
+        ]
+        some = [images[n] for n in places]
+        if table.rows is None:
+            rows: list[dict[str, Any] | str] = [{OTHER_FIELDS: image} for image in some]
+        else:
+            rows = typed(pa.array(some, pa.string()), table)
+        for place, row_of in zip(places, rows, strict=True):
+            found[place] = row_of
     return found
 
 
-def plain(column: pa.Array[Any]) -> Any:  # noqa: PLR0911 - one case per type
-    """Return the first value of a column, as the type that carries it in Avro."""
+def typed(images: pa.StringArray, table: AvroTable) -> list[dict[str, Any] | str]:
+    """Return rows with types, or why they do not fit."""
+    assert table.rows is not None
+    made = typed_rows(images, table.rows)
+    found: list[dict[str, Any] | str] = [{} for _ in range(len(images))]
+    misfits = {one.row: one.reason for one in reversed(made.misfits)}
+    for number, column in enumerate(table.columns):
+        for row_number, value in enumerate(plain(made.batch.column(number))):
+            if column.symbols and value is not None and value not in column.symbols:
+                misfits.setdefault(row_number, "it is not one of the enum's labels")
+            cells = found[row_number]
+            assert isinstance(cells, dict)
+            cells[column.field] = value
+    for row_number, reason in misfits.items():
+        found[row_number] = reason
+    return found
+
+
+def plain(column: pa.Array[Any]) -> list[Any]:
+    """Return the values of a column, as the types that carry them in Avro."""
     type_ = column.type
     if pa.types.is_list(type_):
-        if not column[0].is_valid:
-            return None
-        elements = cast("pa.ListArray[Any]", column).flatten()
-        return [plain(elements.slice(n, 1)) for n in range(len(elements))]
-    value = column[0].as_py() if not pa.types.is_temporal(type_) else None
-    if pa.types.is_date(type_):
-        return column.cast(pa.int32())[0].as_py()
+        lists = cast("pa.ListArray[Any]", column)
+        elements, ends = plain(lists.values), lists.offsets.to_pylist()
+        return [
+            elements[ends[n] : ends[n + 1]] if valid else None
+            for n, valid in enumerate(column.is_valid().to_pylist())
+        ]
     if pa.types.is_temporal(type_):
-        return column.cast(pa.int64())[0].as_py()
-    if isinstance(value, Decimal):
-        return unscaled(value, type_.scale)
-    if isinstance(value, uuid.UUID):
-        return str(value)
-    return Same(value) if isinstance(value, float) and math.isnan(value) else value
+        number = pa.int32() if pa.types.is_date(type_) else pa.int64()
+        return list(column.cast(number).to_pylist())
+    if pa.types.is_decimal(type_):
+        scale = type_.scale
+        return [None if one is None else unscaled(one, scale) for one in column.to_pylist()]
+    values = column.to_pylist()
+    if pa.types.is_floating(type_):
+        return [Same(one) if one is not None and math.isnan(one) else one for one in values]
+    return [str(one) if isinstance(one, uuid.UUID) else one for one in values]
 
 
 def unscaled(value: Decimal, scale: int) -> bytes:
