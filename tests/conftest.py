@@ -26,6 +26,7 @@ pytest_plugins = [
     "tests.fix_objects",
     "tests.fix_postgres",
     "tests.fix_redis",
+    "tests.fix_schema_registry",
     "tests.fix_spark",
     "tests.fix_store",
     "tests.times",

@@ -18,6 +18,7 @@ from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.control.publication import CHANGES, publication_of
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
+from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.process.chains import chain_of
 from deltaforge_dagster.pipeline.replay.closed_ranges import (
@@ -161,7 +162,14 @@ def _deliver(
                 loaded.spec,
                 sink_id,
                 [row.range for row in delivered],
-                encoder=Encoder(loaded.spec, run_context.journal, sessions, run_id, warn),
+                encoder=Encoder(
+                    loaded.spec,
+                    run_context.journal,
+                    sessions,
+                    run_id,
+                    warn,
+                    RegisteredVersions(run_context.store.schemas, loaded.name),
+                ),
                 build_sink=lambda: run_context.build_sink(sink_id),
                 run_id=run_id,
                 progress=log,

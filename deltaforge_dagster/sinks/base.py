@@ -53,6 +53,31 @@ MESSAGES = pa.schema(_FIELDS)
 null if it equals `event_id`.
 """
 
+AVRO_MESSAGES = pa.schema(
+    [
+        *(pa.field("value", pa.binary()) if one.name == "value" else one for one in _FIELDS),
+        pa.field("schema", pa.int32()),
+    ]
+)
+"""The same for messages in Avro on their way to a sink, which gets them without the last column (`schema_registry.sink`).
+
+`value` is binary, and lacks the id of its schema: `schema` is the place of the schema in `SinkBatch.schemas`, null for a
+message that is no Avro.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSchema:
+    """A schema of messages in Avro.
+
+    Attributes:
+        text: The schema, as JSON.
+        record: The full name of its record.
+    """
+
+    text: str
+    record: str
+
 
 _NUMBERS = {"segment": int, "ordinal": int}
 _NO_POSITION = "what is stored there is not a position of deltaforge"
@@ -154,6 +179,7 @@ class SinkBatch:
         refused: Changes in this part of the segment that can never be delivered; they have no
             messages in `messages`. Sinks ignore this attribute and never receive a batch without
             messages.
+        schemas: The schemas of messages in Avro whose ids are not known yet; see `AVRO_MESSAGES`.
     """
 
     segment: int
@@ -162,6 +188,7 @@ class SinkBatch:
     replay: str | None = None
     origin: Origin | None = None
     refused: tuple[Undeliverable, ...] = ()
+    schemas: tuple[MessageSchema, ...] = ()
 
     def position_at(self, row: int) -> SinkPosition:
         """Return the position of a sink that has received the batch up to and including this row.

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, sink_types
@@ -36,8 +37,16 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
         raise NotAllowed(
             f"sink {sink_id}: nothing can be sent to it, because {kind.name} sinks write tables"
         )
-    sink = kind.build(block.config, context)
+    assert isinstance(block.config, MessageSinkConfig)
+    sink: Sink = kind.build(block.config, context)
     for wrapper in entry_points(group="deltaforge.sink_wrappers"):
         if value := os.environ.get(wrapper.name):
             sink = wrapper.load()(sink, sink_id, value)
+    encoding = block.config.encoding
+    if isinstance(encoding, AvroEncoding):
+        # Imported here: most sinks need no registry.
+        from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient  # noqa: PLC0415
+        from deltaforge_dagster.sinks.schema_registry.sink import AvroSink  # noqa: PLC0415
+
+        sink = AvroSink(sink, SchemaRegistryClient(sink_id, encoding), encoding)
     return sink

@@ -61,36 +61,37 @@ def typed_tables(frame: pa.RecordBatch, schema_of: SchemaOf) -> Iterator[TypedTa
         CorruptLog: An image is not valid JSON.
     """
     images = cast("pa.StringArray", pc.coalesce(*(frame.column(name) for name in _IMAGES)))
-    rows = images.is_valid().to_numpy(zero_copy_only=False)
-    for version, places in versions(frame, rows):
+    has_row = images.is_valid().to_numpy(zero_copy_only=False)
+    for version, places in table_versions(frame, has_row):
         of_version = (
             images if len(places) == frame.num_rows else images.take(pa.array(places, pa.int64()))
         )
         yield TypedTable(version, places, typed_rows(of_version, schema_of(version)))
 
 
-def versions(
-    frame: pa.RecordBatch, rows: npt.NDArray[np.bool_]
+def table_versions(
+    frame: pa.RecordBatch, chosen: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[VersionName, npt.NDArray[np.int64]]]:
-    """Return the table versions of some rows of a frame, in the order of their first rows, and where their rows are.
-
-    Args:
-        frame: The changes.
-        rows: Mask of the rows.
-    """
+    """Return the table versions of the chosen rows of a change frame, in the order of their first rows, and where these are."""
     codes = np.zeros(frame.num_rows, np.int64)
     for name in _VERSION:
         column = frame.column(name)
         if not isinstance(column, pa.DictionaryArray):
             column = column.dictionary_encode()
         indices = column.indices.fill_null(len(column.dictionary)).to_numpy()
-        codes = np.unique(codes * (len(column.dictionary) + 1) + indices, return_inverse=True)[1]
-    codes[~rows] = -1
+        if len(indices) and (indices != indices[0]).any():
+            codes = codes * (len(column.dictionary) + 1) + indices
+            codes = np.unique(codes, return_inverse=True)[1]
+    if chosen.all() and not codes.any() and frame.num_rows:
+        yield _version(frame, 0), np.arange(frame.num_rows)
+        return
+    codes[~chosen] = -1
     found, first = np.unique(codes, return_index=True)
     for code in found[np.argsort(first)]:
-        if code < 0:
-            continue
-        places = np.flatnonzero(codes == code)
-        row = int(places[0])
-        names = (cast("Any", frame.column(name)[row].as_py()) for name in _VERSION)
-        yield VersionName(*names), places
+        if code >= 0:
+            places = np.flatnonzero(codes == code)
+            yield _version(frame, int(places[0])), places
+
+
+def _version(frame: pa.RecordBatch, row: int) -> VersionName:
+    return VersionName(*(cast("Any", frame.column(name)[row].as_py()) for name in _VERSION))

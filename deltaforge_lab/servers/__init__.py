@@ -1,1 +1,1 @@
-"""Real servers for the demo, benchmarks and tests: databases, brokers, object storage; and an HTTP server that records."""
+"""Real servers for the demo, benchmarks and tests: databases, brokers, object storage, registries; an HTTP server that records."""

@@ -18,16 +18,13 @@ from deltaforge_dagster.config.processors.processors import (
     OutboxProcessor,
 )
 from deltaforge_dagster.config.sensing import SchemaSensing
-from deltaforge_dagster.config.sinks.later import (
-    AvroEncoding,
-    FileRoll,
-    S3Config,
-)
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.sources.snapshot import Snapshot
-from deltaforge_dagster.sinks.http.config import HttpSinkConfig
 from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig, ClickhouseTls
+from deltaforge_dagster.sinks.http.config import HttpSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
+from deltaforge_dagster.sinks.objects.config import FileRoll, S3SinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
@@ -63,11 +60,11 @@ OUTBOX_COLUMNS = {
         (RedisSinkConfig, {"id": "a", "uri": "redis://h", "stream": "s"}, {**FULL_SINK, **TIMEOUTS}),
         (NatsSinkConfig, {"id": "a", "url": "nats://h", "subject": "s"}, {**FULL_SINK, **TIMEOUTS, "stream": None, "credentials_file": None, "username": None, "password": None, "token": None}),
         (HttpSinkConfig, {"id": "a", "url": "http://h"}, {**FULL_SINK, "method": "POST", "headers": {}, "batch_mode": False, "send_timeout_secs": 10, "batch_timeout_secs": 30, "connect_timeout_secs": 5}),
-        (S3Config, {"bucket": "b"}, {"required": True, "filter": None, "prefix": "", "region": None, "endpoint": None, "access_key_id": None, "secret_access_key": None, "virtual_hosted_style": False, "local": False, "format": "parquet", "compression": "snappy", "send_timeout_secs": 60}),
+        (S3SinkConfig, {"id": "a", "bucket": "b"}, {"required": True, "filter": None, "prefix": "", "region": None, "endpoint": None, "access_key_id": None, "secret_access_key": None, "virtual_hosted_style": False, "local": False, "format": "parquet", "compression": "snappy", "send_timeout_secs": 60}),
         (FileRoll, {}, {"max_bytes": 268_435_456, "max_events": 1_000_000, "max_age_secs": 300, "idle_age_secs": 600}),
         (ClickhouseSinkConfig, {"id": "a", "url": "http://u", "database": "d", "table": "t"}, {"required": True, "table": "t", "mode": "changelog", "user": None, "password": None, "version_source": "source_position", "send_timeout_secs": 30, "auto_create": True}),
         (ClickhouseTls, {}, {"enabled": True, "ca_file": None, "insecure_skip_verify": False}),
-        (AvroEncoding, {"type": "avro", "schema_registry_url": "u"}, {"subject_strategy": "topic_name", "username": None, "password": None}),
+        (AvroEncoding, {"type": "avro", "schema_registry_url": "http://h"}, {"subject_strategy": "topic_name", "username": None, "password": None, "ca_file": None, "unsigned_bigint_mode": "string", "enum_mode": "string", "naive_timestamp_mode": "string"}),
         # By default a segment is the batch; a segment's own limits are under `engine.segment`.
         (Batch, {}, {"max_events": None, "max_bytes": None, "max_ms": None, "respect_source_tx": True, "max_inflight": None}),
         (CommitPolicy, {}, {"mode": "required", "quorum": None}),

@@ -41,6 +41,7 @@ def play(
         "KAFKA_BROKERS": lambda: request.getfixturevalue("kafka_server").brokers,
         "REDIS_URI": lambda: request.getfixturevalue("redis_server").uri,
         "NATS_URL": lambda: request.getfixturevalue("nats_server").url,
+        "SCHEMA_REGISTRY_URL": lambda: request.getfixturevalue("schema_registry").url,
         "TURSO_URL": lambda: str(tmp_path / "shop.db"),
     }
     own = f"x{secrets.token_hex(4)}"

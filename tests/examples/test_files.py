@@ -43,6 +43,7 @@ ADDRESSES = {
     "CLICKHOUSE_URL": "http://localhost:8123",
     "CLICKHOUSE_USER": "u",
     "CLICKHOUSE_PASSWORD": "p",
+    "SCHEMA_REGISTRY_URL": "http://localhost:8081",
 }
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import subprocess
 import sys
+import uuid
+from contextlib import closing
+from decimal import Decimal
+from typing import Any
 
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
 from tests.examples.stage import EXAMPLES, Play, events, records
 from tests.fix_nats import Admin
 from tests.sinks.kafka.test_security import SECRET, SecureServer, secure
@@ -81,6 +90,40 @@ def test_products_with_sensing(play: Play, kafka_server: KafkaServer) -> None:
     assert (product["after"]["price"], product["after"]["specifications"]) == ("199.90", {})
     assert variant["source"]["table"] == "product_variants"
     assert variant["after"]["pricing"] == {"regional": {"EU": {"price": 179.0}}}
+
+
+def test_orders_to_avro_topics(
+    play: Play, kafka_server: KafkaServer, schema_registry: SchemaRegistryServer
+) -> None:
+    """Consumers with Confluent's deserializer get rows with the types of their table, and tombstones."""
+    example = play(
+        "orders-to-avro-topics",
+        "CREATE TABLE orders (id int PRIMARY KEY, total numeric(10,2), placed timestamp)",
+        "CREATE TABLE order_items (id uuid PRIMARY KEY, count int)",
+    )
+    item = "0192f0c1-0000-7000-8000-00000000000a"
+    example.change(
+        "INSERT INTO orders VALUES (1, 9.50, '2026-03-01 12:00'), (2, 1, 'infinity')",
+        f"INSERT INTO order_items VALUES ('{item}', 3)",
+        "DELETE FROM orders WHERE id = 1",
+    )
+    example.deliver()
+
+    def read(topic: str) -> list[Any]:
+        place = SerializationContext(f"{example.own}_{topic}", MessageField.VALUE)
+        found = records(example, kafka_server.brokers, topic)
+        with closing(SchemaRegistryClient({"url": schema_registry.url})) as client:
+            deserialize = AvroDeserializer(client)
+            return [deserialize(one.value, place) for one in found]
+
+    created, deleted, tombstone = read("avro.orders")
+    placed = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+    assert created["after"] == {"id": 1, "total": Decimal("9.50"), "placed": placed}
+    assert (deleted["op"], deleted["before"]["id"], tombstone) == ("d", 1, None)
+    (added,) = read("avro.order_items")
+    assert added["after"] == {"id": uuid.UUID(item), "count": 3}
+    (letter,) = example.store.dead_letters.read(example.loaded.name)
+    assert "its column 'placed' does not fit" in letter.error_message
 
 
 def test_orders_to_kafka_prod(play: Play, secure: SecureServer) -> None:

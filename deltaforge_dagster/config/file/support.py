@@ -1,22 +1,18 @@
 """Report what a pipeline file asks for and this version does not support.
 
 DeltaForge's files have more fields than this version reads. A field that changes what is delivered
-must never be ignored silently: it is reported as a problem at its path, together with the errors in the
-block itself.
+must never be ignored silently: it is reported as a problem at its path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from deltaforge_dagster.config.blocks import Block, bare_type
+from deltaforge_dagster.config.blocks import bare_type
 from deltaforge_dagster.config.engine.checkpoint import ONLY_STATE
 from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem
-from deltaforge_dagster.config.file.validation import validate
-from deltaforge_dagster.config.sinks import later
-from deltaforge_dagster.sinks.registry import broken_sink_types, sink_types
+from deltaforge_dagster.sinks.registry import broken_sink_types
 from deltaforge_dagster.sources.registry import broken_source_types, no_chaser, source_types
 
 _REPLICATOR = (
@@ -37,9 +33,8 @@ def take_unsupported(document: Any) -> list[DocumentProblem]:
     """Remove from `document` what only later versions support.
 
     Returns:
-        A problem for each feature that the file asks for and this version lacks, and the errors in that
-        feature's block. The `type` of an unsupported sink stays in the document; its problem covers the
-        whole block.
+        A problem for each feature that the file asks for and this version lacks. The `type` of a sink that cannot be
+        loaded stays in the document.
     """
     if not isinstance(document, dict):
         return []
@@ -83,19 +78,6 @@ def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Documen
     kind = str(sink.get("type"))
     if kind in broken_sink_types():
         yield DocumentProblem((*here, "type"), f"is {kind}: {broken_sink_types()[kind]}")
-        return
-    if kind in later.SINKS and kind not in sink_types():
-        *first, last = sink_types()
-        yield _not_yet((*here, "type"), f"{kind} sinks are", f"{', '.join(first)} and {last} are")
-        yield from _problems(later.SINKS[kind], sink, here)
-        return
-    config = _mapping(sink, "config")
-    here = (*here, "config")
-    encoding = bare_type(config.get("encoding"))
-    if isinstance(encoding, dict) and encoding.get("type") == "avro":
-        del config["encoding"]
-        yield _not_yet((*here, "encoding"), "avro is", "json is")
-        yield from _problems(later.AvroEncoding, encoding, (*here, "encoding"))
 
 
 def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[DocumentProblem]:
@@ -128,13 +110,6 @@ def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[D
 
 def _not_yet(path: DocumentPath, what: str, instead: str) -> DocumentProblem:
     return DocumentProblem(path, f"{what} not supported yet ({instead})")
-
-
-def _problems(
-    model: type[Block], block: dict[str, Any], here: DocumentPath
-) -> Iterator[DocumentProblem]:
-    for problem in validate(model, block)[2]:
-        yield replace(problem, path=(*here, *problem.path))
 
 
 def _mapping(parent: dict[str, Any], key: str) -> dict[str, Any]:

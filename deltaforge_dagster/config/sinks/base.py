@@ -7,9 +7,9 @@ A kind of sink adds its own options in a subclass of `MessageSinkConfig`, or of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from deltaforge_dagster.config.blocks import (
     AlsoAccepts,
@@ -19,6 +19,7 @@ from deltaforge_dagster.config.blocks import (
     Text,
     bare_type,
 )
+from deltaforge_dagster.config.sinks.encoding import Encoding, JsonEncoding
 from deltaforge_dagster.config.urls import check_encoded
 from deltaforge_dagster.errors import SpecError
 
@@ -49,12 +50,6 @@ Envelope = Annotated[
     BeforeValidator(bare_type),
     AlsoAccepts({"enum": ["native", "debezium"]}),
 ]
-
-
-class Encoding(Block):
-    """How a message is encoded."""
-
-    type: Literal["json"] = "json"
 
 
 class SinkFilter(Block):
@@ -133,6 +128,8 @@ class MessageSinkConfig(SinkConfig):
 
     destination_is_url: ClassVar[bool] = False
     """Whether the destination is a URL, in which the values of variables are percent-encoded."""
+    takes_bytes: ClassVar[bool] = False
+    """Whether a message of this kind of sink may be bytes that are no text."""
 
     key: TemplateText | None = None
     """Template of the message key. By default the event id; in Kafka the row's primary key, in NATS none.
@@ -143,10 +140,8 @@ class MessageSinkConfig(SinkConfig):
     `{"schema":null,"payload":<the event>}` (`debezium`), or a CloudEvent 1.0 (`cloudevents`).
     `envelope: debezium` is accepted in place of the block.
     """
-    encoding: Annotated[Encoding, BeforeValidator(bare_type), AlsoAccepts({"const": "json"})] = (
-        Encoding()
-    )
-    """How a message is encoded. `encoding: json` is accepted in place of the block."""
+    encoding: Encoding = JsonEncoding()
+    """How a message is encoded: as JSON, or as [Avro](avro.md). `encoding: json` is accepted in place of the block."""
     key_updates: Literal["update", "delete_insert"] = "update"
     """How an update that changes the row's primary key is delivered: as one message with the new key,
     or as a delete of the old key and an insert of the new one, which count as such in `skipped_operations`
@@ -157,6 +152,19 @@ class MessageSinkConfig(SinkConfig):
     def header_templates(self) -> Mapping[str, str]:
         """Templates of headers that every message gets in addition to its own, by name."""
         return {}
+
+    @model_validator(mode="after")
+    def _check_encoding(self) -> Self:
+        if self.encoding.type == "avro":
+            if not self.takes_bytes:
+                raise ValueError(
+                    "encoding avro: messages of this kind of sink are text (write encoding: json)"
+                )
+            if isinstance(self.envelope, CloudEventsEnvelope):
+                raise ValueError(
+                    "encoding avro: a CloudEvent is JSON (write envelope: native, or encoding: json)"
+                )
+        return self
 
 
 class SinkBlock(Block):

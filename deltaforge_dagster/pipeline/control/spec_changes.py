@@ -56,6 +56,9 @@ _OF_SINKS = {
     **dict.fromkeys(
         ["envelope", "encoding", "filter", "skipped_operations", "key_updates"], _NEW_FORM
     ),
+    "encoding.schema_registry_url": "later messages have the ids of that registry, so consumers must ask it; schemas are registered there when they are needed",
+    "encoding.subject_strategy": "schemas are registered under the new subjects when later messages need them; messages stay as they are",
+    **dict.fromkeys(["encoding.username", "encoding.password", "encoding.ca_file"], _NEXT_RUN),
     "key": "later messages have other keys: order per key is kept before the change and after it, not across it",
     "exactly_once": "applies from the next batch, which begins at the checkpoint",
     "required": "decides from the next run which part of its log the source may discard",
@@ -254,7 +257,7 @@ def _of_sink(before: _Block, after: _Block) -> Iterator[SpecChange]:
         own |= kind.consequences
     for place, one, other in _differences(before["config"], after["config"]):
         field = place.partition(".")[0]
-        text = own.get(field) or _OF_SINKS.get(field, _NEXT_RUN)
+        text = own.get(field) or _OF_SINKS.get(place) or _OF_SINKS.get(field, _NEXT_RUN)
         yield SpecChange(f"{path}.config.{place}", "changed", one, other, text)
 
 

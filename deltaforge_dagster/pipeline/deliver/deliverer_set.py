@@ -18,6 +18,7 @@ from deltaforge_dagster.pipeline.delivery import (
 )
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
+from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.processing import Processing
@@ -70,7 +71,10 @@ class DelivererSet:
         self._segments = PendingSegments(
             run.store, self._pipeline, chained=bool(spec.spec.processors)
         )
-        self._encoder = Encoder(spec, run.journal, self.sessions, run.lease.run_id, run.warn)
+        versions = RegisteredVersions(run.store.schemas, self._pipeline)
+        self._encoder = Encoder(
+            spec, run.journal, self.sessions, run.lease.run_id, run.warn, versions
+        )
         self._encode_cache = EncodeCache(
             self._encoder,
             self._segments,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import quote
@@ -47,9 +47,11 @@ from deltaforge_dagster.pipeline.encode.messages import (
 from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
+from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.tables import fingerprints
 
 logger = logging.getLogger(__name__)
 
@@ -101,15 +103,17 @@ class Encoder:
         sessions: Provides the Spark session.
         run_id: Part of the names of the files, so that those of a dead run can be deleted.
         warn: Called with each warning.
+        versions: The table versions of the pipeline, for messages in Avro.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what a run has
         self,
         spec: PipelineSpec,
         journal: Journal,
         sessions: SessionProvider,
         run_id: str,
         warn: Callable[[str], None] = logger.warning,
+        versions: RegisteredVersions | None = None,
     ) -> None:
         self._pipeline = spec.metadata.name
         self._journal = journal
@@ -119,6 +123,7 @@ class Encoder:
         self._spares = Spares(_SPARE_FILES)
         self._plan = MessagePlan.of(spec)
         self._empty_keys = EmptyKeys(warn)
+        self._versions = versions
 
     def parts(self, segment: SegmentRow) -> list[range]:
         """Return the ranges of ordinals that are encoded at once: one for the whole segment, or several parts.
@@ -166,18 +171,22 @@ class Encoder:
             sum(one.rows for one in segments) <= SMALL_ROWS
             and sum(one.bytes for one in segments) <= SMALL_BYTES
         )
+        contained = (one for segment in segments for one in segment.schema_versions.items())
+        plan = self._plan_for(
+            (table, one) for table, found in contained for one in fingerprints(found)
+        )
         try:
             session = self._session()
             if small:
                 self._spares.clear()  # there is no backlog any more
-                slices, batches = self._collect(session, segments)
+                slices, batches = self._collect(session, segments, plan)
             else:
-                slices, batches = self._write(session, segments, ordinals), []
+                slices, batches = self._write(session, segments, ordinals, plan), []
         except PySparkException as error:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise _translated(error, segments) from None
-        encoded = self._encoded(segments, slices, batches, ordinals)
+        encoded = self._encoded(segments, slices, batches, ordinals, plan)
         try:
             encoded.check()
         except JournalDamaged:
@@ -187,8 +196,9 @@ class Encoder:
 
     def prepare_rows(self, rows: pa.Table) -> EncodedSegments:
         """Return the messages of rows in memory, numbered from 0 in `AT_HAND`; runs no Spark job."""
-        slices, batches = self._messages(as_frame(rows))
-        return self._encoded([replace(AT_HAND, rows=rows.num_rows)], slices, batches, None)
+        plan = self._plan_for(_versions_in(rows))
+        slices, batches = _messages(plan, as_frame(rows))
+        return self._encoded([replace(AT_HAND, rows=rows.num_rows)], slices, batches, None, plan)
 
     def recycle(self, encoded: EncodedSegments) -> None:
         """Let later jobs overwrite the files of messages that nobody reads any more."""
@@ -208,15 +218,23 @@ class Encoder:
         slices: Sequence[BatchSlice],
         batches: Sequence[pa.RecordBatch],
         ordinals: range | None,
+        plan: MessagePlan,
     ) -> EncodedSegments:
         return EncodedSegments(
             segments,
-            self._plan.routes,
+            plan.routes,
             slices,
             batches,
             ordinals=ordinals,
             empty_keys=self._empty_keys,
         )
+
+    def _plan_for(self, contained: Iterable[tuple[str, str]]) -> MessagePlan:
+        """Return the plan for rows of these table versions: full names and fingerprints."""
+        if not self._plan.avro:
+            return self._plan
+        assert self._versions is not None
+        return self._plan.with_versions(self._versions.of(set(contained)))
 
     def _session(self) -> SparkSession:
         session = self._sessions.session()
@@ -227,7 +245,7 @@ class Encoder:
         return session
 
     def _collect(
-        self, session: SparkSession, segments: Sequence[SegmentRow]
+        self, session: SparkSession, segments: Sequence[SegmentRow], plan: MessagePlan
     ) -> tuple[list[BatchSlice], list[pa.RecordBatch]]:
         paths = [one.path for one in segments if one.rows]
         if not paths:
@@ -239,30 +257,23 @@ class Encoder:
                 for path in paths
                 for rows in self._journal.share(path, FRAME_COLUMNS, ordinals=None, part=0, of=1)
             )
-            return self._messages(shares)
+            return _messages(plan, shares)
         located = [self._journal.spark_path(path) for path in paths]
         frame = session.read.schema(_FRAME).parquet(*located).select(*FRAME_COLUMNS).toArrow()
-        return self._messages(as_frame(frame))
-
-    def _messages(
-        self, frames: Iterable[pa.RecordBatch]
-    ) -> tuple[list[BatchSlice], list[pa.RecordBatch]]:
-        batches = list(self._plan.batches(frames))
-        slices = [
-            batch_slice
-            for number, batch in enumerate(batches)
-            for batch_slice in encoded_files.slices_of(batch, number, "")
-        ]
-        return slices, batches
+        return _messages(plan, as_frame(frame))
 
     def _write(
-        self, session: SparkSession, segments: Sequence[SegmentRow], ordinals: range | None
+        self,
+        session: SparkSession,
+        segments: Sequence[SegmentRow],
+        ordinals: range | None,
+        plan: MessagePlan,
     ) -> list[BatchSlice]:
         folder = self._journal.encoded_dir(self._pipeline)
         job = f"{self._prefix}.{uuid.uuid4().hex}"
         tasks = share_out(segments, ordinals)
         spares = self._spares.reuse(len(tasks))
-        work = Job(self._journal.url, self._plan, tasks, folder, job, spares)
+        work = Job(self._journal.url, plan, tasks, folder, job, spares)
         try:
             report = (
                 session.range(0, len(tasks), 1, len(tasks)).mapInArrow(work.run, _SLICES).toArrow()
@@ -274,6 +285,26 @@ class Encoder:
             raise
         encoded_files.remove(*(set(spares) - {batch_slice.path for batch_slice in slices}))
         return slices
+
+
+def _versions_in(rows: pa.Table) -> Iterator[tuple[str, str]]:
+    """Return the table versions of rows: full names and fingerprints."""
+    names = (rows.column(name).to_pylist() for name in ("db", "schema", "table", "schema_version"))
+    for db, schema, table, version in zip(*names, strict=True):
+        if version is not None:
+            yield f"{schema or db}.{table}", version
+
+
+def _messages(
+    plan: MessagePlan, frames: Iterable[pa.RecordBatch]
+) -> tuple[list[BatchSlice], list[pa.RecordBatch]]:
+    batches = list(plan.batches(frames))
+    slices = [
+        batch_slice
+        for number, batch in enumerate(batches)
+        for batch_slice in encoded_files.slices_of(batch, number, "")
+    ]
+    return slices, batches
 
 
 def share_out(segments: Sequence[SegmentRow], ordinals: range | None = None) -> list[list[Share]]:

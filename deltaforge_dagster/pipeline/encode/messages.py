@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,17 +27,24 @@ from deltaforge_dagster.config.sinks.base import (
     MessageSinkConfig,
     SinkFilter,
 )
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.templates import Template, compile_template
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.kernels import avro_bytes
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.processors.messages import envelope as envelopes
 from deltaforge_dagster.processors.messages import expansion, routing
+from deltaforge_dagster.processors.messages.avro.envelope import MESSAGES_TYPE, AvroEnvelope
+from deltaforge_dagster.processors.messages.avro.schema import AvroTables
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.processors.messages.expansion import RowSelection
+from deltaforge_dagster.sinks.base import MessageSchema
 from deltaforge_dagster.sinks.registry import MessageSinkType, sink_types
 from deltaforge_dagster.sources.registry import PositionField, source_types
+from deltaforge_dagster.tables import TableSchema
+from deltaforge_dagster.typed_rows.tables import VersionName
 
 MAX_BATCH_ROWS = 10_000
 MAX_BATCH_BYTES = 8 << 20
@@ -63,6 +70,7 @@ class Route:
             destination has a value.
         empty: Column that names the variables that are empty text in a key; None if none can be.
         selected: Boolean column of the rows that the sink gets; None if it gets all.
+        schemas: The schemas of messages in Avro, whose column `value` is of `avro.envelope.MESSAGES_TYPE`; None for JSON.
     """
 
     template: Template
@@ -71,6 +79,7 @@ class Route:
     unresolved: str | None
     empty: str | None
     selected: str | None
+    schemas: tuple[MessageSchema, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -82,12 +91,14 @@ class MessagePlan:
         tombstones: Whether any sink gets tombstones.
         routes: By sink id, the columns that hold its messages.
         columns: The function that makes each column; columns copied from the frame are not listed.
+        avro: What makes the schemas of each column with messages in Avro; empty in a plan for tasks.
     """
 
     splits: bool
     tombstones: bool
     routes: dict[str, Route] = field(default_factory=dict)
     columns: dict[str, _Make] = field(default_factory=dict)
+    avro: dict[str, AvroTables] = field(default_factory=dict)
     _names: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
@@ -108,7 +119,29 @@ class MessagePlan:
         plan.columns[_IDEMPOTENCY_KEY] = functools.partial(routing.idempotency_key, origin)
         for (kind, config), selection in zip(sinks, selections, strict=True):
             plan.routes[config.id] = plan._route(kind, config, selection, origin)
-        return plan
+            if isinstance(config.encoding, AvroEncoding):
+                tables = _avro_tables(spec, config.encoding, origin)
+                plan.avro.setdefault(plan.routes[config.id].columns["value"], tables)
+        return replace(plan.with_versions(()), avro=plan.avro)
+
+    def with_versions(self, versions: Iterable[tuple[VersionName, TableSchema]]) -> MessagePlan:
+        """Return the plan for rows of these table versions, which messages in Avro need; for JSON it stays as it is."""
+        if not self.avro:
+            return self
+        known = list(versions)
+        columns, schemas = dict(self.columns), {}
+        for name, tables in self.avro.items():
+            made = (tables.of_no_table, *(tables.of(*one) for one in known))
+            numbers = {version: number for number, (version, _) in enumerate(known, start=1)}
+            make = columns[name]
+            assert isinstance(make, AvroEnvelope)
+            columns[name] = replace(make, tables=made, numbers=numbers)
+            schemas[name] = tuple(MessageSchema(one.text, one.record) for one in made)
+        routes = {
+            sink: replace(route, schemas=schemas.get(route.columns["value"]))
+            for sink, route in self.routes.items()
+        }
+        return replace(self, routes=routes, columns=columns, avro={})
 
     def batches(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the messages of batches of the change frame, in the order of its rows.
@@ -151,7 +184,8 @@ class MessagePlan:
                 made[name] = make()
             except UnsupportedEvent:
                 unmade.append(name)
-                made[name] = pa.nulls(row.num_rows, pa.string())
+                avro = isinstance(self.columns[name], AvroEnvelope)
+                made[name] = pa.nulls(row.num_rows, MESSAGES_TYPE if avro else pa.string())
         return _table(taken | made, " ".join(unmade) or None)
 
     def _makers(
@@ -200,11 +234,7 @@ class MessagePlan:
                 "" if key is None else key.text,
                 functools.partial(routing.message_key, key, origin),
             )
-        envelope = config.envelope
-        value: _Make = functools.partial(_maker(envelope), origin)
-        if self._expands:
-            value = functools.partial(expansion.without_tombstones, value)
-        columns["value"] = self._column("value", envelope.model_dump_json(), value)
+        columns["value"] = self._value(config, origin)
         unresolved = empty = None
         if key is not None and routing.can_be_unresolved(key):
             look = functools.partial(routing.empty_variables, key, origin)
@@ -217,6 +247,16 @@ class MessagePlan:
             choose = functools.partial(expansion.selected, selection)
             selected = self._column("selected", repr(selection), choose)
         return Route(template, key, columns, unresolved, empty, selected)
+
+    def _value(self, config: MessageSinkConfig, origin: EventOrigin) -> str:
+        """Return the name of the column with the messages' values."""
+        envelope, encoding = config.envelope, config.encoding
+        if isinstance(encoding, AvroEncoding):
+            return self._column("avro", encoding.types, AvroEnvelope(origin, ()))
+        value: _Make = functools.partial(_maker(envelope), origin)
+        if self._expands:
+            value = functools.partial(expansion.without_tombstones, value)
+        return self._column("value", envelope.model_dump_json(), value)
 
     def _column(self, kind: str, text: str, make: _Make) -> str:
         """Return the name of the column for (`kind`, `text`), adding it when it is new."""
@@ -240,6 +280,12 @@ def source_origin(spec: PipelineSpec) -> EventOrigin:
     kind, config = source_types()[spec.spec.source.type], spec.spec.source.config
     fields = kind.position_fields(config)
     return EventOrigin(kind.connector, config.id, spec.metadata.tenant, fields)
+
+
+def _avro_tables(spec: PipelineSpec, encoding: AvroEncoding, origin: EventOrigin) -> AvroTables:
+    source, engine = spec.spec.source.type, spec.spec.engine
+    processed = bool(spec.spec.processors)
+    return AvroTables(encoding, origin, source_types()[source], engine, other_fields=processed)
 
 
 def _selection(kind: MessageSinkType[Any], config: MessageSinkConfig) -> RowSelection:
@@ -369,3 +415,4 @@ def warm() -> None:
     update = {**row, "op": "u", "before": '{"a":1}', "after": '{"a":2}', "key": '{"a":2}'}
     (frame,) = pa.Table.from_pylist([update], FRAME).combine_chunks().to_batches()
     expansion.expand(frame, splits=True, tombstones=True)
+    avro_bytes.warm()

@@ -124,7 +124,13 @@ class EncodedSegments:
             if refused and not set_aside:
                 messages = messages.slice(0, _rows_up_to(messages, refused[0].ordinal))
             if messages.num_rows or (refused and set_aside):
-                yield SinkBatch(segment, segment_id, messages, refused=tuple(refused))
+                yield SinkBatch(
+                    segment,
+                    segment_id,
+                    messages,
+                    refused=tuple(refused),
+                    schemas=route.schemas or (),
+                )
             if refused and not set_aside:
                 raise refused[0]
 

@@ -1,8 +1,8 @@
 """Select the messages of one sink from encoded rows.
 
 Encoded files hold the messages of all sinks of a pipeline; the `Route` of a sink names its columns and rows.
-A change is *refused* if one of its messages cannot be made: its destination has no value, or it is larger
-than any message can be. No message of a refused change is sent.
+A change is *refused* if one of its messages cannot be made: its destination has no value, it is larger
+than any message can be, or a value does not fit its type in Avro. No message of a refused change is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import Undeliverable
 from deltaforge_dagster.pipeline.encode.messages import Route
-from deltaforge_dagster.sinks.base import MESSAGES
+from deltaforge_dagster.sinks.base import AVRO_MESSAGES, MESSAGES
 
 
 class EmptyKeys:
@@ -61,8 +61,8 @@ def select_messages(
         empty_keys: Checks the keys of the selected messages.
 
     Returns:
-        The messages, with the columns of `MESSAGES` (views of `rows` if all of them are selected), and the
-        errors in the order of their ordinals.
+        The messages, with the columns of `MESSAGES` or `AVRO_MESSAGES` (views of `rows` if all of them are selected),
+        and the errors in the order of their ordinals.
     """
     others = ("unmade", route.unresolved, route.empty)
     names = [name for name in (*route.columns.values(), *others) if name]
@@ -74,14 +74,23 @@ def select_messages(
         rest = ~np.isin(rows.column("ordinal").to_numpy(), ordinals)
         rows = rows.filter(pa.array(rest))
     empty_keys.inspect(rows, route, sink_id)
-    columns = [_column(rows, route, name) for name in MESSAGES.names]
-    return pa.RecordBatch.from_arrays(columns, schema=MESSAGES), refused
+    form = MESSAGES if route.schemas is None else AVRO_MESSAGES
+    columns = [_column(rows, route, name) for name in form.names]
+    return pa.RecordBatch.from_arrays(columns, schema=form), refused
 
 
 def _column(rows: pa.RecordBatch, route: Route, name: str) -> pa.Array[Any]:
     """Return a column of messages, all null if the route does not have it."""
+    if route.schemas is not None and name in {"value", "schema"}:
+        return _part(rows, route, name)
     own = route.columns.get(name)
     return pa.nulls(rows.num_rows, pa.string()) if own is None else rows.column(own)
+
+
+def _part(rows: pa.RecordBatch, route: Route, name: str) -> pa.Array[Any]:
+    """Return a column of messages in Avro."""
+    part: pa.Array[Any] = pc.struct_field(rows.column(route.columns["value"]), name)
+    return part
 
 
 def _refused(rows: pa.RecordBatch, route: Route, sink_id: str, segment: int) -> list[Undeliverable]:
@@ -99,6 +108,11 @@ def _refused(rows: pa.RecordBatch, route: Route, sink_id: str, segment: int) -> 
             if not set(route.columns.values()).isdisjoint(unmade[row].as_py().split()):
                 what = "no message of 2 GiB or more can be made of"
                 refuse(row, what, "leave out what makes it so large", "too_large")
+    if route.schemas is not None:
+        unfit = _part(rows, route, "unfit")
+        for row in np.flatnonzero(unfit.is_valid()).tolist():
+            advice = f"{unfit[row].as_py()}; leave the column out (engine.columns), or send JSON"
+            refuse(row, "no message in Avro can be made of", advice, "serialization")
     if destination.null_count and route.unresolved is not None:
         for row in np.flatnonzero(destination.is_null()).tolist():
             what = (

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types
+from deltaforge_dagster.sinks.schema_registry import preflight as schema_registry
 from deltaforge_dagster.sources.findings import Finding
 
 
@@ -36,7 +38,10 @@ def preflight(
 def _preflight(declared: SinkBlock, context: SinkContext, names: Sequence[str]) -> list[Finding]:
     kind, config = sink_types()[declared.type], declared.config
     try:
-        return kind.preflight(config, context, names)
+        found = kind.preflight(config, context, names)
     except DeltaforgeError as error:
         subject = f"sink {config.id}"
-        return [Finding(subject, "error", str(error).removeprefix(f"{subject}: "))]
+        found = [Finding(subject, "error", str(error).removeprefix(f"{subject}: "))]
+    if isinstance(config, MessageSinkConfig) and isinstance(config.encoding, AvroEncoding):
+        found = [*found, *schema_registry.findings(config.id, config.encoding, names)]
+    return found

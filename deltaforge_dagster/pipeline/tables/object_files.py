@@ -57,7 +57,7 @@ from deltaforge_dagster.sinks.tables.staged import (
 )
 from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
-from deltaforge_dagster.typed_rows.tables import VersionName, versions
+from deltaforge_dagster.typed_rows.tables import VersionName, table_versions
 
 MAX_MEMORY = 128 << 20
 """Arrow memory of the typed rows that a task holds before it writes them."""
@@ -239,7 +239,7 @@ class _Objects:
     def _tables(self, rows: pa.RecordBatch) -> Mapping[tuple[TableName, str | None], _Places]:
         """Return the tables of rows, in Parquet with their versions, and where their rows are."""
         found: dict[tuple[TableName, str | None], list[_Places]] = {}
-        for one, places in versions(rows, np.ones(rows.num_rows, np.bool_)):
+        for one, places in table_versions(rows, np.ones(rows.num_rows, np.bool_)):
             name = (one.db, one.schema, one.table)
             version = self._plan.version(one) if self._plan.form.format == "parquet" else None
             found.setdefault((name, version), []).append(places)

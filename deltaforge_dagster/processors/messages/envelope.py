@@ -129,15 +129,20 @@ def _messages(frame: pa.RecordBatch, pieces: Sequence[Piece]) -> pa.StringArray:
     raw = frame.column("raw_payload")
     if not pc.any(raw).as_py():
         return events
+    chosen: pa.StringArray = pc.if_else(raw, raw_payloads(frame), events)
+    return chosen
+
+
+def raw_payloads(frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the messages of the rows that a processor marked `raw_payload`; those of other rows have no meaning."""
     after = cast("pa.StringArray", frame.column("after").fill_null("null"))
-    texts = np.flatnonzero(pc.and_(raw, pc.starts_with(after, '"')))
+    texts = np.flatnonzero(pc.and_(frame.column("raw_payload"), pc.starts_with(after, '"')))
     if texts.size:
         values = cast("list[str]", after.to_pylist())
         for row in texts.tolist():
             values[row] = _unquoted(values[row])
         after = pa.array(values, pa.string())
-    chosen: pa.StringArray = pc.if_else(raw, after, events)
-    return chosen
+    return after
 
 
 def _unquoted(string: str) -> str:

@@ -230,11 +230,14 @@ def without_tombstones(
     make: Callable[[pa.RecordBatch], pa.Array[Any]], frame: pa.RecordBatch
 ) -> pa.Array[Any]:
     """Return the values that `make` returns for an expanded frame, with null for tombstones."""
-    values, roles = make(frame), frame.column("role").to_numpy()
-    tombstones = (roles == TOMBSTONE) | (roles == HALF_TOMBSTONE)
-    if not tombstones.any():
-        return values
-    return _nulled(values, tombstones)
+    values, gone = make(frame), tombstones(frame)
+    return _nulled(values, gone) if gone.any() else values
+
+
+def tombstones(frame: pa.RecordBatch) -> Mask:
+    """Return a mask of the rows of an expanded frame whose messages have no value."""
+    roles = frame.column("role").to_numpy()
+    return cast("Mask", (roles == TOMBSTONE) | (roles == HALF_TOMBSTONE))
 
 
 def copy_id(event_id: str, number: int, by: str = "") -> str:

@@ -58,6 +58,7 @@ class KafkaSinkConfig(MessageSinkConfig):
     """How to write to Kafka."""
 
     destination_field = "topic"
+    takes_bytes = True
 
     brokers: Annotated[Text, AfterValidator(_brokers)]
     """`host:port,host:port`: some brokers of the cluster."""

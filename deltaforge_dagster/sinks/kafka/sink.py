@@ -391,9 +391,9 @@ def _first_of_change(messages: pa.RecordBatch, row: int) -> int:
 
 def _named(piece: pa.RecordBatch, row: int) -> tuple[str, int, int]:
     """Return a message's topic, ordinal and value size in bytes."""
-    value = piece.column("value")[row].as_py() or ""
+    start, end = text_ends(piece.column("value"))[row : row + 2].tolist()
     topic, ordinal = (piece.column(name)[row].as_py() for name in ("destination", "ordinal"))
-    return topic, ordinal, len(value.encode())
+    return topic, ordinal, end - start
 
 
 def _end_of_piece(messages: pa.RecordBatch, start: int, stop: int) -> int:

@@ -35,6 +35,7 @@ class NatsSinkConfig(MessageSinkConfig):
     """How to publish to NATS."""
 
     destination_field = "subject"
+    takes_bytes = True
 
     url: SecretStr
     """`nats://host:port,nats://host:port`, or `tls://` to require TLS (it is also used if the server

@@ -21,6 +21,7 @@ class RedisSinkConfig(MessageSinkConfig):
     """How to write to Redis."""
 
     destination_field = "stream"
+    takes_bytes = True
 
     uri: SecretStr
     """`redis://user:password@host:port/database`, `rediss://` with TLS, `unix://`,

@@ -13,7 +13,6 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.file.reference import reference
 from deltaforge_dagster.config.file.schema import pipeline_schema
 from deltaforge_dagster.config.file.validation import field_table
-from deltaforge_dagster.config.sinks import later
 from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import GOOD, Write
 from tests.config.json_schema import invalid
@@ -106,14 +105,6 @@ def test_mistakes_do_not_fit_the_schema(write: Write, place: str, value: Any) ->
     assert invalid(changed(place, value), SCHEMA) != []
     with pytest.raises(SpecError):
         load_pipeline(write({place: value}), strict=True)
-
-
-@pytest.mark.parametrize("name", sorted(later.SINKS))
-def test_what_is_not_supported_is_listed(name: str) -> None:
-    """The documentation lists every feature that is not supported."""
-    (paragraph,) = re.findall(r"\*\*Not supported yet\*\*.*?\n- ", CONFIGURATION, re.DOTALL)
-
-    assert f"`{name}`" in paragraph
 
 
 def test_settings_are_documented() -> None:

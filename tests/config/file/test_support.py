@@ -1,4 +1,4 @@
-"""Blocks of the original that this version does not support: rejected, but checked all the same."""
+"""Blocks of the original that this version does not support, or does not read: rejected or ignored, but checked all the same."""
 
 from typing import Any
 
@@ -8,14 +8,10 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import Write
 
-NOT_YET = "not supported yet"
 NO_STORE = (
     "are not supported: a checkpoint is written in the transaction that compares the run's lease"
 )
 SENSING = "spec.schema_sensing"
-
-HTTP = {"id": "h", "url": "https://h/${source.table}", "headers": {"authorization": "geheim"}}
-AVRO = {"type": "avro", "schema_registry_url": "http://r", "enum_mode": "enum"}
 
 
 def problems(write: Write, changes: dict[str, Any]) -> list[str]:
@@ -25,65 +21,6 @@ def problems(write: Write, changes: dict[str, Any]) -> list[str]:
         load_pipeline(path)
     assert "geheim" not in str(caught.value)
     return [one.removeprefix(f"{path}:").partition(": ")[2] for one in caught.value.problems]
-
-
-def sink(kind: str, config: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return changes that replace the file's first sink."""
-    return {"spec.sinks.0": {"type": kind, "config": without_none(config | changes)}}
-
-
-def without_none(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove the items that are None."""
-    return {name: value for name, value in config.items() if value is not None}
-
-
-@pytest.mark.parametrize(
-    ("changes", "place"),
-    [
-        ({"spec.sinks.0.config.encoding": AVRO}, "spec.sinks[0].config.encoding: avro is"),
-    ],
-)
-def test_a_sound_block_has_one_problem(write: Write, changes: dict[str, Any], place: str) -> None:
-    """An unsupported block is one problem; what the original accepts causes no further problems."""
-    (problem,) = problems(write, changes)
-
-    assert problem.startswith(f"{place} {NOT_YET} (")
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (sink("http", HTTP, encoding="avro"), "spec.sinks[0].config.encoding.schema_registry_url: is required"),
-        ({"spec.sinks.0.config.encoding": "avro"}, "spec.sinks[0].config.encoding.schema_registry_url: is required"),
-        ({"spec.sinks.0.config.encoding": AVRO | {"subject_strategy": "x"}}, "spec.sinks[0].config.encoding.subject_strategy: must be 'topic_name', 'record_name' or 'topic_record_name'"),
-    ],
-)  # fmt: skip
-def test_its_own_mistakes_are_named_too(
-    write: Write, changes: dict[str, Any], expected: str
-) -> None:
-    """Mistakes in an unsupported block are reported now, not only by a later version that supports it."""
-    not_yet, mistake = problems(write, changes)
-
-    assert NOT_YET in not_yet
-    assert mistake == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"url": None}, "url: is required"),
-        ({"url": "${a"}, "url: unclosed '${' at position 0 in template: ${a"),
-        ({"envelope": {"type": "cloudevents"}}, "envelope.type_prefix: is required"),
-        ({"batch_mode": "yes"}, "batch_mode: must be true or false"),
-        ({"headers": {"content-length": "geheim"}}, "headers: holds content-length, which the sink sets itself"),
-        ({"tls": {"key_file": "k"}}, "tls: key_file needs `certificate_file`"),
-    ],
-)  # fmt: skip
-def test_an_http_sink(write: Write, changes: dict[str, Any], expected: str) -> None:
-    """It is supported: a sound block loads, and mistakes are problems of their own."""
-    load_pipeline(write(sink("http", HTTP)))
-
-    assert problems(write, sink("http", HTTP, **changes)) == [f"spec.sinks[0].config.{expected}"]
 
 
 @pytest.mark.parametrize(

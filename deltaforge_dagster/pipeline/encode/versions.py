@@ -1,0 +1,50 @@
+"""The table versions that rows name: read from the state store when a new one occurs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+from deltaforge_dagster.state.schemas import SchemaRepository
+from deltaforge_dagster.tables import TableSchema
+from deltaforge_dagster.typed_rows.tables import VersionName
+
+
+class RegisteredVersions:
+    """The registered table versions of a pipeline; thread-safe.
+
+    Args:
+        schemas: Holds them.
+        pipeline: Name of the pipeline.
+    """
+
+    def __init__(self, schemas: SchemaRepository, pipeline: str) -> None:
+        self._schemas = schemas
+        self._pipeline = pipeline
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str], tuple[VersionName, TableSchema]] = {}
+        self._asked: set[tuple[str, str]] = set()
+
+    def of(self, wanted: Collection[tuple[str, str]]) -> list[tuple[VersionName, TableSchema]]:
+        """Return table versions; those that were never registered are left out.
+
+        Args:
+            wanted: Full names of tables, and fingerprints of their versions.
+
+        Raises:
+            StoreUnavailable: The state store cannot be read now.
+        """
+        with self._lock:
+            if not self._asked >= set(
+                wanted
+            ):  # a version is registered before its first row is captured
+                self._known = self._read()
+                self._asked |= set(wanted)
+            return [self._known[one] for one in sorted(wanted) if one in self._known]
+
+    def _read(self) -> dict[tuple[str, str], tuple[VersionName, TableSchema]]:
+        return {
+            (table.full_name, name): (VersionName(table.db, table.schema, table.table, name), table)
+            for history in self._schemas.histories(self._pipeline)
+            for table, name in ((one.table, one.stamp.fingerprint) for one in history.versions)
+        }

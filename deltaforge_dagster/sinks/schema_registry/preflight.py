@@ -1,0 +1,47 @@
+"""Checks the schema registry of a sink before a run. Nothing is registered."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
+from deltaforge_dagster.sinks.schema_registry.sink import subject_of
+from deltaforge_dagster.sources.findings import Finding
+
+
+def findings(sink_id: str, encoding: AvroEncoding, names: Sequence[str]) -> list[Finding]:
+    """Return whether the registry answers and accepts the login, and which compatibility it demands.
+
+    Args:
+        sink_id: The sink.
+        encoding: Its registry.
+        names: Its destinations; those that depend on changes are templates.
+    """
+    about = f"sink {sink_id}"
+    with contextlib.closing(SchemaRegistryClient(sink_id, encoding)) as registry:
+        try:
+            there = set(registry.subjects())
+            by_topic = encoding.subject_strategy == "topic_name"
+            topics = [one for one in names if by_topic and not compile_template(one).variables]
+            subjects: list[str | None] = [
+                subject_of(encoding.subject_strategy, one, "") for one in topics
+            ]
+            levels = {one: registry.compatibility(one) for one in subjects or [None]}
+        except DeltaforgeError as error:
+            return [Finding(about, "error", str(error).removeprefix(f"{about}: "))]
+    where = f"the schema registry at {encoding.schema_registry_url}"
+    found = [Finding(about, "ok", f"{where} answers")]
+    for subject, level in levels.items():
+        what = "its subjects" if subject is None else f"subject {subject!r}"
+        if subject is not None and subject not in there:
+            what += ", which it does not have yet,"
+        if level is None:
+            text = f"which compatibility {where} demands for {what} it does not tell this user"
+            found.append(Finding(about, "note", text))
+        else:
+            found.append(Finding(about, "ok", f"the compatibility of {what} is {level}"))
+    return found

@@ -1,0 +1,303 @@
+"""Run a schema registry, as a process of its own, with the part of Confluent's API that producers and consumers of Avro use.
+
+Confluent Platform, "Schema Registry API Reference": subjects with versions, global ids, compatibility (`BACKWARD`,
+`BACKWARD_TRANSITIVE`, `NONE`) for the registry and for subjects, basic authentication and TLS. What it knows is in a file, so
+it survives a restart. Confluent's own program is in no registry of packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import re
+import ssl
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote, unquote, urlsplit
+
+from deltaforge_dagster.processes.process import ServerProcess, temporary_directory
+from deltaforge_lab.servers.avro_compatibility import InvalidSchemaError, parse, problems
+from deltaforge_lab.servers.base import OneProcessServer
+
+_START_SECONDS = 60.0
+_LEVELS = ("BACKWARD", "BACKWARD_TRANSITIVE", "NONE")
+_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+
+
+class SchemaRegistryServer(OneProcessServer):
+    """A schema registry, created by `start`."""
+
+    _stop_seconds = 5.0
+
+    def __init__(self) -> None:
+        super().__init__("schema registry")
+        self._port = 0
+        self._arguments: list[str] = []
+        self._scheme = "http"
+        self._user: str | None = None
+        self._trusted: ssl.SSLContext | None = None
+
+    @classmethod
+    def start(
+        cls, *, user: str | None = None, certificate: Path | None = None, key: Path | None = None
+    ) -> Self:
+        """Start a registry.
+
+        Args:
+            user: `name:password` that every request needs.
+            certificate: Certificate for TLS, which also says whom `ask` trusts.
+            key: Its key.
+        """
+        server = cls()
+        server._temporary = temporary_directory("schema-registry", None)
+        server._data = server._temporary / "registry.json"
+        server._user = user
+        if user is not None:
+            server._arguments += ["--user", user]
+        if certificate is not None and key is not None:
+            server._arguments += ["--certificate", str(certificate), "--key", str(key)]
+            server._scheme = "https"
+            server._trusted = ssl.create_default_context(cafile=certificate)
+            server._trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            server._run_on_free_port(server._listen)
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    @property
+    def url(self) -> str:
+        """The address of its API."""
+        return f"{self._scheme}://127.0.0.1:{self._port}"
+
+    def ask(self, path: str, content: Mapping[str, Any] | None = None, method: str = "GET") -> Any:
+        """Return the answer to a request, JSON; raises if it is an error."""
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data, method=method)  # noqa: S310
+        request.add_header("content-type", _MEDIA_TYPE)
+        if self._user is not None:
+            login = base64.b64encode(self._user.encode()).decode()
+            request.add_header("authorization", f"Basic {login}")
+        with urllib.request.urlopen(request, timeout=30, context=self._trusted) as answer:  # noqa: S310
+            return json.load(answer)
+
+    def versions(self, subject: str) -> list[int]:
+        """Return the ids of a subject's schemas, oldest first; empty for an unknown subject."""
+        try:
+            numbers = self.ask(f"/subjects/{quote(subject, safe='')}/versions")
+        except urllib.error.HTTPError:
+            return []
+        return [self.ask(f"/subjects/{quote(subject, safe='')}/versions/{one}")["id"] for one in numbers]  # fmt: skip
+
+    def set_compatibility(self, level: str, subject: str | None = None) -> None:
+        """Set the compatibility of a subject, or that of the registry."""
+        path = "/config" if subject is None else f"/config/{quote(subject, safe='')}"
+        self.ask(path, {"compatibility": level}, "PUT")
+
+    def _listen(self, port: int) -> None:
+        self._port = port
+
+    def _run(self) -> None:
+        assert self._temporary
+        command = [sys.executable, "-m", __name__, str(self._port), str(self._data)]
+        self._process = ServerProcess(
+            "schema-registry",
+            [*command, *self._arguments],
+            directory=self._temporary,
+            remove=self._temporary,
+        )
+        self._process.wait_until(self._answers, _START_SECONDS)
+
+    def _answers(self) -> bool:
+        try:
+            self.ask("/subjects")
+        except OSError:
+            return False
+        return True
+
+
+class _RefusedError(Exception):
+    """An answer that is an error."""
+
+    def __init__(self, status: int, code: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.content = {"error_code": code, "message": message}
+
+
+class _Registry:
+    """What the registry knows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, Any] = {"schemas": [], "subjects": {}, "levels": {"": "BACKWARD"}}
+        if path.exists():
+            self._known = json.loads(path.read_text())
+
+    def answer(self, method: str, path: str, content: Any) -> Any:
+        """Return the answer to a request."""
+        with self._lock:
+            for wanted, pattern, respond in self._requests():
+                found = re.fullmatch(pattern, path)
+                if wanted == method and found is not None:
+                    answer = respond(*map(unquote, found.groups()), *([] if content is None else [content]))  # fmt: skip
+                    if method != "GET":
+                        self._path.write_text(json.dumps(self._known))
+                    return answer
+        raise _RefusedError(404, 404, "HTTP 404 Not Found")
+
+    def _requests(self) -> list[tuple[str, str, Any]]:
+        return [
+            ("GET", "/subjects", lambda: sorted(self._known["subjects"])),
+            ("GET", "/subjects/([^/]+)/versions", self._versions),
+            ("GET", "/subjects/([^/]+)/versions/([^/]+)", self._version),
+            ("POST", "/subjects/([^/]+)/versions", self._register),
+            ("POST", "/subjects/([^/]+)", self._lookup),
+            ("GET", "/schemas/ids/([0-9]+)", self._schema),
+            ("GET", "/config", lambda: {"compatibilityLevel": self._known["levels"][""]}),
+            ("GET", "/config/([^/]+)", lambda subject: {"compatibilityLevel": self._level(subject)}),
+            ("PUT", "/config", lambda content: self._set_level("", content)),
+            ("PUT", "/config/([^/]+)", self._set_level),
+        ]  # fmt: skip
+
+    def _ids(self, subject: str) -> list[int]:
+        if subject not in self._known["subjects"]:
+            raise _RefusedError(404, 40401, f"Subject '{subject}' not found.")
+        found: list[int] = self._known["subjects"][subject]
+        return found
+
+    def _versions(self, subject: str) -> list[int]:
+        return list(range(1, len(self._ids(subject)) + 1))
+
+    def _version(self, subject: str, version: str) -> Any:
+        ids = self._ids(subject)
+        number = len(ids) if version == "latest" else int(version)
+        if not 1 <= number <= len(ids):
+            raise _RefusedError(404, 40402, f"Version {version} not found.")
+        return self._entry(subject, number, ids[number - 1])
+
+    def _entry(self, subject: str, number: int, schema_id: int) -> Any:
+        schema = self._known["schemas"][schema_id - 1]
+        return {"subject": subject, "version": number, "id": schema_id, "schema": schema}
+
+    def _register(self, subject: str, content: Any) -> Any:
+        schema = _checked(content)
+        ids = self._known["subjects"].get(subject, [])
+        schemas = self._known["schemas"]
+        known = schemas.index(schema) + 1 if schema in schemas else 0
+        if known in ids:
+            return {"id": known}
+        level = self._level(subject)
+        earlier = [] if level == "NONE" else ids if level.endswith("TRANSITIVE") else ids[-1:]
+        for one in earlier:
+            found = problems(json.loads(schema), json.loads(schemas[one - 1]))
+            if found:
+                text = (
+                    "Schema being registered is incompatible with an earlier schema for subject "
+                    f'"{subject}", details: {found}'
+                )
+                raise _RefusedError(409, 409, text)
+        if not known:
+            schemas.append(schema)
+            known = len(schemas)
+        self._known["subjects"].setdefault(subject, []).append(known)
+        return {"id": known}
+
+    def _lookup(self, subject: str, content: Any) -> Any:
+        schema = _checked(content)
+        for number, one in enumerate(self._ids(subject), start=1):
+            if self._known["schemas"][one - 1] == schema:
+                return self._entry(subject, number, one)
+        raise _RefusedError(404, 40403, "Schema not found")
+
+    def _schema(self, number: str) -> Any:
+        if not 1 <= int(number) <= len(self._known["schemas"]):
+            raise _RefusedError(404, 40403, f"Schema {number} not found")
+        return {"schema": self._known["schemas"][int(number) - 1]}
+
+    def _level(self, subject: str) -> str:
+        found: str = self._known["levels"].get(subject, self._known["levels"][""])
+        return found
+
+    def _set_level(self, subject: str, content: Any) -> Any:
+        level = content.get("compatibility") if isinstance(content, dict) else None
+        if level not in _LEVELS:
+            raise _RefusedError(422, 42203, f"Invalid compatibility level {level}")
+        self._known["levels"][subject] = level
+        return {"compatibility": level}
+
+
+def _checked(content: Any) -> str:
+    """Return the schema of a request, as text with a single spelling."""
+    try:
+        schema = json.loads(content["schema"])
+        parse(schema)
+    except (KeyError, TypeError, ValueError, InvalidSchemaError) as error:
+        raise _RefusedError(
+            422, 42201, f"Input schema is an invalid Avro schema: {error}"
+        ) from error
+    return json.dumps(schema, separators=(",", ":"))
+
+
+class _RegistryHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    registry: _Registry
+    user: str | None
+
+    def _respond(self) -> None:
+        size = int(self.headers.get("content-length") or 0)
+        text = self.rfile.read(size)
+        try:
+            self._check_login()
+            content = json.loads(text) if text else None
+            status, answer = 200, self.registry.answer(self.command, urlsplit(self.path).path, content)  # fmt: skip
+        except _RefusedError as error:
+            status, answer = error.status, error.content
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-type", _MEDIA_TYPE)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = _respond  # noqa: N815 - the names that the base class calls
+
+    def _check_login(self) -> None:
+        if self.user is None:
+            return
+        expected = f"Basic {base64.b64encode(self.user.encode()).decode()}"
+        if self.headers.get("authorization") != expected:
+            raise _RefusedError(401, 401, "Unauthorized")
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log nothing."""
+
+
+def _serve() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--user")
+    parser.add_argument("--certificate")
+    parser.add_argument("--key")
+    options = parser.parse_args()
+    _RegistryHandler.registry, _RegistryHandler.user = _Registry(options.path), options.user
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), _RegistryHandler)
+    if options.certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.certificate, options.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    _serve()

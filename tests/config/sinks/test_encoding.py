@@ -1,0 +1,62 @@
+"""`encoding: avro`: what a file may say, and what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.config.sinks.base import MessageSinkConfig
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.errors import SpecError
+from tests.config.conftest import Write
+
+AVRO = {"type": "avro", "schema_registry_url": "https://r:8081/path", "enum_mode": "enum"}
+WHERE = "spec.sinks.0.config.encoding"
+SHOWN = "spec.sinks[0].config.encoding"
+
+
+def test_a_whole_block(write: Write) -> None:
+    """Every field is read, and the password is never shown."""
+    login = {"username": "me", "password": "geheim", "ca_file": "/ca.pem"}
+    loaded = load_pipeline(write({WHERE: {**AVRO, **login}}))
+
+    config = loaded.spec.spec.sinks[0].config
+    assert isinstance(config, MessageSinkConfig)
+    assert isinstance(config.encoding, AvroEncoding)
+    assert config.encoding.subject_strategy == "topic_name"
+    assert loaded.warnings == ()
+    masked = loaded.spec.masked()
+    assert masked["spec"]["sinks"][0]["config"]["encoding"]["password"] == "***"
+    assert "geheim" not in json.dumps(masked) + repr(loaded)
+
+
+def test_debezium_is_the_same_record(write: Write) -> None:
+    """A file with this envelope loads."""
+    load_pipeline(write({WHERE: AVRO, "spec.sinks.0.config.envelope": "debezium"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({WHERE: "avro"}, f"{SHOWN}.schema_registry_url: is required"),
+        ({WHERE: AVRO | {"subject_strategy": "x"}}, f"{SHOWN}.subject_strategy: must be 'topic_name', 'record_name' or 'topic_record_name'"),
+        ({WHERE: AVRO | {"schema_registry_url": "r:8081"}}, f"{SHOWN}.schema_registry_url: is not the address of a registry"),
+        ({WHERE: AVRO | {"schema_registry_url": "http://u:geheim@r"}}, f"{SHOWN}.schema_registry_url: contains a user"),
+        ({WHERE: AVRO | {"username": "u"}}, f"{SHOWN}: needs both `username` and `password`"),
+        ({WHERE: AVRO | {"schema_registry_url": "http://r", "ca_file": "/a"}}, f"{SHOWN}: `ca_file` needs a schema_registry_url that begins with https:"),
+        ({WHERE: AVRO, "spec.sinks.0.config.envelope": {"type": "cloudevents", "type_prefix": "a"}}, "spec.sinks[0].config: encoding avro: a CloudEvent is JSON"),
+        ({"spec.sinks.1.config.encoding": AVRO}, "spec.sinks[1].config: encoding avro: messages of this kind of sink are text"),
+    ],
+)  # fmt: skip
+def test_mistakes(write: Write, changes: dict[str, Any], expected: str) -> None:
+    """Each is one problem, at its place, without a secret."""
+    path = write(changes)
+    with pytest.raises(SpecError) as caught:
+        load_pipeline(path)
+
+    (problem,) = caught.value.problems
+    assert problem.partition(": ")[2].startswith(expected)
+    assert "geheim" not in problem
