@@ -431,7 +431,7 @@ def test_whose_a_table_is(lake: Lake) -> None:
     staging = Staging(lake, "current")
     first = staging.table(staging.step({"id": 1, "name": "a"}, segment=7))
     with pytest.raises(
-        TableRejected, match=r"is gone.* lake resync shop --sink lake --tables public\.orders$"
+        TableRejected, match=r"is gone.* deltaforge resync shop --sink lake --tables public\.orders$"
     ):
         lake.writer().commit(first, 7, unguarded, exists=True)
     lake.writer().commit(first, 7, unguarded)
