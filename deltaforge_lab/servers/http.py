@@ -146,6 +146,9 @@ class HttpServer:
 
     async def _end(self, server: asyncio.Server) -> None:
         """End every connection, and wait until its socket is closed."""
+        beginning = asyncio.all_tasks() - {asyncio.current_task()}
+        if beginning:  # connections that were accepted a moment ago
+            await asyncio.wait(beginning, timeout=1)
         self._none_open.clear()
         for one in list(self._open):
             one.abort()
