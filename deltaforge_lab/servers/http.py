@@ -38,7 +38,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An answer to a request.
 
     Attributes:
@@ -56,7 +56,7 @@ class Answer:
     drop: bool = False
 
 
-OK = Answer()
+OK = HttpAnswer()
 
 
 class HttpServer:
@@ -70,7 +70,7 @@ class HttpServer:
 
     def __init__(self, *, context: ssl.SSLContext | None = None) -> None:
         self.received: list[Received] = []
-        self.answer: Callable[[Received], Answer] = lambda _: OK
+        self.answer: Callable[[Received], HttpAnswer] = lambda _: OK
         self.url = ""
         self._context = context
         self._connections = 0
@@ -146,6 +146,9 @@ class HttpServer:
 
     async def _end(self, server: asyncio.Server) -> None:
         """End every connection, and wait until its socket is closed."""
+        beginning = asyncio.all_tasks() - {asyncio.current_task()}
+        if beginning:  # connections that were accepted a moment ago
+            await asyncio.wait(beginning, timeout=1)
         self._none_open.clear()
         for one in list(self._open):
             one.abort()
@@ -209,7 +212,7 @@ class _Connection(asyncio.Protocol):
             self._reply(request, answer)
         return True
 
-    def _reply(self, request: Received, answer: Answer) -> None:
+    def _reply(self, request: Received, answer: HttpAnswer) -> None:
         assert self._transport is not None
         if answer.drop or self._transport.is_closing():  # or the client did not wait
             request.dropped = True

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from deltaforge_dagster.processes.process import free_port
-from deltaforge_lab.servers.http import Answer, HttpServer
+from deltaforge_lab.servers.http import HttpAnswer, HttpServer
 from tests.e2e.deployment import eventually
 from tests.examples.stage import EXAMPLES, Play
 
@@ -49,9 +49,9 @@ def _listens(port: int) -> bool:
 def test_webhooks(play: Play, http_server: HttpServer) -> None:
     """Each change is a signed request that the receiver accepts; the service gets lines, and refuses one of them."""
     http_server.answer = lambda one: (
-        Answer(422, body=b"no such customer: 99")
+        HttpAnswer(422, body=b"no such customer: 99")
         if b'"customer_id":99' in one.body
-        else Answer(202)
+        else HttpAnswer(202)
     )
     port = free_port()
     with receiving(port) as receiver:

@@ -23,7 +23,7 @@ from tests.entry_points import pretend
 
 ROOT = Path(deltaforge_dagster.__file__).parent
 KINDS = tuple(registry.sink_types())
-OTHERS = {"file", "postgres", "s3"}
+OTHERS = {"file", "http", "postgres", "s3"}
 """Names of kinds that are also words for something else: schemes of URLs, and a kind of source."""
 
 

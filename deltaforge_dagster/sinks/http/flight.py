@@ -36,7 +36,7 @@ _WAITS = (0.1, 0.2)
 _Outcome = tuple[HttpRequest, Refusal | BaseException | None]
 
 
-class Attempts(Protocol):
+class RequestMaker(Protocol):
     """Makes requests (`client.HttpClient`)."""
 
     def attempt(self, request: HttpRequest) -> Refusal | None:
@@ -69,7 +69,7 @@ class Flight:
         self,
         where: str,
         requests: HttpRequests,
-        client: Attempts,
+        client: RequestMaker,
         use: Use,
         *,
         most: int,

@@ -49,7 +49,7 @@ class Network(httpcore.NetworkBackend):
         self._allow_private = allow_private
         self._own = threading.local()
         self._lock = threading.Lock()
-        self._streams: set[_Stream] = set()
+        self._streams: set[_HttpStream] = set()
         self._interrupted = False
 
     @contextlib.contextmanager
@@ -106,16 +106,16 @@ class Network(httpcore.NetworkBackend):
             raise httpcore.ConnectTimeout("the server did not answer in time") from failure
         raise httpcore.ConnectError(failure.strerror if failure is not None else "") from failure
 
-    def opened(self, sock: socket.socket) -> _Stream:
+    def opened(self, sock: socket.socket) -> _HttpStream:
         """Return the stream of a connected socket, which `interrupt` ends."""
-        stream = _Stream(self, sock)
+        stream = _HttpStream(self, sock)
         with self._lock:
             self._streams.add(stream)
             if self._interrupted:  # while it connected
                 stream.interrupt()
         return stream
 
-    def closed(self, stream: _Stream) -> None:
+    def closed(self, stream: _HttpStream) -> None:
         """Forget a stream."""
         with self._lock:
             self._streams.discard(stream)
@@ -153,7 +153,7 @@ def connect(sock: socket.socket, address: Any) -> None:
     sock.connect(address)
 
 
-class _Stream(httpcore.NetworkStream):
+class _HttpStream(httpcore.NetworkStream):
     """One connection."""
 
     def __init__(self, network: Network, sock: socket.socket) -> None:

@@ -38,7 +38,7 @@ from deltaforge_dagster.testing.sinks import (
     messages,
     refuse_from,
 )
-from deltaforge_lab.servers.http import Answer, HttpServer, Received
+from deltaforge_lab.servers.http import HttpAnswer, HttpServer, Received
 from tests.sinks.certificates import certificate
 from tests.sinks.messages import closed_during
 
@@ -131,7 +131,7 @@ class TestContract(SinkContract):
 
 def test_statuses_that_pass(http_server: HttpServer, make_sink: MakeSink) -> None:
     """A request is repeated twice with the same idempotency key; nothing overtakes it."""
-    answers = iter([Answer(), Answer(503), Answer(drop=True), *[Answer()] * 9])
+    answers = iter([HttpAnswer(), HttpAnswer(503), HttpAnswer(drop=True), *[HttpAnswer()] * 9])
     http_server.answer = lambda _: next(answers)
 
     sink = make_sink()
@@ -144,7 +144,7 @@ def test_statuses_that_pass(http_server: HttpServer, make_sink: MakeSink) -> Non
 
 def test_a_server_that_keeps_failing(http_server: HttpServer, make_sink: MakeSink) -> None:
     """After three attempts the sink gives up; the error says what was acknowledged."""
-    http_server.answer = lambda one: Answer(500 if one.body == b"2" else 200)
+    http_server.answer = lambda one: HttpAnswer(500 if one.body == b"2" else 200)
     batch = messages([(http_server.url, str(n)) for n in range(5)], first=7)
 
     with pytest.raises(SinkUnavailable, match=rf"^sink out: {http_server.url} answered 500") as one:
@@ -156,7 +156,7 @@ def test_a_server_that_keeps_failing(http_server: HttpServer, make_sink: MakeSin
 
 def test_retry_after(http_server: HttpServer, make_sink: MakeSink) -> None:
     """The server says when to come back: the sink does not try before, and passes it on."""
-    http_server.answer = lambda _: Answer(429, {"Retry-After": "17"})
+    http_server.answer = lambda _: HttpAnswer(429, {"Retry-After": "17"})
 
     with pytest.raises(SinkUnavailable) as caught:
         make_sink().send(messages([(http_server.url, "1")]), allow)
@@ -170,10 +170,10 @@ def test_an_endpoint_that_admits_few(http_server: HttpServer, make_sink: MakeSin
     sink, batch = make_sink(), messages([(http_server.url, str(n)) for n in range(30)])
     room = 0
 
-    def admit(_: Received) -> Answer:
+    def admit(_: Received) -> HttpAnswer:
         nonlocal room
         room -= 1
-        return Answer(200) if room >= 0 else Answer(429, {"retry-after": "60"})
+        return HttpAnswer(200) if room >= 0 else HttpAnswer(429, {"retry-after": "60"})
 
     http_server.answer = admit
     attempts, left = 0, batch
@@ -191,7 +191,7 @@ def test_an_endpoint_that_admits_few(http_server: HttpServer, make_sink: MakeSin
 
 def test_credentials(http_server: HttpServer, make_sink: MakeSink) -> None:
     """They are not tried again."""
-    http_server.answer = lambda _: Answer(401, body=b"geheim")
+    http_server.answer = lambda _: HttpAnswer(401, body=b"geheim")
     with pytest.raises(AuthFailed, match="401") as caught:
         make_sink().send(messages([(http_server.url, "1"), (http_server.url, "2")]), allow)
 
@@ -202,7 +202,9 @@ def test_credentials(http_server: HttpServer, make_sink: MakeSink) -> None:
 def test_redirects_are_not_followed(http_server: HttpServer, make_sink: MakeSink) -> None:
     """Neither to the same server nor to another one."""
     http_server.answer = lambda one: (
-        Answer(307, {"location": f"{http_server.url}/other"}) if one.target == "/" else Answer()
+        HttpAnswer(307, {"location": f"{http_server.url}/other"})
+        if one.target == "/"
+        else HttpAnswer()
     )
     with pytest.raises(SinkRejected, match="redirects are not followed"):
         make_sink().send(messages([(f"{http_server.url}/", "1")]), allow)
@@ -213,7 +215,7 @@ def test_redirects_are_not_followed(http_server: HttpServer, make_sink: MakeSink
 def test_a_message_that_is_refused(http_server: HttpServer, make_sink: MakeSink) -> None:
     """It is undeliverable, all before it is delivered, nothing behind it is sent; what the server said is its detail."""
     http_server.answer = lambda one: (
-        Answer(422, body=b"no such customer: bob") if one.body == b"2" else Answer()
+        HttpAnswer(422, body=b"no such customer: bob") if one.body == b"2" else HttpAnswer()
     )
     batch = messages([(f"{http_server.url}/geheim", str(n)) for n in range(5)], first=4)
 
@@ -236,7 +238,7 @@ def test_a_batch_that_is_refused_is_divided(
     http_server: HttpServer, make_sink: MakeSink, status: int
 ) -> None:
     """Until everything is delivered but the one message that is refused alone, in order."""
-    http_server.answer = lambda one: Answer(status if b"23" in one.body else 200)
+    http_server.answer = lambda one: HttpAnswer(status if b"23" in one.body else 200)
     batch = messages([(http_server.url, str(n)) for n in range(10, 40)], each=2)
 
     with pytest.raises(Undeliverable) as caught:
@@ -253,7 +255,7 @@ def test_a_batch_that_is_refused_is_divided(
 
 def test_a_body_that_is_too_large(http_server: HttpServer, make_sink: MakeSink) -> None:
     """What the server accepts is found by division."""
-    http_server.answer = lambda one: Answer(413 if len(one.body) > 100 else 200)
+    http_server.answer = lambda one: HttpAnswer(413 if len(one.body) > 100 else 200)
     values = [str(n) for n in range(1000, 1100)]
 
     make_sink(RequestForm(batch=True)).send(messages([(http_server.url, v) for v in values]), allow)
@@ -265,7 +267,7 @@ def test_a_body_that_is_too_large(http_server: HttpServer, make_sink: MakeSink) 
 
 def test_no_answer_in_time(http_server: HttpServer, make_sink: MakeSink) -> None:
     """It is given up once, not repeated at once: the server may still be at it."""
-    http_server.answer = lambda _: Answer(after=30)
+    http_server.answer = lambda _: HttpAnswer(after=30)
 
     with pytest.raises(SinkUnavailable, match=r"no answer within 0\.2 s") as caught:
         make_sink(timeout=0.2).send(messages([(http_server.url, "1")]), allow)
@@ -285,7 +287,7 @@ def test_nobody_listens(make_sink: MakeSink) -> None:
 
 def test_closing_ends_a_wait(http_server: HttpServer, make_sink: MakeSink) -> None:
     """Of one request, or of several; what is under way then does not count as acknowledged."""
-    http_server.answer = lambda one: Answer(after=0 if one.body.startswith(b"[0") else 60)
+    http_server.answer = lambda one: HttpAnswer(after=0 if one.body.startswith(b"[0") else 60)
     for most in (1, 3):
         sink = make_sink(timeout=60, connections=most)
         batch = keyed(http_server.url, *"abcd")
@@ -307,7 +309,7 @@ def test_a_connection_is_used_again(http_server: HttpServer, make_sink: MakeSink
 
 def test_a_signature(http_server: HttpServer, make_sink: MakeSink) -> None:
     """A receiver that knows the secret computes the same; the time is that of the attempt."""
-    answers = iter([Answer(500), Answer()])
+    answers = iter([HttpAnswer(500), HttpAnswer()])
     http_server.answer = lambda _: next(answers)
     before = int(time.time())
 
@@ -354,10 +356,10 @@ def test_several_at_once(http_server: HttpServer, make_sink: MakeSink) -> None:
     """As many as allowed, and no more."""
     most = 0
 
-    def answer(_: Received) -> Answer:
+    def answer(_: Received) -> HttpAnswer:
         nonlocal most
         most = max(most, sum(one.status is None for one in http_server.received))
-        return Answer(after=0.02)
+        return HttpAnswer(after=0.02)
 
     http_server.answer = answer
     make_sink(connections=4).send(keyed(http_server.url, *map(str, range(24))), allow)
@@ -370,9 +372,9 @@ def test_without_a_key_everything_waits(http_server: HttpServer, make_sink: Make
     """A message without a key overtakes nothing, and nothing overtakes it."""
     waiting: list[list[bytes]] = []
 
-    def answer(_: Received) -> Answer:
+    def answer(_: Received) -> HttpAnswer:
         waiting.append([one.body for one in http_server.received if one.status is None])
-        return Answer(after=0.02)
+        return HttpAnswer(after=0.02)
 
     http_server.answer = answer
     make_sink(connections=4).send(keyed(http_server.url, "a", "b", None, "c", "d", None), allow)
@@ -387,12 +389,12 @@ def test_the_first_failure_counts(http_server: HttpServer, make_sink: MakeSink) 
     """What is under way when one fails ends, and what is before the one that is refused is delivered."""
     failed: list[bytes] = []
 
-    def answer(one: Received) -> Answer:
+    def answer(one: Received) -> HttpAnswer:
         number = json.loads(one.body)[0]
         if number == 1 and one.body not in failed:
             failed.append(one.body)
-            return Answer(503, after=0.1)
-        return Answer(422) if number == 2 else Answer(after=0.02)
+            return HttpAnswer(503, after=0.1)
+        return HttpAnswer(422) if number == 2 else HttpAnswer(after=0.02)
 
     http_server.answer = answer
     with pytest.raises(Undeliverable) as caught:
@@ -406,7 +408,7 @@ def test_the_first_failure_counts(http_server: HttpServer, make_sink: MakeSink) 
 
 def test_a_lost_lease_ends_what_is_under_way(http_server: HttpServer, make_sink: MakeSink) -> None:
     """Nothing is sent after the guard has refused, and the sink does not wait for answers; it can be used again."""
-    http_server.answer = lambda _: Answer(after=60)
+    http_server.answer = lambda _: HttpAnswer(after=60)
     guard, calls = refuse_from(3, LeaseLost("gone"))
     sink = make_sink(timeout=60, connections=4)
 
@@ -414,7 +416,7 @@ def test_a_lost_lease_ends_what_is_under_way(http_server: HttpServer, make_sink:
         sink.send(keyed(http_server.url, *"abcdef"), guard)
 
     assert len(calls) == 3
-    http_server.answer = lambda _: Answer()
+    http_server.answer = lambda _: HttpAnswer()
     arrived = len(http_server.received)
     assert arrived <= 2
     sink.send(keyed(http_server.url, *"abcdef"), allow)
@@ -435,7 +437,7 @@ def test_order_of_keys(
     seen: dict[str, list[int]] = {}
     unanswered: dict[int, set[str]] = {}
 
-    def answer(one: Received) -> Answer:
+    def answer(one: Received) -> HttpAnswer:
         parsed = json.loads(one.body)
         pairs = parsed if form.batch else [parsed]
         mine = {key for _, key in pairs}
@@ -447,10 +449,10 @@ def test_order_of_keys(
             seen.setdefault(key, []).append(number)
         return chance.choices(
             [
-                Answer(after=0.002),
-                Answer(500),
-                Answer(drop=True),
-                Answer(429, {"retry-after": "1"}),
+                HttpAnswer(after=0.002),
+                HttpAnswer(500),
+                HttpAnswer(drop=True),
+                HttpAnswer(429, {"retry-after": "1"}),
             ],
             [91, 3, 2, 4],
         )[0]
@@ -480,7 +482,12 @@ def test_errors_show_no_value(http_server: HttpServer, make_sink: MakeSink) -> N
     """Neither the URL's path nor the body nor a header, whatever the server answers."""
     row = (f"{http_server.url}/geheim?geheim=1", '"geheim"')
     form = RequestForm(headers={"authorization": "geheim"})
-    for answer in (Answer(500), Answer(404), Answer(302, {"location": "/geheim"}), Answer(403)):
+    for answer in (
+        HttpAnswer(500),
+        HttpAnswer(404),
+        HttpAnswer(302, {"location": "/geheim"}),
+        HttpAnswer(403),
+    ):
         http_server.answer = lambda _, answer=answer: answer  # type: ignore[misc]
         with pytest.raises(DeltaforgeError) as caught:
             make_sink(form).send(messages([row]), allow)
