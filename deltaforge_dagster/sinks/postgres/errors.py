@@ -44,7 +44,8 @@ _VALUES = {
     "22008": "a date or time is out of range",
     "22021": "a text has a character that the server cannot store",
     "22P02": "a text is no value of its column's type",
-    "22P05": "a text has a character that the database's encoding lacks; use a database with the encoding UTF8",
+    "22P05": "a text has a character that the database's encoding lacks (use a database with the encoding UTF8), or a "
+    "document has \\u0000, which jsonb cannot have",
 }
 """What is wrong with a value; the server's own text would quote it."""
 

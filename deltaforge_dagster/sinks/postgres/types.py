@@ -37,6 +37,8 @@ _OWN_TEXT = re.compile(
     r"numeric|interval|inet|cidr|macaddr8?|time(\(\d\))? with time zone|(bit|bit varying)(\(\d+\))?"
 )
 """Types of PostgreSQL that typed rows have as text. The text is PostgreSQL's own, so a column can have the type itself."""
+_EXACT_TEXT = {TEXT, "character varying", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8", "bit varying", "time with time zone"}  # fmt: skip
+"""Types that take any text, or refuse it. With a length, a cast would cut or round."""
 _STAGED_AS_TEXT = {"decimal", "json", "list"}
 """Kinds of values that are sent as text, which the server reads as the column's type."""
 
@@ -90,8 +92,7 @@ def takes(existing: str, column: TypedColumn, *, enum: bool) -> bool:
     wanted = column_type(column.type)
     if column.type.kind == "text":
         # The server reads the text as it reads its own, and refuses what is none of the type's values.
-        own = existing == column.source_type or bool(_OWN_TEXT.fullmatch(existing))
-        return existing in {TEXT, "character varying"} or own or enum
+        return existing in _EXACT_TEXT or existing == column.source_type or enum
     return holds(existing, wanted)
 
 

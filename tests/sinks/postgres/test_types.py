@@ -31,6 +31,7 @@ def test_types_of_the_source_that_are_kept(source: str | None, kept: str) -> Non
         ("character varying", "text", None, True), ("character varying(3)", "text", None, False),
         ("character varying(3)", "text", "character varying(3)", True), ("interval", "text", None, True),
         ("numeric(3,1)", "text", None, False), ("public.mood", "text", "public.mood", True),
+        ("bit(3)", "text", "bit(4)", False), ("bit(4)", "text", "bit(4)", True),
         ("jsonb", "json", "json", True), ("json", "text", None, False), ("numeric", "int64", None, True),
         ("text[]", "list<list<text>>", None, True), ("integer[]", "list<int64>", None, False),
     ],

@@ -239,6 +239,9 @@ def test_types_of_postgresql_are_kept(target: Target) -> None:
     assert list(target.types().values())[1:] == [*[*sources.values()][:-1], "text", "jsonb"]
     names = ", ".join(f"{name}::text" for name in values)
     assert target.rows(names, order="id")[0] == tuple(values.values())
+    nul = staging.step({"id": 3, "j": '{"a": "\\u0000"}'}, segment=1)
+    with pytest.raises(TableRejected, match="which jsonb cannot have"):
+        writer.commit(replace(staging.table(nul), columns=schema), 1, unguarded)
     wrong = replace(staging.table(staging.step({"id": 3, "n": "x-1"}, segment=1)), columns=schema)
     with pytest.raises(TableRejected, match="declare the column as text under `types`") as raised:
         writer.commit(wrong, 1, unguarded)
@@ -420,7 +423,7 @@ def test_a_table_is_recreated(target: Target) -> None:
     assert target.types() == {"id": "bigint", "n": "date"}
 
 
-def test_two_writers_at_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_writers_at_once(target: Target) -> None:
     """The second waits for the first, and then sees its commit."""
     staging = Staging(target, "changelog")
     one = staging.table(staging.step(*numbered(*"abc")))
