@@ -7,7 +7,7 @@ with a probable mistake loads and does what it says, with a warning.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deltaforge_dagster.config.file.document import (
@@ -18,6 +18,8 @@ from deltaforge_dagster.config.file.document import (
 )
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sources.base import SourceConfig
 from deltaforge_dagster.config.sources.snapshot import Snapshot
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import CorruptLog
@@ -64,6 +66,7 @@ def advice(spec: PipelineSpec) -> Iterator[DocumentProblem]:
         path = ("spec", "sinks", index, "config")
         yield from _filter(sink, path)
         yield from _key(sink, path)
+        yield from _subject(sink, path, spec.spec.source.config)
 
 
 def _no_position(spec: Mapping[str, Any]) -> Iterator[DocumentProblem]:
@@ -135,6 +138,24 @@ def _filter(sink: SinkBlock, path: DocumentPath) -> Iterator[DocumentProblem]:
     if other is not None:
         text = f"exclude_synthetic and {other} together let nothing pass (remove one of them)"
         yield DocumentProblem((*path, "filter"), text)
+
+
+def _subject(
+    sink: SinkBlock, path: DocumentPath, source: SourceConfig
+) -> Iterator[DocumentProblem]:
+    """Yield a warning if the schemas of several tables become versions of one subject."""
+    config = sink.config
+    if not isinstance(config, MessageSinkConfig) or not isinstance(config.encoding, AvroEncoding):
+        return
+    tables: Sequence[str] = getattr(source, "tables", ())
+    one_table = len(tables) == 1 and not set("*?[%") & set(tables[0])
+    by_topic = config.encoding.subject_strategy == "topic_name"
+    if by_topic and not one_table and not compile_template(config.destination).variables:
+        text = (
+            "topic_name makes the schemas of all tables versions of one subject, which the registry may refuse (write "
+            "topic_record_name, or a topic for each table: ${source.table})"
+        )
+        yield DocumentProblem((*path, "encoding", "subject_strategy"), text)
 
 
 def _key(sink: SinkBlock, path: DocumentPath) -> Iterator[DocumentProblem]:

@@ -38,6 +38,20 @@ def test_debezium_is_the_same_record(write: Write) -> None:
     load_pipeline(write({WHERE: AVRO, "spec.sinks.0.config.envelope": "debezium"}))
 
 
+def test_several_tables_in_one_subject(write: Write) -> None:
+    """A topic with several tables causes a warning, unless subjects are named after records."""
+    tables = {"spec.source.config.tables": ["public.*"], WHERE: AVRO}
+    (warning,) = load_pipeline(write(tables)).warnings
+    assert f"{SHOWN}.subject_strategy: topic_name makes the schemas of all tables" in warning
+
+    for change in (
+        {"spec.source.config.tables": ["public.orders"]},
+        {"spec.sinks.0.config.stream": "s.${source.table}"},
+        {WHERE: {**AVRO, "subject_strategy": "topic_record_name"}},
+    ):
+        assert load_pipeline(write({**tables, **change})).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

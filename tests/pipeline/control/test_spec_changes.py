@@ -103,6 +103,39 @@ def test_each_change_has_its_consequence(
 
 
 @pytest.mark.parametrize(
+    ("changes", "field", "consequence"),
+    [
+        ({"type": "json"}, "type", "later messages have the new form"),
+        (
+            {"schema_registry_url": "http://s"},
+            "schema_registry_url",
+            "have the ids of that registry",
+        ),
+        (
+            {"subject_strategy": "record_name"},
+            "subject_strategy",
+            "registered under the new subjects",
+        ),
+        ({"enum_mode": "enum"}, "enum_mode", "later messages have the new form"),
+        ({"username": "u", "password": "p"}, "username", "applies from the next run"),
+    ],
+)
+def test_changes_of_an_encoding(
+    write: Write, standing: Standing, changes: dict[str, Any], field: str, consequence: str
+) -> None:
+    """Each field of `encoding` has its own consequence."""
+    avro = {"type": "avro", "schema_registry_url": "http://r"}
+    new = changes if "type" in changes else {**avro, **changes}
+    place = "spec.sinks.0.config.encoding"
+
+    made = {
+        one.path: one.consequence for one in found(write, standing, {place: new}, {place: avro})
+    }
+
+    assert consequence in made[f"spec.sinks[cache].config.encoding.{field}"]
+
+
+@pytest.mark.parametrize(
     ("options", "consequence"),
     [
         ({"mode": "history"}, "needs a resync"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -49,7 +50,7 @@ def test_redis(redis_server: RedisServer, schema_registry: SchemaRegistryServer)
     expected = send(RedisSink("bytes", redis_server.uri), schema_registry, stream)
 
     with contextlib.closing(redis.Redis.from_url(redis_server.uri)) as client:
-        entries = client.xrange(stream)
+        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(stream))
 
     assert [fields[b"df-event"] for _, fields in entries] == [expected] * 2
 
