@@ -157,13 +157,17 @@ class CommitStager(ABC, Generic[_Config]):
             name = newest.db, newest.schema, newest.table
             if self._destination(name) == (destination, None):
                 columns = union([self._typed_schema(newest)], history.name)
-                key = self._config.keys_of(*name) or newest.primary_key
+                key = self._key_of(newest)
                 missing = set(key) - {column.name for column in columns.columns}
                 columns = columns.with_added(sorted(missing))
                 return StagedTable(destination, name, columns, key, frozenset(), (), 0)
         raise TableRejected(
             f"no table of the source is written to {'.'.join(destination)} any more"
         )
+
+    def _key_of(self, table: TableSchema) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the key of a table at the sink, empty if it needs none."""
+        return ()
 
     @abstractmethod
     def _staged(
@@ -221,6 +225,10 @@ class CommitStager(ABC, Generic[_Config]):
 
 class TableStager(CommitStager[TableSinkConfig]):
     """Stages commits of a sink that keeps tables."""
+
+    def _key_of(self, table: TableSchema) -> tuple[str, ...]:
+        declared = self._config.keys_of(table.db, table.schema, table.table)
+        return declared or table.primary_key
 
     def _staged(
         self,

@@ -279,7 +279,10 @@ class Statements:
         )
 
     def _filled(self, rows: str, within: str) -> str:
-        """Return the query with what first rows lack taken from the current version of their key."""
+        """Return the query with what rows lack taken from the version of their key that the table has.
+
+        If a row lacks a value that an earlier one of its key lacks as well, it is still that of the table.
+        """
         values = [
             f"{self._or(column.staged, f't.{name}', f'f.{name}', 'f')} AS {name}"
             for column in self.columns
@@ -289,7 +292,7 @@ class Statements:
         return (
             f"SELECT {', '.join(values)}, {', '.join(f'f.{name}' for name in rest)}"
             f" FROM ({rows}) AS f LEFT JOIN {self.table} AS t"
-            f" ON f.df_first AND t.df_is_current AND {self._same_key('t', 'f')}{within}"
+            f" ON t.df_is_current AND {self._same_key('t', 'f')}{within}"
         )
 
     def _kept(self, name: str, staged: str) -> str:

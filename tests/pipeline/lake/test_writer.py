@@ -124,6 +124,8 @@ def test_soft_deletes_keep_rows(lake: Lake) -> None:
         staging.step(
             {"id": 1, "df_op": "d", "df_absent": ["name", "note"]},
             {"id": 2, "df_op": "d", "df_absent": ["name", "note"]},
+            {"id": 5, "name": "e2", "df_absent": ["note"], "df_valid_to": moment(105)},
+            {"id": 5, "name": "e3", "df_absent": ["note"]},
             segment=1,
         ),
         staging.step({"id": 2, "name": "again"}, segment=2, inserts_only=True),
@@ -148,6 +150,7 @@ def test_a_history_has_every_version(lake: Lake) -> None:
         {"id": 1, "name": "b", "note": "x"},
         {"id": 2, "name": "c", "note": "y"},
         {"id": 3, "name": "d", "note": "z"},
+        {"id": 5, "name": "e", "note": "q"},
     )
     writer.commit(staging.table(first), 0, unguarded)
     changes = staging.table(
@@ -156,6 +159,8 @@ def test_a_history_has_every_version(lake: Lake) -> None:
             {"id": 1, "df_op": "d", "df_absent": ["name", "note"], "df_valid_to": moment(102)},
             {"id": 1, "name": "again", "note": "w"},
             {"id": 2, "df_op": "d", "df_absent": ["name", "note"]},
+            {"id": 5, "name": "e2", "df_absent": ["note"], "df_valid_to": moment(105)},
+            {"id": 5, "name": "e3", "df_absent": ["note"]},
             segment=1,
         ),
         staging.step(
@@ -175,6 +180,9 @@ def test_a_history_has_every_version(lake: Lake) -> None:
         (2, "c", "y", moment(2), moment(103), False),
         (3, "d", "z", moment(3), moment(200), False),
         (4, "moved", "z", moment(200), moment(300), False),
+        (5, "e", "q", moment(4), moment(104), False),
+        (5, "e2", "q", moment(104), moment(105), False),
+        (5, "e3", "q", moment(105), moment(300), False),
     ]
 
 
@@ -431,7 +439,8 @@ def test_whose_a_table_is(lake: Lake) -> None:
     staging = Staging(lake, "current")
     first = staging.table(staging.step({"id": 1, "name": "a"}, segment=7))
     with pytest.raises(
-        TableRejected, match=r"is gone.* deltaforge resync shop --sink lake --tables public\.orders$"
+        TableRejected,
+        match=r"is gone.* deltaforge resync shop --sink lake --tables public\.orders$",
     ):
         lake.writer().commit(first, 7, unguarded, exists=True)
     lake.writer().commit(first, 7, unguarded)
