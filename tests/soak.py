@@ -22,7 +22,7 @@ SCENARIOS = {
     "kills": "runs killed at random under load, up to fifty times each",
     "stalls": "runs stopped for longer than their lease, which go on after another took over",
     "snapshots": "snapshots killed at random, read again by chunks, and for sinks that join",
-    "faults": "networks that cut connections for minutes, disks that are full",
+    "faults": "networks that cut connections for minutes, disks that are full, servers that stop and go on",
     "versions": "other versions of PostgreSQL, MySQL, MariaDB and libSQL",
     "formats": "what is the same in both formats of lake tables, with the one that CI leaves out",
     "benchmarks": "`bench` with the pairs that CI leaves out, and `demo` with a SQLite file",

@@ -105,7 +105,7 @@ def test_a_sqlite_file_takes_the_place_of_postgresql(tmp_path: Path) -> None:
     ("ending", "phase"),
     [
         pytest.param(signal.SIGINT, "starting Spark", marks=pytest.mark.soak("faults")),
-        (signal.SIGINT, "first changes"),
+        pytest.param(signal.SIGINT, "first changes", marks=pytest.mark.soak("faults")),
         pytest.param(signal.SIGTERM, "first changes", marks=pytest.mark.soak("faults")),
         (signal.SIGKILL, "starting Spark"),
         pytest.param(signal.SIGKILL, "first changes", marks=pytest.mark.soak("faults")),

@@ -39,21 +39,15 @@ def ask(campaign: Campaign) -> SnapshotRow | None:
 @pytest.mark.parametrize(
     ("ends", "exactly_once", "kills"),
     [
-        pytest.param("postgres-redis", True, 2, marks=pytest.mark.postgres, id="postgres-2"),
-        *(
-            pytest.param(
-                f"{source}-redis",
-                True,
-                kills,
-                marks=[mark, pytest.mark.soak("snapshots"), pytest.mark.timeout(3600)],
-                id=f"{source}-{kills}",
-            )
-            for source, mark, kills in (
-                ("mysql", pytest.mark.mysql, 2),
-                ("postgres", pytest.mark.postgres, 15),
-                ("mysql", pytest.mark.mysql, 15),
-            )
-        ),
+        pytest.param(
+            f"{source}-redis",
+            True,
+            kills,
+            marks=[mark, pytest.mark.soak("snapshots"), pytest.mark.timeout(3600)],
+            id=f"{source}-{kills}",
+        )
+        for kills in (2, 15)
+        for source, mark in (("postgres", pytest.mark.postgres), ("mysql", pytest.mark.mysql))
     ],
     indirect=["ends", "exactly_once"],
 )

@@ -28,6 +28,7 @@ def postgres_end(server: PostgresServer) -> PostgresDatabase:
     return PostgresDatabase(server.create_database())
 
 
+@pytest.mark.soak("kills")
 def test_connections_are_cut(make_campaign: MakeCampaign, server: PostgresServer) -> None:
     """Readers and writers are thrown out again and again: nothing is lost, nothing forgotten early.
 

@@ -25,7 +25,6 @@ from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failur
 from deltaforge_dagster.pipeline.lake.stamps import CommitCopy, last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     Ownership,
-    TableOwner,
     configure,
     table_label,
     table_properties,
@@ -43,6 +42,7 @@ from deltaforge_dagster.sinks.lake.dialect import (
 )
 from deltaforge_dagster.sinks.lake.pending import pending_name
 from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
+from deltaforge_dagster.sinks.tables.writer import TableOwner
 from deltaforge_dagster.state.lake_commits import Destination, StoredWrite, TableFigures
 from deltaforge_dagster.state.store import StateStore
 

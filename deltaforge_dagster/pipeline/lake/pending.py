@@ -17,7 +17,6 @@ from deltaforge_dagster.pipeline.lake.target import (
     LakeTarget,
     Ownership,
     TableCommit,
-    TableOwner,
     columns_of,
     resync_command,
     table_exists,
@@ -33,6 +32,7 @@ from deltaforge_dagster.sinks.lake.dialect import (
 )
 from deltaforge_dagster.sinks.lake.pending import PendingRows, pending_name
 from deltaforge_dagster.sinks.lake.statements import pending_columns
+from deltaforge_dagster.sinks.tables.writer import TableOwner
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ def test_a_row_that_did_not_arrive_is_no_result() -> None:
         _summary(50, range(1, 100), 50.0, TOLD, {1: 1_001_005})
 
 
+@pytest.mark.soak("benchmarks")
 @pytest.mark.postgres
 @pytest.mark.redis
 @pytest.mark.spark

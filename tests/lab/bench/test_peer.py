@@ -246,11 +246,12 @@ def test_transactions_that_hide_the_end(source: Counted, python: Python) -> None
             drain(python(kafka, _TINY_TRANSACTION), source, kafka, 2, PATIENCE)
 
 
+@pytest.mark.soak("benchmarks")
 @pytest.mark.spark
 @pytest.mark.postgres
 @pytest.mark.redis
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.soak("benchmarks"))])
+@pytest.mark.parametrize("rounds", [1, 3])
 def test_both_programs_drain_the_same_log(rounds: int) -> None:
     """In each round both deliver the whole backlog, each to its own stream, and nothing twice."""
     program = Path(__file__).with_name("peer_program.py")

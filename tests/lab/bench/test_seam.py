@@ -8,7 +8,7 @@ import pytest
 
 from deltaforge_lab.bench.seam import measure
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.soak("benchmarks")]
 
 
 def test_measures_everything(tmp_path: Path) -> None:

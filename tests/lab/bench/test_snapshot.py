@@ -20,7 +20,7 @@ def test_wrong_options_start_nothing(options: list[str]) -> None:
     ("source", "readers"),
     [
         pytest.param("postgres", 2, marks=pytest.mark.postgres),
-        pytest.param("mysql", 1, marks=pytest.mark.mysql),
+        pytest.param("mysql", 1, marks=[pytest.mark.mysql, pytest.mark.soak("benchmarks")]),
     ],
 )
 def test_a_table_is_read_whole(source: str, readers: int) -> None:

@@ -60,6 +60,7 @@ def test_what_is_not_committed_is_not_read(kafka_server: KafkaServer) -> None:
     producer.abort_transaction(120)
 
 
+@pytest.mark.soak("faults")
 def test_data_outlives_a_kill_and_a_pause(start_kafka: StartKafka) -> None:
     """After a kill and a restart the same address has what was acknowledged; settings can change.
 

@@ -39,6 +39,7 @@ def test_the_packaged_server_logs_rows_with_transaction_ids() -> None:
             connect(dsn.replace("root:", "root:x"))
 
 
+@pytest.mark.soak("faults")
 def test_data_outlives_a_kill(start_mysql: StartMysql) -> None:
     """After a kill and a restart the same DSN has what was committed, and changed settings."""
     server = start_mysql({"innodb_flush_log_at_trx_commit": "1", "gtid_mode": "OFF"})
@@ -52,6 +53,7 @@ def test_data_outlives_a_kill(start_mysql: StartMysql) -> None:
     assert variable(dsn, "max_connections") == "77"
 
 
+@pytest.mark.soak("faults")
 def test_a_paused_server_hangs_goes_on_and_can_be_stopped(start_mysql: StartMysql) -> None:
     """Pausing looks like a hung server to clients; closing never waits for a frozen process."""
     server = start_mysql()

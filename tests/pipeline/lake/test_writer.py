@@ -33,7 +33,7 @@ from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging, moment
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(params=[pytest.param("delta", marks=pytest.mark.soak("formats")), "iceberg"])
 def lake(
     request: pytest.FixtureRequest, tmp_path: Path, spark_server: SparkAddress
 ) -> Iterator[Lake]:
@@ -43,10 +43,8 @@ def lake(
     made.close()
 
 
-ONE_FORMAT = pytest.mark.parametrize(
-    "lake", [pytest.param("delta", marks=pytest.mark.soak("formats")), "iceberg"], indirect=True
-)
-"""For tests of what is the same in both formats, statements above all, which take long with Delta."""
+BOTH_FORMATS = pytest.mark.parametrize("lake", FORMATS, indirect=True)
+"""For what differs between the formats; the rest is the same, and takes long with Delta."""
 
 
 def unguarded() -> None:
@@ -79,7 +77,7 @@ def test_a_changelog_has_every_change(lake: Lake) -> None:
     ]
 
 
-@ONE_FORMAT
+@BOTH_FORMATS
 def test_a_current_table_has_the_source_s_rows(lake: Lake) -> None:
     """Inserts, updates, deletes, changes of keys and truncates; what a change lacks stays as it is."""
     staging, writer = Staging(lake, "current"), lake.writer()
@@ -117,7 +115,6 @@ def test_a_current_table_has_the_source_s_rows(lake: Lake) -> None:
     assert lake.rows("id", "name", "note", "df_position") == [(1, "after", None, 3)]
 
 
-@ONE_FORMAT
 def test_soft_deletes_keep_rows(lake: Lake) -> None:
     """With soft deletes, deletes, truncates and changes of keys mark rows, and inserts bring them back."""
     staging, writer = Staging(lake, "current"), lake.writer(soft_deletes=True)
@@ -143,7 +140,6 @@ def test_soft_deletes_keep_rows(lake: Lake) -> None:
     assert [row[0] for row in lake.rows("df_deleted")] == [True] * 5
 
 
-@ONE_FORMAT
 def test_a_history_has_every_version(lake: Lake) -> None:
     """A history has each version with its validity, also of keys that change and of truncated rows."""
     staging, writer = Staging(lake, "history"), lake.writer(mode="history")
@@ -196,7 +192,6 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@ONE_FORMAT
 @pytest.mark.parametrize("mode", ["current", "history"])
 def test_rows_of_a_snapshot_are_added_where_there_are_none(
     lake: Lake, statements: list[str], mode: str
@@ -226,7 +221,6 @@ def test_rows_of_a_snapshot_are_added_where_there_are_none(
     assert len(shown) == (11 if history else 9)
 
 
-@ONE_FORMAT
 def test_rows_of_a_snapshot_are_added_once(lake: Lake, statements: list[str]) -> None:
     """A successor adds them after the first writer has seen that they are not there, before it adds them itself."""
     staging = Staging(lake, "current")
@@ -257,7 +251,6 @@ def two_commits(staging: Staging) -> Sequence[Any]:
 ONCE = [(10, "c", 1), (None, "t", 1), (20, "c", 2), (None, "t", 2)]
 
 
-@ONE_FORMAT
 @pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.soak("kills"))])
 def test_a_commit_takes_effect_once_wherever_its_writer_is_replaced(
     lake: Lake, *, dies: bool
@@ -293,6 +286,7 @@ def test_a_commit_takes_effect_once_wherever_its_writer_is_replaced(
     assert interrupted >= 3
 
 
+@BOTH_FORMATS
 def test_two_writers_at_once(lake: Lake) -> None:
     """Two sessions make the same commits at the same time; both succeed, and the rows are there once."""
     staging = Staging(lake, "changelog")
@@ -340,7 +334,6 @@ def test_branches_of_others_are_kept_for_a_while(lake: Lake) -> None:
     assert (young in left, old in left, len(left)) == (True, False, 2)
 
 
-@ONE_FORMAT
 def test_a_table_is_recreated(lake: Lake) -> None:
     """With today's types and without rows, also if it is gone; what follows is added, and nobody else's table is touched."""
     staging = Staging(lake, "current", {"id": INT64, "n": INT64})
@@ -366,6 +359,7 @@ def test_a_table_is_recreated(lake: Lake) -> None:
     assert lake.rows("id", destination=staging.destination) == []
 
 
+@BOTH_FORMATS
 def test_columns_are_added_and_widened(lake: Lake) -> None:
     """New columns are added; a smaller type fits into a wider one; a dropped column stays."""
     staging = Staging(lake, "current", {"id": INT64, "n": INT32, "wide": INT64, "gone": TEXT})
@@ -389,7 +383,6 @@ def test_columns_are_added_and_widened(lake: Lake) -> None:
     ]
 
 
-@ONE_FORMAT
 @pytest.mark.parametrize(
     ("old", "new"),
     [(TEXT, FLOAT64), (INT64, TEXT), (decimal(5, 2), decimal(5, 3)), (DATE, TIMESTAMP)],
@@ -405,6 +398,7 @@ def test_a_type_that_does_not_hold_the_values_is_rejected(lake: Lake, old: Any, 
     assert lake.rows("id") == [(1,)]
 
 
+@BOTH_FORMATS
 def test_delta_widens_by_choice_only(lake: Lake) -> None:
     """Few readers understand Delta's type widening, so it needs an option."""
     staging = Staging(lake, "changelog", {"id": INT32, "list": list_of(FLOAT32)})
@@ -429,7 +423,6 @@ def test_names_that_a_table_cannot_have(lake: Lake, name: str) -> None:
     assert not (lake.folder / "lake").exists()
 
 
-@ONE_FORMAT
 def test_whose_a_table_is(lake: Lake) -> None:
     """A table of another source table, of another sink or of others is rejected; a reset pipeline keeps its own.
 
@@ -457,7 +450,6 @@ def test_whose_a_table_is(lake: Lake) -> None:
     assert lake.rows("id", "name", "df_position") == [(1, "c", 9)]
 
 
-@ONE_FORMAT
 def test_a_table_of_others(lake: Lake) -> None:
     """A table that somebody has made beforehand is used if it is empty, with its own columns and types."""
     writer = lake.writer()
@@ -478,7 +470,6 @@ def test_a_table_of_others(lake: Lake) -> None:
         writer.commit(staging.table(staging.step({"id": 1, "name": "a"})), 0, unguarded)
 
 
-@ONE_FORMAT
 def test_a_conflict_with_maintenance_is_tried_again(lake: Lake) -> None:
     """Somebody rewrites the table between two statements of a commit: it is applied to what is there then."""
     staging, writer = Staging(lake, "current"), lake.writer()

@@ -25,7 +25,7 @@ from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryThread
 from deltaforge_dagster.pipeline.tables import delivery as module
 from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, TableDelivery
 from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.lake.config import PendingChanges
+from deltaforge_dagster.sinks.tables.config import PendingChanges
 from deltaforge_dagster.sinks.tables.staged import (
     ChangePlace,
     StagedCommit,
@@ -115,7 +115,13 @@ class Lake:
         return StagedCommit(tables, failed, self._discard)
 
     def commit(
-        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        *,
+        exists: bool = False,
+        required: bool = False,
     ) -> WrittenTable:
         """Add the segments behind the pending ones, unless the table has a commit that ends there or later."""
         self._write(table, guard, exists=exists)
@@ -126,7 +132,13 @@ class Lake:
         return WrittenTable(COLUMNS, TableFigures(through))
 
     def append(
-        self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        *,
+        exists: bool = False,
+        required: bool = False,
     ) -> WrittenTable:
         """Add the segments to the pending ones, unless that has been done."""
         self._write(table, guard, exists=exists)
@@ -137,7 +149,13 @@ class Lake:
         return WrittenTable(COLUMNS)
 
     def fold(
-        self, table: StagedTable, through: int, guard: SendGuard, time: FoldTime, *, required: bool
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        time: FoldTime,
+        *,
+        required: bool = False,
     ) -> WrittenTable:
         """Add what is pending to the table."""
         guard()
@@ -182,6 +200,10 @@ class Lake:
         """Open and close."""
         self.opened.append(owner)
         yield self
+        self.close()
+
+    def close(self) -> None:
+        """Count."""
         self.closed += 1
 
     def _table(self, name: Destination, *steps: StagedStep) -> StagedTable:

@@ -14,9 +14,9 @@ from deltaforge_dagster.sinks.lake.config import (
     LakeMaintenanceConfig,
     LakeSinkConfig,
     PartitionField,
-    PendingChanges,
     partition_field,
 )
+from deltaforge_dagster.sinks.tables.config import PendingChanges
 from deltaforge_dagster.sources.value_types import INT64, TEXT
 from tests.config.conftest import Write, write
 
