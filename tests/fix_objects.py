@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
-import s3fs
 
 from deltaforge_lab.servers.s3 import S3Server
 from tests.started import or_fail
@@ -57,7 +57,8 @@ def s3_server() -> Iterator[S3Server]:
 def bucket(s3_server: S3Server) -> Bucket:
     """A bucket of the session's server."""
     name = f"df-{secrets.token_hex(6)}"
-    client = s3fs.S3FileSystem(
+    client = fsspec.filesystem(
+        "s3",
         key=s3_server.key,
         secret=s3_server.secret,
         endpoint_url=s3_server.url,
