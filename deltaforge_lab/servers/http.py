@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -143,6 +145,12 @@ class HttpServer:
             server.close()
             self._loop.run_until_complete(self._end(server))
             self._loop.close()
+            if (
+                self._context is not None
+            ):  # asyncio leaves transports whose handshake failed to the collector
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ResourceWarning)
+                    gc.collect()
 
     async def _end(self, server: asyncio.Server) -> None:
         """End every connection, and wait until its socket is closed."""
@@ -155,6 +163,7 @@ class HttpServer:
         if self._open:
             await self._none_open.wait()
         await server.wait_closed()
+        await asyncio.sleep(0.01)  # connections whose handshake failed close their sockets
 
 
 class _Connection(asyncio.Protocol):
@@ -163,6 +172,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._number = -1
+        self._lost = False
         self._data = bytearray()
         self._head: tuple[str, str, dict[str, str]] | None = None
         self._transport: asyncio.Transport | None = None
@@ -174,6 +184,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         assert self._transport is not None
+        self._lost = True
         self._server.ended(self._transport)
 
     def data_received(self, data: bytes) -> None:
@@ -216,7 +227,8 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         if answer.drop or self._transport.is_closing():  # or the client did not wait
             request.dropped = True
-            self._transport.abort()
+            if not self._lost:
+                self._transport.abort()
             return
         request.status = answer.status
         lines = [f"{name}: {value}\r\n" for name, value in answer.headers.items()]
