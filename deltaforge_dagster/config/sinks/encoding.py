@@ -90,9 +90,15 @@ class AvroEncoding(Block):
         return None if password is None else "***"
 
 
+def _encoding(value: object) -> object:
+    """Accept the bare type, and a block without one, which is JSON."""
+    value = bare_type(value)
+    return {"type": "json", **value} if isinstance(value, dict) else value
+
+
 Encoding = Annotated[
     JsonEncoding | AvroEncoding,
     Field(discriminator="type"),
-    BeforeValidator(bare_type),
+    BeforeValidator(_encoding),
     AlsoAccepts({"const": "json"}),
 ]
