@@ -195,7 +195,7 @@ class _Objects:
         self._plan = plan
         self._prefix = prefix
         self._unfinished = unfinished
-        self._writers: dict[_Key, _Writer] = {}
+        self._writers: dict[_Key, _ObjectContent] = {}
         self._files: dict[_Key, ObjectFile] = {}
         self._schemas: dict[tuple[TableName, str | None], TypedSchema] = {}
         self._failed: dict[TableName, ObjectFile] = {}
@@ -269,7 +269,7 @@ class _Objects:
                 content if all_rows else content.take(pa.array(here, pa.int64()))
             )
 
-    def _writer(self) -> _Writer:
+    def _writer(self) -> _ObjectContent:
         form = self._plan.form
         if form.format == "parquet":
             return _ParquetWriter(self._prefix, form, self._unfinished)
@@ -303,7 +303,7 @@ class _Objects:
         return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
 
 
-class _Writer(ABC):
+class _ObjectContent(ABC):
     """Writes the content of an object.
 
     Args:
@@ -337,7 +337,7 @@ class _Writer(ABC):
         return f"{self._prefix}.{uuid.uuid4().hex}.{self.ending}"
 
 
-class _LineWriter(_Writer):
+class _LineWriter(_ObjectContent):
     """Writes texts, one per line."""
 
     ending = "jsonl"
@@ -368,7 +368,7 @@ class _LineWriter(_Writer):
         return self._file
 
 
-class _ParquetWriter(_Writer):
+class _ParquetWriter(_ObjectContent):
     """Writes typed rows."""
 
     ending = "parquet"

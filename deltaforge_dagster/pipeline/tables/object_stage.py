@@ -11,7 +11,7 @@ from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import Share, source_origin
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.pipeline.tables.object_files import ObjectFile, ObjectJob, ObjectPlan
-from deltaforge_dagster.pipeline.tables.stage import CommitStager, StageJob
+from deltaforge_dagster.pipeline.tables.stage import CommitFiles, CommitStager
 from deltaforge_dagster.pipeline.tables.typed_files import TableName
 from deltaforge_dagster.sinks.tables.config import StagedSinkConfig
 from deltaforge_dagster.sinks.tables.staged import (
@@ -49,7 +49,7 @@ class ObjectStager(CommitStager[StagedSinkConfig]):
         self._form = form
 
     def _staged(
-        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: StageJob
+        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: CommitFiles
     ) -> StagedCommit:
         plan = self._plan(segments, wants)
         shares = [Share(one.path, None, 0, 1) for one in segments]

@@ -129,7 +129,7 @@ class CommitStager(ABC, Generic[_Config]):
             SettingsError: The server lacks our package, or does not share the journal with us.
         """
         chosen = [one for one in segments if one.rows and one.is_for(self._config.id)]
-        job = StageJob(
+        job = CommitFiles(
             self._journal.encoded_dir(self._spec.metadata.name),
             f"{self._prefix}.{uuid.uuid4().hex}",
         )
@@ -171,7 +171,7 @@ class CommitStager(ABC, Generic[_Config]):
 
     @abstractmethod
     def _staged(
-        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: StageJob
+        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: CommitFiles
     ) -> StagedCommit:
         """Return the changes of segments that have any, of the tables that are wanted."""
 
@@ -234,7 +234,7 @@ class TableStager(CommitStager[TableSinkConfig]):
         self,
         segments: Sequence[SegmentRow],
         wants: Callable[[TableName], bool],
-        job: StageJob,
+        job: CommitFiles,
     ) -> StagedCommit:
         plan = self._plan(segments, wants)
         rows, size = sum(one.rows for one in segments), sum(one.bytes for one in segments)
@@ -320,7 +320,7 @@ class TableStager(CommitStager[TableSinkConfig]):
 
 
 @dataclass(frozen=True, slots=True)
-class StageJob:
+class CommitFiles:
     """The files of a commit: their folder, and what their names begin with."""
 
     folder: str

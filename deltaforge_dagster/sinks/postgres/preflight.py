@@ -13,7 +13,7 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.postgres import commits
 from deltaforge_dagster.sinks.postgres.commits import CommitsRow
 from deltaforge_dagster.sinks.postgres.names import quoted
-from deltaforge_dagster.sinks.postgres.server import PostgresServer
+from deltaforge_dagster.sinks.postgres.server import TargetServer
 from deltaforge_dagster.sinks.preflight import not_known
 from deltaforge_dagster.sources.findings import Finding, listed
 
@@ -24,7 +24,7 @@ _DEFAULT_SCHEMA = "public"
 
 def findings(
     connection: psycopg.Connection,
-    server: PostgresServer,
+    server: TargetServer,
     pipeline: str,
     destinations: Sequence[str],
 ) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ def findings(
 
 
 def _database(
-    connection: psycopg.Connection, server: PostgresServer, subject: str
+    connection: psycopg.Connection, server: TargetServer, subject: str
 ) -> Iterator[Finding]:
     if _found(connection, "SELECT pg_is_in_recovery()"):
         yield Finding(subject, "error", "this is a standby; name the primary in the sink's dsn")
@@ -91,7 +91,7 @@ def _database(
 
 def _table(
     connection: psycopg.Connection,
-    server: PostgresServer,
+    server: TargetServer,
     name: str,
     oid: int,
     known: CommitsRow,
@@ -135,7 +135,7 @@ def _table(
 
 
 def _made(
-    connection: psycopg.Connection, server: PostgresServer, subject: str, missing: Sequence[str]
+    connection: psycopg.Connection, server: TargetServer, subject: str, missing: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield what is to be said about tables that will be made."""
     schemas = {_split(name)[0] for name in missing}

@@ -51,7 +51,7 @@ _SESSION = (
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresServer:
+class TargetServer:
     """The server, database and role of a sink.
 
     Attributes:
@@ -62,7 +62,7 @@ class PostgresServer:
     _parameters: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def from_dsn(cls, dsn: str, sink_id: str, application_name: str) -> PostgresServer:
+    def from_dsn(cls, dsn: str, sink_id: str, application_name: str) -> TargetServer:
         """Return the server for the connection string of a sink."""
         given = {**DSN_DEFAULTS, **conninfo.conninfo_to_dict(dsn)}
         return cls(sink_id, {**given, "application_name": application_name})

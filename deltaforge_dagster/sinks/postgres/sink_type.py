@@ -11,7 +11,7 @@ from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
-    from deltaforge_dagster.sinks.postgres.server import PostgresServer
+    from deltaforge_dagster.sinks.postgres.server import TargetServer
     from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
     from deltaforge_dagster.typed_rows.schema import TargetTypes
 
@@ -103,13 +103,13 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
         copy_rows.warm()
 
 
-def _server(config: PostgresSinkConfig, pipeline: str) -> PostgresServer:
+def _server(config: PostgresSinkConfig, pipeline: str) -> TargetServer:
     from deltaforge_dagster.sinks.postgres.server import (  # noqa: PLC0415 - client library
-        PostgresServer,
+        TargetServer,
     )
 
     name = f"deltaforge:{pipeline}:{config.id}"
-    return PostgresServer.from_dsn(config.dsn.get_secret_value(), config.id, name)
+    return TargetServer.from_dsn(config.dsn.get_secret_value(), config.id, name)
 
 
 POSTGRES = PostgresSinkType()

@@ -60,7 +60,7 @@ def staged_meta(mode: TableMode) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenColumn:
+class TargetColumn:
     """A column of staged rows, and where it goes.
 
     Attributes:
@@ -89,7 +89,7 @@ class WrittenColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Statements:
+class PostgresStatements:
     """Makes the statements of one table.
 
     Args:
@@ -101,18 +101,18 @@ class Statements:
     """
 
     table: str
-    columns: Sequence[WrittenColumn]
+    columns: Sequence[TargetColumn]
     key: Sequence[str]
     absent: frozenset[str]
     base: int
 
     @property
-    def keys(self) -> Sequence[WrittenColumn]:
+    def keys(self) -> Sequence[TargetColumn]:
         """The key columns."""
         return [column for column in self.columns if column.staged in self.key]
 
     @property
-    def lacked(self) -> Sequence[WrittenColumn]:
+    def lacked(self) -> Sequence[TargetColumn]:
         """The columns whose values some rows lack."""
         return [column for column in self.columns if column.staged in self.absent]
 

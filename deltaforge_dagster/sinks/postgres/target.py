@@ -21,7 +21,7 @@ from deltaforge_dagster.sinks.postgres.names import (
     quoted,
     schema_and_table,
 )
-from deltaforge_dagster.sinks.postgres.statements import WrittenColumn, own_columns
+from deltaforge_dagster.sinks.postgres.statements import TargetColumn, own_columns
 from deltaforge_dagster.sinks.postgres.types import (
     column_type,
     holds,
@@ -192,7 +192,7 @@ class PostgresTarget:
         text = f"written by deltaforge: {self.source}, mode {self.config.mode}"
         self.connection.execute(f"COMMENT ON TABLE {self.sql} IS {literal(text)}")
 
-    def fit(self, relation: int) -> Sequence[WrittenColumn]:
+    def fit(self, relation: int) -> Sequence[TargetColumn]:
         """Return where the columns of staged rows go, after adding and widening columns of the table.
 
         Raises:
@@ -215,7 +215,7 @@ class PostgresTarget:
                 )
         self._check_key(relation)
         return [
-            WrittenColumn(number, one.name, one.name, staged_type(one.type), known[one.name].type)
+            TargetColumn(number, one.name, one.name, staged_type(one.type), known[one.name].type)
             for number, one in enumerate(self.table.columns.columns)
         ]
 

@@ -29,8 +29,12 @@ from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.copy_rows import HEADER, TRAILER, copy_rows, has_nul, wire
 from deltaforge_dagster.sinks.postgres.errors import NOT_PERMITTED, translated
 from deltaforge_dagster.sinks.postgres.names import quoted
-from deltaforge_dagster.sinks.postgres.server import PostgresServer, cut
-from deltaforge_dagster.sinks.postgres.statements import Statements, WrittenColumn, staged_meta
+from deltaforge_dagster.sinks.postgres.server import TargetServer, cut
+from deltaforge_dagster.sinks.postgres.statements import (
+    PostgresStatements,
+    TargetColumn,
+    staged_meta,
+)
 from deltaforge_dagster.sinks.postgres.target import PostgresTarget
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.staged_files import lacking, staged_batches
@@ -51,7 +55,7 @@ class PostgresWriter:
     def __init__(self, config: PostgresSinkConfig, owner: TableOwner) -> None:
         self._config = config
         self._owner = owner
-        self._server = PostgresServer.from_dsn(
+        self._server = TargetServer.from_dsn(
             config.dsn.get_secret_value(),
             owner.sink_id,
             f"deltaforge:{owner.pipeline}:{owner.sink_id}",
@@ -92,7 +96,9 @@ class PostgresWriter:
             assert relation is not None
             if through > known.through:
                 columns = target.fit(relation)
-                statements = Statements(target.sql, columns, table.key, table.absent, known.base)
+                statements = PostgresStatements(
+                    target.sql, columns, table.key, table.absent, known.base
+                )
                 for step in table.steps:
                     _Application(target, statements).apply(step)
                 known = replace(known, through=through)
@@ -191,7 +197,7 @@ class _Application:
         statements: What applies them.
     """
 
-    def __init__(self, target: PostgresTarget, statements: Statements) -> None:
+    def __init__(self, target: PostgresTarget, statements: PostgresStatements) -> None:
         self._target = target
         self._connection = target.connection
         self._config = target.config
@@ -264,7 +270,7 @@ class _Application:
                 copy.write(self._rows(batch, statements.lacked if absent else ()))
             copy.write(TRAILER)
 
-    def _rows(self, batch: pa.RecordBatch, lacked: Sequence[WrittenColumn]) -> memoryview:
+    def _rows(self, batch: pa.RecordBatch, lacked: Sequence[TargetColumn]) -> memoryview:
         """Return rows as COPY takes them, with a column for each one that some of them lack in place of `df_absent`."""
         sent: list[pa.Array[Any]] = []
         for name in batch.schema.names:
