@@ -57,6 +57,9 @@ SERVERS := MYSQL_DSN=mysql://user@localhost/shop POSTGRES_DSN=postgres://user@lo
 	KAFKA_BROKERS=localhost:9092 REDIS_URI=redis://localhost
 EXAMPLES := DAGSTER_DISABLE_TELEMETRY=1 DELTAFORGE_PIPELINES=examples DEMO_FILES=files LAKE=/lake \
 	LAKE_BUCKET=lake LAKE_ENDPOINT=http://localhost:9000 LAKE_KEY=key LAKE_SECRET=secret \
+	COPY_DSN=postgres://user@localhost/copy CLICKHOUSE_URL=http://localhost:8123 CLICKHOUSE_USER=user CLICKHOUSE_PASSWORD=word \
+	SCHEMA_REGISTRY_URL=http://localhost:8081 WEBHOOK_URL=http://localhost:8080 WEBHOOK_SECRET=secret \
+	INGEST_URL=https://localhost INGEST_TOKEN=token \
 	DEMO_DATABASE=shop.db SHOP_DATABASE=shop.db KAFKA_USERNAME=user KAFKA_PASSWORD=word NATS_URL=nats://localhost TURSO_URL=shop.db \
 	$(SERVERS) $(foreach prefix,DEMO_ ORDERS_ SHOP_,$(addprefix $(prefix),$(SERVERS)))
 

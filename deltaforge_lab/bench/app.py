@@ -11,11 +11,11 @@ from deltaforge_lab.bench.capture import capture
 from deltaforge_lab.bench.debezium import debezium
 from deltaforge_lab.bench.decode import decode
 from deltaforge_lab.bench.drain import PAIRS
-from deltaforge_lab.bench.lake import LAKE_PAIRS, lake, lake_command
 from deltaforge_lab.bench.latency import latency
 from deltaforge_lab.bench.pairs import drain_command
 from deltaforge_lab.bench.seam import seam
 from deltaforge_lab.bench.snapshot import snapshot
+from deltaforge_lab.bench.tables import TABLE_PAIRS, changes_of_rows, table_command
 from deltaforge_lab.bench.typed import typed
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -30,12 +30,12 @@ def bench(context: typer.Context) -> None:
 
 for _pair in PAIRS:
     app.command(_pair)(drain_command(_pair))
-for _pair in LAKE_PAIRS:
-    app.command(_pair)(lake_command(_pair))
+for _pair in TABLE_PAIRS:
+    app.command(_pair)(table_command(_pair))
 app.command()(capture)
+app.command("changes")(changes_of_rows)
 app.command()(debezium)
 app.command()(decode)
-app.command()(lake)
 app.command()(latency)
 app.command()(seam)
 app.command()(snapshot)

@@ -1,9 +1,9 @@
-"""`deltaforge bench pg-delta` and the other pairs with tables, and `deltaforge bench lake`.
+"""`deltaforge bench pg-delta` and the other pairs with tables, and `deltaforge bench changes`.
 
 The pairs measure how fast a backlog of inserts reaches a table, as `drain` does for messages: the measured time begins
-with the run and ends with it, when the last commit is made. `bench lake` measures what changes of random rows cost in a
+with the run and ends with it, when the last commit is made. `bench changes` measures what changes of random rows cost in a
 table that already has many: they are updates, deletes and inserts, first all in one backlog, then a few in each of several
-commits. What has arrived is read back with Spark, after the measurement.
+commits. What has arrived is read back, after the measurement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import psycopg
 import typer
@@ -26,50 +26,51 @@ from rich.console import Console
 from rich.table import Table
 
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.resources.lake_jars import LAKE_JARS
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.drain import fill, progress
 from deltaforge_lab.bench.installation import Installation, Say, installed
 from deltaforge_lab.bench.shapes import ORDERS6, SHAPES, TRANSACTION_ROWS, Shape
 from deltaforge_lab.bench.sources import STARTS, BenchSource, PostgresBench, SourceKind
-from deltaforge_lab.servers.maven import fetch
+from deltaforge_lab.bench.table_sinks import TABLES, TableBench, TableKind, TableMode
 
-LakeFormat = Literal["delta", "iceberg"]
-LakeMode = Literal["changelog", "current", "history"]
-
-LAKE_PAIRS: dict[str, tuple[SourceKind, LakeFormat]] = {
-    "pg-delta": ("pg", "delta"),
-    "pg-iceberg": ("pg", "iceberg"),
-    "mysql-delta": ("mysql", "delta"),
-    "mysql-iceberg": ("mysql", "iceberg"),
+TABLE_PAIRS: dict[str, tuple[SourceKind, TableKind]] = {
+    f"{source}-{kind}": (source, kind) for kind in TABLES for source in ("pg", "mysql")
 }
 
 _WARM_ROWS = 20_000
+_NAMES = {
+    "pg": "PostgreSQL",
+    "mysql": "MySQL",
+    "delta": "a Delta table",
+    "iceberg": "an Iceberg table",
+    "postgres": "a table in PostgreSQL",
+    "clickhouse": "a table in ClickHouse",
+    "objects": "Parquet files on object storage",
+}
 _CHANGED = "changed"
 """The note of an updated row."""
 
 
 @dataclass(frozen=True, slots=True)
-class LakeDrain:
+class TableDrain:
     """How a backlog was drained into a table.
 
     Attributes:
-        pair: Source and format.
+        pair: Source and kind of table.
         mode: What the table has.
         shape: Shape of the source's table.
         rows: Changes of the backlog.
         seconds: How long the run took.
         events_per_second: `rows / seconds`.
         cpu_seconds_per_million: Processor seconds per million changes, of the run, Spark (JVM and Python
-            workers) and the source's server.
+            workers), the source's server, and the sink's if there is one.
         peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
         peak_rss_mb_by: The peak of each of them.
         cores: Processors that this process may use.
     """
 
     pair: str
-    mode: LakeMode
+    mode: TableMode
     shape: str
     rows: int
     seconds: float
@@ -81,7 +82,7 @@ class LakeDrain:
 
 
 @dataclass(frozen=True, slots=True)
-class LakeChanges:
+class TableChanges:
     """What changes of random rows cost.
 
     Attributes:
@@ -92,56 +93,26 @@ class LakeChanges:
         commit_cpu_seconds: Median of the processor seconds of run and Spark for that.
     """
 
-    backlog: LakeDrain
+    backlog: TableDrain
     table_rows: int
     commit_changes: int
     commit_seconds: float
     commit_cpu_seconds: float
 
 
-class LakeTables:
-    """A folder with the table that the pipeline writes."""
-
-    def __init__(self, form: LakeFormat, mode: LakeMode, folder: Path) -> None:
-        self._form = form
-        self._mode = mode
-        self._folder = folder
-
-    def block(self, *, exactly_once: bool) -> str:
-        """Return the sink's entry in the pipeline file, YAML."""
-        del exactly_once  # tables always are
-        where: dict[str, Any] = {"path": str(self._folder)}
-        if self._form == "iceberg":
-            where = {"catalog_properties": {"type": "hadoop", "warehouse": str(self._folder)}}
-        config = {"id": "sink", "table": "bench.orders", "mode": self._mode, **where}
-        return json.dumps({"type": self._form, "config": config})
-
-    def count(self, installation: Installation, condition: str = "true") -> int:
-        """Return how many rows of the table fulfil a condition."""
-        session = SparkSession.builder.remote(installation.spark.remote).create()
-        try:
-            table = f"delta.`{self._folder}/bench/orders`"
-            if self._form == "iceberg":
-                prefix = "spark.sql.catalog.bench"
-                session.conf.set(prefix, "org.apache.iceberg.spark.SparkCatalog")
-                session.conf.set(f"{prefix}.type", "hadoop")
-                session.conf.set(f"{prefix}.warehouse", str(self._folder))
-                table = "bench.bench.orders"
-            return session.table(table).where(condition).count()
-        finally:
-            session.stop()
-
-
-def lake_command(pair: str) -> Callable[..., None]:
+def table_command(pair: str) -> Callable[..., None]:
     """Return the command that measures a source with a format."""
-    source, form = LAKE_PAIRS[pair]
+    source, kind = TABLE_PAIRS[pair]
 
     def command(
         *,
         rows: Annotated[
             int, typer.Option(min=1_000, help="Number of changes in the backlog.")
         ] = 1_000_000,
-        mode: Annotated[LakeMode, typer.Option(help="What the table has.")] = "current",
+        mode: Annotated[
+            TableMode | None,
+            typer.Option(help=f"What the table has. Default: {TABLES[kind].modes[0]}."),
+        ] = None,
         shape: Annotated[
             Literal["orders6", "wide10", "documents3"],
             typer.Option(help="Columns of the table."),
@@ -150,6 +121,8 @@ def lake_command(pair: str) -> Callable[..., None]:
             bool, typer.Option("--json", help="Print one JSON object on the last line.")
         ] = False,
     ) -> None:
+        mode = mode or TABLES[kind].modes[0]
+        _check_mode(kind, mode)
         with (
             progress(quiet=as_json) as say,
             _opened(pair, mode, SHAPES[shape], min(_WARM_ROWS, rows), say) as bench,
@@ -161,17 +134,24 @@ def lake_command(pair: str) -> Callable[..., None]:
         else:
             _print(f"{pair}, {mode}, {rows:,} changes {shape}", _lines(result))
 
-    names = {"pg": "PostgreSQL", "mysql": "MySQL", "delta": "a Delta", "iceberg": "an Iceberg"}
     command.__doc__ = (
-        f"Measure draining a backlog from {names[source]} into {names[form]} table: rate and cost."
+        f"Measure draining a backlog from {_NAMES[source]} into {_NAMES[kind]}: rate and cost."
     )
     return command
 
 
-def lake(
+def _check_mode(kind: TableKind, mode: TableMode) -> None:
+    if mode not in TABLES[kind].modes:
+        raise NotAllowed(f"--mode must be {' or '.join(TABLES[kind].modes)} ({kind})")
+
+
+def changes_of_rows(
     *,
-    form: Annotated[LakeFormat, typer.Option("--format", help="Format of the table.")] = "delta",
-    mode: Annotated[LakeMode, typer.Option(help="What the table has.")] = "current",
+    kind: Annotated[
+        Literal["delta", "iceberg", "postgres", "clickhouse"],
+        typer.Option("--sink", help="Where the table is."),
+    ] = "delta",
+    mode: Annotated[TableMode, typer.Option(help="What the table has.")] = "current",
     table_rows: Annotated[
         int, typer.Option(min=1_000, help="Rows of the table before.")
     ] = 10_000_000,
@@ -190,7 +170,8 @@ def lake(
     total = changes + commits * commit_changes
     if table_rows < total:
         raise NotAllowed(f"--table-rows must be at least {total:,}, the number of all changes")
-    pair, warm = f"pg-{form}", min(_WARM_ROWS, table_rows)
+    _check_mode(kind, mode)
+    pair, warm = f"pg-{kind}", min(_WARM_ROWS, table_rows)
     with progress(quiet=as_json) as say, _opened(pair, mode, ORDERS6, warm, say) as bench:
         bench.fill(table_rows - warm)
         say("delivering the rows")
@@ -199,7 +180,7 @@ def lake(
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
-    title = f"{form}, {mode}, {changes:,} changes in {table_rows:,} rows"
+    title = f"{kind}, {mode}, {changes:,} changes in {table_rows:,} rows"
     small = {
         f"{commit_changes:,} changes, seconds": f"{result.commit_seconds:.2f}",
         f"{commit_changes:,} changes, cpu seconds": f"{result.commit_cpu_seconds:.2f}",
@@ -208,13 +189,13 @@ def lake(
 
 
 @dataclass(frozen=True, slots=True)
-class _LakeBench:
+class _OpenBench:
     """Everything that runs: the source, the pipeline and the table, both of which have the first `rows`."""
 
     source: BenchSource
     installation: Installation
-    tables: LakeTables
-    mode: LakeMode
+    tables: TableBench
+    mode: TableMode
     shape: Shape
     rows: int
     say: Say
@@ -224,7 +205,7 @@ class _LakeBench:
         for written in self.source.write(1 + self.rows, rows):
             self.say(f"filling the backlog: {written:,} of {rows:,} rows")
 
-    def drain(self, pair: str, rows: int, write: Callable[[], None]) -> LakeDrain:
+    def drain(self, pair: str, rows: int, write: Callable[[], None]) -> TableDrain:
         """Write a backlog of `rows` changes, and deliver it."""
         write()
         self.say(f"draining {rows:,} changes")
@@ -233,11 +214,13 @@ class _LakeBench:
             "spark": self.installation.spark.pid,
             "source": self.source.server.pid,
         }
+        if self.tables.server is not None:
+            groups["sink"] = self.tables.server.pid
         began = time.monotonic()
         with Sampler(groups, together=("run", "spark"), alone="run") as sampler:
             self.deliver()
         seconds = time.monotonic() - began
-        return LakeDrain(
+        return TableDrain(
             pair=pair,
             mode=self.mode,
             shape=self.shape.name,
@@ -267,19 +250,17 @@ class _LakeBench:
 
 
 @contextmanager
-def _opened(pair: str, mode: LakeMode, shape: Shape, rows: int, say: Say) -> Iterator[_LakeBench]:
+def _opened(pair: str, mode: TableMode, shape: Shape, rows: int, say: Say) -> Iterator[_OpenBench]:
     """Start everything, and deliver the first `rows`."""
-    source_kind, form = LAKE_PAIRS[pair]
+    source_kind, kind = TABLE_PAIRS[pair]
     with ExitStack() as owned:
-        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-lake-")))
+        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-tables-")))
         say("starting the servers")
         source = owned.enter_context(closing(STARTS[source_kind]()))
         source.create(shape)
-        tables = LakeTables(form, mode, folder)
-        installation = owned.enter_context(
-            installed(source, tables, jars=fetch(LAKE_JARS), say=say)
-        )
-        bench = _LakeBench(source, installation, tables, mode, shape, rows, say)
+        tables = owned.enter_context(closing(TABLES[kind](mode, folder)))
+        installation = owned.enter_context(installed(source, tables, jars=tables.jars, say=say))
+        bench = _OpenBench(source, installation, tables, mode, shape, rows, say)
         say("warming up")
         fill(source, 1, rows)
         bench.deliver()
@@ -287,8 +268,8 @@ def _opened(pair: str, mode: LakeMode, shape: Shape, rows: int, say: Say) -> Ite
 
 
 def _changes(
-    bench: _LakeBench, pair: str, table_rows: int, changes: int, small: tuple[int, int]
-) -> LakeChanges:
+    bench: _OpenBench, pair: str, table_rows: int, changes: int, small: tuple[int, int]
+) -> TableChanges:
     commits, size = small
     total = changes + commits * size
     keys = random.Random(1).sample(range(1, table_rows + 1), total)  # noqa: S311 - no secret
@@ -303,7 +284,7 @@ def _changes(
     if bench.mode == "current":
         bench.expect(table_rows + writer.inserted - writer.deleted)
         bench.expect(writer.updated, f"note = '{_CHANGED}'")
-    return LakeChanges(
+    return TableChanges(
         backlog,
         table_rows,
         size,
@@ -354,7 +335,7 @@ class _ChangeWriter:
                 self.inserted += inserts
 
 
-def _lines(result: LakeDrain) -> dict[str, str]:
+def _lines(result: TableDrain) -> dict[str, str]:
     return {
         "changes per second": f"{result.events_per_second:,}",
         "seconds": f"{result.seconds:.2f}",

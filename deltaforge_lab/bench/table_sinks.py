@@ -1,0 +1,187 @@
+"""Where the tables of benchmarks are: a folder, or a server that the benchmark starts, and how their rows are counted."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import psycopg
+import pyarrow.dataset as ds
+
+from deltaforge_dagster.pipeline.spark_client import SparkSession
+from deltaforge_dagster.resources.lake_jars import LAKE_JARS
+from deltaforge_lab.bench.installation import Installation
+from deltaforge_lab.servers.base import Server
+from deltaforge_lab.servers.clickhouse import ClickhouseServer
+from deltaforge_lab.servers.maven import fetch
+from deltaforge_lab.servers.postgres import PostgresServer
+from deltaforge_lab.servers.s3 import S3Server
+
+TableMode = Literal["changelog", "current", "history"]
+TableKind = Literal["delta", "iceberg", "postgres", "clickhouse", "objects"]
+
+_SCHEMA, _TABLE = "bench", "orders"
+
+
+class TableBench(ABC):
+    """The table that the pipeline writes.
+
+    Args:
+        mode: What it has.
+        folder: An empty folder for files.
+
+    Attributes:
+        modes: What such tables can have, the default first.
+        server: The server that has it, None if it is in a folder.
+    """
+
+    modes: ClassVar[Sequence[TableMode]] = ("current", "changelog", "history")
+    server: Server | None = None
+
+    def __init__(self, mode: TableMode, folder: Path) -> None:
+        self._mode = mode
+        self._folder = folder
+
+    @property
+    def jars(self) -> Sequence[Path]:
+        """What Spark needs for it."""
+        return ()
+
+    def block(self, *, exactly_once: bool) -> str:
+        """Return the sink's entry in the pipeline file, YAML."""
+        del exactly_once  # tables always are
+        kind, config = self._sink()
+        return json.dumps({"type": kind, "config": {"id": "sink", **config}})
+
+    @abstractmethod
+    def _sink(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the kind of the sink and its options."""
+
+    @abstractmethod
+    def count(self, installation: Installation, condition: str) -> int:
+        """Return how many rows fulfil a condition of SQL; object files have one for each change, and know no conditions."""
+
+    def close(self) -> None:
+        """Stop the server, if there is one."""
+        if self.server is not None:
+            self.server.close()
+
+
+class _LakeBench(TableBench):
+    @property
+    def jars(self) -> Sequence[Path]:
+        """The formats."""
+        return fetch(LAKE_JARS)
+
+
+class _DeltaBench(_LakeBench):
+    def _sink(self) -> tuple[str, Mapping[str, Any]]:
+        table = f"{_SCHEMA}.{_TABLE}"
+        return "delta", {"table": table, "mode": self._mode, "path": str(self._folder)}
+
+    def count(self, installation: Installation, condition: str) -> int:
+        """Ask Spark."""
+        return _counted(installation, f"delta.`{self._folder}/{_SCHEMA}/{_TABLE}`", {}, condition)
+
+
+class _IcebergBench(_LakeBench):
+    def _sink(self) -> tuple[str, Mapping[str, Any]]:
+        where = {"type": "hadoop", "warehouse": str(self._folder)}
+        table = f"{_SCHEMA}.{_TABLE}"
+        return "iceberg", {"table": table, "mode": self._mode, "catalog_properties": where}
+
+    def count(self, installation: Installation, condition: str) -> int:
+        """Ask Spark."""
+        prefix = "spark.sql.catalog.bench"
+        settings = {
+            prefix: "org.apache.iceberg.spark.SparkCatalog",
+            f"{prefix}.type": "hadoop",
+            f"{prefix}.warehouse": str(self._folder),
+        }
+        return _counted(installation, f"bench.{_SCHEMA}.{_TABLE}", settings, condition)
+
+
+def _counted(
+    installation: Installation, table: str, settings: Mapping[str, str], condition: str
+) -> int:
+    session = SparkSession.builder.remote(installation.spark.remote).create()
+    try:
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        return session.table(table).where(condition).count()
+    finally:
+        session.stop()
+
+
+class _PostgresBench(TableBench):
+    def __init__(self, mode: TableMode, folder: Path) -> None:
+        super().__init__(mode, folder)
+        self.server = PostgresServer.start(origins=["package", "installed"])
+        self._dsn = self.server.create_database("tables")
+
+    def _sink(self) -> tuple[str, Mapping[str, Any]]:
+        return "postgres", {"table": f"{_SCHEMA}.{_TABLE}", "mode": self._mode, "dsn": self._dsn}
+
+    def count(self, installation: Installation, condition: str) -> int:
+        """Ask the server."""
+        del installation
+        with psycopg.connect(self._dsn) as connection:
+            query = f"SELECT count(*) FROM {_SCHEMA}.{_TABLE} WHERE {condition}"  # noqa: S608
+            found = connection.execute(query.encode()).fetchone()
+        assert found is not None
+        return cast("int", found[0])
+
+
+class _ClickhouseBench(TableBench):
+    modes = ("current", "changelog")
+
+    def __init__(self, mode: TableMode, folder: Path) -> None:
+        super().__init__(mode, folder)
+        self.server = self._server = ClickhouseServer.start()
+        self._server.query(f"CREATE DATABASE {_SCHEMA}")
+
+    def _sink(self) -> tuple[str, Mapping[str, Any]]:
+        login = {"user": self._server.user, "password": self._server.password}
+        place = {"url": self._server.url, "database": _SCHEMA, "table": _TABLE}
+        return "clickhouse", {"mode": self._mode, **place, **login}
+
+    def count(self, installation: Installation, condition: str) -> int:
+        """Ask the server; of a table of current rows, only those that are there."""
+        del installation
+        final = " FINAL" if self._mode == "current" else ""
+        query = f"SELECT count() FROM {_SCHEMA}.{_TABLE}{final} WHERE {condition}"  # noqa: S608
+        return int(self._server.query(query))
+
+
+class _ObjectsBench(TableBench):
+    modes = ("changelog",)
+
+    def __init__(self, mode: TableMode, folder: Path) -> None:
+        super().__init__(mode, folder)
+        self.server = self._server = S3Server.start()
+        self._bucket = f"bench-{secrets.token_hex(4)}"
+        self._server.folder(self._bucket).mkdir()
+
+    def _sink(self) -> tuple[str, Mapping[str, Any]]:
+        login = {"access_key_id": self._server.key, "secret_access_key": self._server.secret}
+        place = {"bucket": self._bucket, "endpoint": self._server.url, "region": "us-east-1"}
+        return "s3", {**place, **login}
+
+    def count(self, installation: Installation, condition: str) -> int:
+        """Read the number of rows from the files."""
+        del installation, condition
+        return ds.dataset(self._server.folder(self._bucket), format="parquet").count_rows()
+
+
+TABLES: Mapping[TableKind, type[TableBench]] = {
+    "delta": _DeltaBench,
+    "iceberg": _IcebergBench,
+    "postgres": _PostgresBench,
+    "clickhouse": _ClickhouseBench,
+    "objects": _ObjectsBench,
+}
+"""Every kind."""
