@@ -19,6 +19,7 @@ from deltaforge_dagster.config.blocks import (
     template,
 )
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.templates import compile_template
 
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - the token of RFC 9110
@@ -92,6 +93,7 @@ class HttpSinkConfig(MessageSinkConfig):
 
     destination_field: ClassVar[str] = "url"
     destination_is_url: ClassVar[bool] = True
+    takes_bytes: ClassVar[bool] = True
 
     url: Annotated[TemplateText, AfterValidator(_url)]
     """Template of the URL. Values of variables are percent-encoded. Where it is shown, everything in it is shown: a secret
@@ -173,6 +175,19 @@ class HttpSinkConfig(MessageSinkConfig):
         name = self.signature_header.lower()
         if name in RESERVED or name in {one.lower() for one in self.headers}:
             raise ValueError(f"signature_header is {name}, which is another header")
+        return self
+
+    @model_validator(mode="after")
+    def _check_avro(self) -> HttpSinkConfig:
+        if isinstance(self.encoding, AvroEncoding):
+            if self.batch_mode:
+                raise ValueError(
+                    "encoding avro: a request holds one message (write batch_mode: false)"
+                )
+            if self.encoding.subject_strategy != "record_name":
+                raise ValueError(
+                    "encoding avro: a URL is no topic (write subject_strategy: record_name)"
+                )
         return self
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.sinks.base import CloudEventsEnvelope
+from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.http.config import HttpSinkConfig, HttpTls
 from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
@@ -20,7 +21,7 @@ _BATCH_LIMITS = frozenset({"batch_max_events", "batch_max_bytes"})
 
 
 class HttpSinkType(MessageSinkType[HttpSinkConfig]):
-    """HTTP endpoints: webhooks, and everything that accepts JSON."""
+    """HTTP endpoints: webhooks, and everything that accepts JSON or Avro."""
 
     name = "http"
     summary = "An HTTP sink: each message, or a batch of messages, is a request."
@@ -95,6 +96,8 @@ def _content_type(config: HttpSinkConfig) -> str:
     """Return the media type of requests (CloudEvents - HTTP Protocol Binding 1.0.2, "HTTP Content Mode")."""
     if config.batch_mode and config.batch_format == "ndjson":
         return "application/x-ndjson"
+    if isinstance(config.encoding, AvroEncoding):
+        return "application/avro"
     if isinstance(config.envelope, CloudEventsEnvelope):
         kind = "cloudevents-batch" if config.batch_mode else "cloudevents"
         return f"application/{kind}+json"

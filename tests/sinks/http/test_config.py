@@ -12,6 +12,8 @@ from deltaforge_dagster.sinks.http.config import HttpSinkConfig
 from deltaforge_dagster.sinks.http.sink_type import HTTP
 from deltaforge_dagster.sinks.registry import SinkContext
 
+AVRO = {"type": "avro", "schema_registry_url": "http://r"}
+
 
 def config(**options: Any) -> HttpSinkConfig:
     """Return the options of a sink."""
@@ -77,6 +79,11 @@ def test_urls(url: str) -> None:
         ({"headers": {"a": "geheim ${TOKEN_THAT_IS_NOT_SET}"}}, "a names ${TOKEN_THAT_IS_NOT_SET}"),
         ({"headers": {"a": "geheim ${"}}, "a is no template"),
         ({"signature_header": "Idempotency-Key"}, "is another header"),
+        ({"encoding": AVRO}, "a URL is no topic"),
+        (
+            {"encoding": {**AVRO, "subject_strategy": "record_name"}, "batch_mode": True},
+            "holds one message",
+        ),
         ({"headers": {"Sig": "x"}, "signature_header": "sig"}, "is another header"),
         ({"signature_secret": "${NOT_SET_ANYWHERE}"}, "needs the environment variable"),
         ({"max_in_flight": 0}, "greater than or equal to 1"),

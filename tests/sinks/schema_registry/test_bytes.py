@@ -11,12 +11,16 @@ import pytest
 import redis
 
 from deltaforge_dagster.sinks.base import AVRO_MESSAGES, Sink, SinkBatch
+from deltaforge_dagster.sinks.http.client import ClientSettings
+from deltaforge_dagster.sinks.http.requests import RequestForm
+from deltaforge_dagster.sinks.http.sink import HttpSink
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_dagster.sinks.registry import message_sink_types
 from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
 from deltaforge_dagster.sinks.schema_registry.sink import AvroSink
 from deltaforge_dagster.testing.sinks import allow
+from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.nats import NatsServer
 from deltaforge_lab.servers.redis import RedisServer
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
@@ -70,7 +74,16 @@ def test_nats(
     assert [one.value for one in nats_admin.read(nats_stream, subject)] == [expected] * 2
 
 
+def test_http(http_server: HttpServer, schema_registry: SchemaRegistryServer) -> None:
+    """A request's body is the bytes."""
+    url = f"{http_server.url}/avro"
+    inner = HttpSink("bytes", RequestForm(content_type="application/avro"), ClientSettings())
+    expected = send(inner, schema_registry, url)
+
+    assert http_server.bodies("/avro") == [expected] * 2
+
+
 def test_which_kinds_take_bytes() -> None:
     """Files have lines, so they take none."""
     kinds = {name for name, kind in message_sink_types().items() if kind.config.takes_bytes}
-    assert kinds == {"kafka", "redis", "nats"}
+    assert kinds == {"kafka", "redis", "nats", "http"}
