@@ -28,6 +28,7 @@ from deltaforge_lab.bench.sinks import STARTS as SINKS
 from deltaforge_lab.bench.sinks import BenchSink, SinkKind
 from deltaforge_lab.bench.sources import STARTS as SOURCES
 from deltaforge_lab.bench.sources import BenchSource, SourceKind
+from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
 
 PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
     "pg-redis": ("pg", "redis"),
@@ -91,6 +92,7 @@ class Drain:
         shape: Shape of its table.
         exactly_once: Whether the sink kept its own position.
         sensing: Whether schema sensing was enabled, at its default settings.
+        avro: Whether messages were Avro, with a schema registry of the lab, and not JSON.
         writers: How many connections filled the backlog.
         max_bytes: The size limit of a delivery batch; None for the default, which is the segment.
         seconds: Time from the start of the run to the last acknowledgement.
@@ -116,6 +118,7 @@ class Drain:
     shape: str
     exactly_once: bool
     sensing: bool
+    avro: bool
     writers: int
     max_bytes: int | None
     seconds: float
@@ -140,6 +143,7 @@ def measure(
     *,
     exactly_once: bool,
     sensing: bool = False,
+    avro: bool = False,
     writers: int = 1,
     max_bytes: int | None = None,
     timeout: float | None = None,
@@ -153,6 +157,9 @@ def measure(
     """
     with ExitStack() as owned:
         source, sink = owned.enter_context(pair_servers(pair, shape, say))
+        if avro:
+            registry = owned.enter_context(closing(SchemaRegistryServer.start()))
+            sink.encoding = f'{{type: avro, schema_registry_url: "{registry.url}"}}'
         installation = owned.enter_context(
             installed(
                 source,
@@ -218,6 +225,7 @@ def measure(
             shape=shape.name,
             exactly_once=exactly_once,
             sensing=sensing,
+            avro=avro,
             writers=writers,
             max_bytes=max_bytes,
             seconds=round(seconds, 3),

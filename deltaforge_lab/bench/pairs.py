@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deltaforge_dagster.errors import NotAllowed
 from deltaforge_lab.bench.drain import Drain, measure, progress
 from deltaforge_lab.bench.peer import Comparison, ProgramDrain, compare
 from deltaforge_lab.bench.shapes import SHAPES
@@ -31,6 +32,9 @@ def drain_command(pair: str) -> Callable[..., None]:
         sensing: Annotated[
             bool,
             typer.Option("--sensing", help="Enable schema sensing, with its default settings."),
+        ] = False,
+        avro: Annotated[
+            bool, typer.Option("--avro", help="Send Avro, with a schema registry, and not JSON.")
         ] = False,
         writers: Annotated[
             int, typer.Option(min=1, max=64, help="Connections that fill the backlog.")
@@ -71,6 +75,8 @@ def drain_command(pair: str) -> Callable[..., None]:
         ] = False,
     ) -> None:
         result: Drain | Comparison
+        if avro and peer is not None:
+            raise NotAllowed("--avro and --peer exclude each other")
         with progress(quiet=as_json) as say:
             if peer is None:
                 result = measure(
@@ -79,6 +85,7 @@ def drain_command(pair: str) -> Callable[..., None]:
                     SHAPES[shape],
                     exactly_once=exactly_once,
                     sensing=sensing,
+                    avro=avro,
                     writers=writers,
                     max_bytes=max_bytes,
                     timeout=timeout,

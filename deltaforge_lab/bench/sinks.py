@@ -36,10 +36,12 @@ class BenchSink(ABC):
     Attributes:
         server: The server.
         address: What clients connect to.
+        encoding: The sink's `encoding` in the pipeline file, in YAML's flow style.
     """
 
     server: Server
     address: str
+    encoding: str = "json"
 
     @abstractmethod
     def block(self, *, exactly_once: bool) -> str:
@@ -86,7 +88,7 @@ class RedisBench(BenchSink):
         """Return the sink's block of a pipeline file, YAML."""
         return (
             f'{{type: redis, config: {{id: sink, uri: "{self._redis.uri}", stream: {DESTINATION}, '
-            f"exactly_once: {str(exactly_once).lower()}}}}}"
+            f"encoding: {self.encoding}, exactly_once: {str(exactly_once).lower()}}}}}"
         )
 
     def create(self, destination: str) -> None:
@@ -128,7 +130,8 @@ class KafkaBench(BenchSink):
         """Return the sink's block of a pipeline file, YAML."""
         return (
             f'{{type: kafka, config: {{id: sink, brokers: "{self._kafka.brokers}", '
-            f"topic: {DESTINATION}, exactly_once: {str(exactly_once).lower()}}}}}"
+            f"topic: {DESTINATION}, encoding: {self.encoding}, "
+            f"exactly_once: {str(exactly_once).lower()}}}}}"
         )
 
     def create(self, destination: str) -> None:
@@ -207,7 +210,8 @@ class NatsBench(BenchSink):
         """Return the sink's block of a pipeline file, YAML."""
         return (
             f'{{type: nats, config: {{id: sink, url: "{self._nats.url}", subject: {DESTINATION}, '
-            f"stream: {DESTINATION}, exactly_once: {str(exactly_once).lower()}}}}}"
+            f"stream: {DESTINATION}, encoding: {self.encoding}, "
+            f"exactly_once: {str(exactly_once).lower()}}}}}"
         )
 
     def create(self, destination: str) -> None:

@@ -37,6 +37,7 @@ SHORT = {"pg-nats"}
         ["--writers", "0"],
         ["--max-bytes", "0"],
         ["--timeout", "0"],
+        ["--avro", "--peer", "x"],
     ],
 )
 def test_wrong_options_start_nothing(options: list[str]) -> None:
@@ -132,6 +133,8 @@ def test_writers_share_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
             pair,
             ["--exactly-once", "--shape", "wide10"]
             if pair in {"mysql-kafka", "mysql-redis"}
+            else ["--avro"]
+            if pair == "pg-kafka"
             else ["--writers", "3", "--max-bytes", "100000", "--timeout", "500"],
             marks=[
                 SERVERS[source],
@@ -176,6 +179,7 @@ def test_every_pair_is_measured(
     found = json.loads(outcome.stdout.splitlines()[-1])
     assert (found["pair"], found["rows"]) == (pair, 3000)
     assert found["exactly_once"] == ("--exactly-once" in options)
+    assert found["avro"] == ("--avro" in options)
     given = (3, 100_000) if "--writers" in options else (1, None)
     assert (found["writers"], found["max_bytes"]) == given
     assert 0 < found["first_seconds"] <= found["seconds"] < LATER

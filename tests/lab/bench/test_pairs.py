@@ -17,6 +17,7 @@ DRAIN = Drain(
     shape="orders6",
     exactly_once=False,
     sensing=False,
+    avro=False,
     writers=1,
     max_bytes=None,
     seconds=2.5,
