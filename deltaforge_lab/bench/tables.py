@@ -111,7 +111,7 @@ def table_command(pair: str) -> Callable[..., None]:
         ] = 1_000_000,
         mode: Annotated[
             TableMode | None,
-            typer.Option(help=f"What the table has. Default: {TABLES[kind].modes[0]}."),
+            typer.Option(help="What the table has. Default: current; of object files changelog."),
         ] = None,
         shape: Annotated[
             Literal["orders6", "wide10", "documents3"],
