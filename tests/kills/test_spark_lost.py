@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from deltaforge_dagster.resources.spark_server import SparkServer
 from tests.fix_spark import SparkAddress, connected
 from tests.kills.campaign import Campaign
@@ -51,6 +53,7 @@ def test_a_killed_server(make_campaign: MakeCampaign) -> None:
         SparkServer.ensure(home).stop()
 
 
+@pytest.mark.soak("kills")
 def test_an_ended_session(make_campaign: MakeCampaign, spark_server: SparkAddress) -> None:
     """The run makes a session of its own, stores it for the next one, and delivers on."""
     campaign = make_campaign(lease_seconds=LEASE_SECONDS)

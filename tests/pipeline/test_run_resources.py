@@ -70,6 +70,7 @@ def test_many_ranges_of_one_run_leave_no_more_than_five(
     ]
 
 
+@pytest.mark.soak("growth")
 def test_short_runs_leave_nothing(
     make_feed: MakeFeed, spark_server: SparkAddress, through_files: None
 ) -> None:

@@ -297,6 +297,7 @@ def test_no_server() -> None:
         SparkSessions(settings, None, lambda _: None).session()
 
 
+@pytest.mark.soak("faults")
 def test_server_that_dies_in_use(tmp_path: Path) -> None:
     """Without a configured server the installation's own is used; when it is gone, the next call starts another."""
     settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path)})

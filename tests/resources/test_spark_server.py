@@ -127,6 +127,7 @@ def test_idle_server_ends(home: Path) -> None:
     assert not (home / "spark" / "server.json").exists()
 
 
+@pytest.mark.soak("faults")
 def test_a_server_that_lacks_jars_is_replaced(home: Path) -> None:
     """Jars that were installed meanwhile come with a new server, once only the process that needs them uses it."""
     jars = fetch(LAKE_JARS)

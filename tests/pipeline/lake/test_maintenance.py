@@ -134,6 +134,7 @@ def test_commits_are_known_after_their_snapshots(lake: Lake) -> None:
     assert lake.rows("id") == [(number,) for number in range(6)]
 
 
+@pytest.mark.soak("formats")
 def test_beside_a_writer(lake: Lake) -> None:
     """Maintenance goes on while commits are made; neither loses anything, and no commit is held up for good."""
     # Delta's files have no branch that keeps them while they are written.
@@ -197,6 +198,7 @@ def test_a_table_that_was_put_back_lacks_later_commits(lake: Lake) -> None:
 
 
 @ICEBERG
+@pytest.mark.soak("formats")
 def test_a_table_recreated_lacks_the_commits_of_its_copy(lake: Lake) -> None:
     """It keeps the properties of its predecessor, but not what they say about commits."""
     staging = Staging(lake, "current")
@@ -216,6 +218,7 @@ def test_a_table_recreated_lacks_the_commits_of_its_copy(lake: Lake) -> None:
 
 
 @ICEBERG
+@pytest.mark.soak("formats")
 def test_pending_changes_are_maintained(lake: Lake) -> None:
     """Like a table: readers of the view see the same, and a commit that is repeated is not added again."""
     staging, writer = Staging(lake, "current"), lake.writer()
@@ -236,6 +239,7 @@ def test_pending_changes_are_maintained(lake: Lake) -> None:
 
 
 @ICEBERG
+@pytest.mark.soak("formats")
 def test_what_dead_writers_have_left(lake: Lake) -> None:
     """Their branches and files go once they are old; a commit that is under way is made again if its branch went, too."""
     staging, writer = Staging(lake, "current"), lake.writer()

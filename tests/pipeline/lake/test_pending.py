@@ -317,6 +317,7 @@ def test_tables_that_are_gone_or_somebody_else_s(lake: Lake) -> None:
         writing(lake, uid="uid-2").commit(other, 9, unguarded)
 
 
+@pytest.mark.soak("formats")
 def test_a_table_recreated_has_no_pending_changes(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +348,7 @@ def test_a_table_recreated_has_no_pending_changes(
     assert (reader.table, reader.waiting) == ([(2, 5)], 0)
 
 
+@pytest.mark.soak("formats")
 def test_rows_of_a_snapshot_behind_pending_changes(lake: Lake) -> None:
     """Those that are added find the keys that were pending, and those that go beside the table are as later changes."""
     staging, writer = Staging(lake, "current", {"id": INT32, "a": TEXT}), writing(lake)

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError, SinkUnavailable, TableRejected
 from tests.fix_spark import SparkAddress
-from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging
+from tests.pipeline.lake.lake_tables import Lake, Staging
 
 pytestmark = pytest.mark.spark
 
@@ -39,7 +39,9 @@ def failure(lake: Lake, space: str, **options: Any) -> DeltaforgeError:
     return caught.value
 
 
-@pytest.mark.parametrize("lake", FORMATS, indirect=True)
+@pytest.mark.parametrize(
+    "lake", [pytest.param("delta", marks=pytest.mark.soak("formats")), "iceberg"], indirect=True
+)
 def test_what_concerns_one_table(lake: Lake) -> None:
     """A table that is gone, damaged, where no folder can be, or partitioned by what is impossible."""
     staging, writer = Staging(lake, "current"), lake.writer()

@@ -130,6 +130,7 @@ def test_current_tables_equal_those_of_the_source(make_lake: MakeLake, format_: 
     assert lake.checkpoint.whole_segment == lake.feed.store.segments.read("feed")[-1].segment
 
 
+@pytest.mark.soak("formats")
 def test_a_live_run_commits_after_a_while_and_ends(make_lake: MakeLake) -> None:
     """What waits for the next commit keeps the run from being idle."""
     lake = make_lake(seconds=8)
