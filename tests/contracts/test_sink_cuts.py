@@ -240,7 +240,7 @@ def check(far: Far, *, exactly_once: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "exactly_once"),
     [
-        ("http", False),
+        pytest.param("http", False, marks=pytest.mark.soak("faults")),
         pytest.param("redis", False, marks=pytest.mark.redis),
         pytest.param("redis", True, marks=pytest.mark.redis),
         pytest.param("kafka", False, marks=pytest.mark.kafka),
