@@ -19,6 +19,7 @@ from rich.status import Status
 
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
+from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.cost.stages import StoreClock, stage_seconds
@@ -298,7 +299,13 @@ def _last_messages(installation: Installation) -> list[SinkBatch]:
     row = store.pipelines.get(loaded.name)
     assert row is not None
     with installation.context.replay_sessions() as sessions:
-        encoder = Encoder(loaded.spec, installation.context.journal, sessions, "raw")
+        encoder = Encoder(
+            loaded.spec,
+            installation.context.journal,
+            sessions,
+            "raw",
+            versions=RegisteredVersions(store.schemas, loaded.name),
+        )
         found: list[SinkBatch] = []
         rows = 0
         for number in range(row.next_segment - 1, 0, -1):
