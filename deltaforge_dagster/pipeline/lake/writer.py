@@ -85,7 +85,7 @@ _META_TYPES: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class LakeWriter:
-    """Applies staged changes to the tables of a sink; used by one thread.
+    """Applies staged changes to the tables of a sink; implements `PendingWriter`.
 
     Args:
         sessions: Provides the session, which nobody else may write with: what stamps our statements stays set.
@@ -112,19 +112,9 @@ class LakeWriter:
         exists: bool = False,
         required: bool = False,
     ) -> WrittenTable:
-        """Apply the changes of a table, unless it has them already; return when they are durable.
+        """Apply the changes of a table, unless it has them; see `PendingWriter.commit`.
 
-        Args:
-            table: The changes.
-            through: Number of the commit's last segment. A commit that is repeated has the same changes; later
-                commits have larger numbers.
-            guard: Called before each statement that changes anything.
-            exists: Whether the table has everything before these changes. If it is gone then, it is not recreated,
-                because it would lack that without a sign.
-            required: Whether there are pending changes, so that the table that has them must exist.
-
-        Returns:
-            The table as it is then.
+        The guard is called before each statement that changes anything.
 
         Raises:
             TableRejected: The table cannot take the changes, or others keep changing it.
@@ -145,15 +135,7 @@ class LakeWriter:
         exists: bool = False,
         required: bool = False,
     ) -> WrittenTable:
-        """Add changes to the pending ones of a table, unless they have been added; as `commit`.
-
-        Args:
-            table: The changes, whose steps are all of kind `rows`.
-            through: See `commit`.
-            guard: See `commit`.
-            exists: See `commit`.
-            required: See `commit`.
-        """
+        """Add changes to the pending ones of a table; see `PendingWriter.append`, and `commit` for what is raised."""
         return self._tried(
             table, lambda: self._append(table, through, guard, exists=exists, required=required)
         )
@@ -167,15 +149,7 @@ class LakeWriter:
         *,
         required: bool = False,
     ) -> WrittenTable:
-        """Fold the pending changes of a table into it, up to segment `through`; returns and raises what `commit` does.
-
-        Args:
-            table: The table; its changes do not matter.
-            through: The segment.
-            guard: See `commit`.
-            time: When it is done.
-            required: See `commit`.
-        """
+        """Fold the pending changes of a table into it; see `PendingWriter.fold`, and `commit` for what is raised."""
 
         def attempt() -> WrittenTable:
             commit, target = self._opened(table, guard, exists=True)
@@ -190,13 +164,7 @@ class LakeWriter:
         So is the table of its pending changes, and first, so that what is left of them belongs to no table. Readers who
         have begun go on with the old rows, and both formats keep these for queries of an older version.
 
-        Args:
-            table: The table, without changes.
-            guard: Called before each statement that changes anything.
-
-        Raises:
-            TableRejected: The table is not this sink's, or cannot be made.
-            SinkUnavailable, SparkUnavailable, SettingsError: See `commit`.
+        See `TableWriter.recreate`, and `commit` for what is raised.
         """
 
         def attempt() -> None:

@@ -584,8 +584,12 @@ class TableDelivery:
         """Write a commit to a table; return it as it is then, and whether it has pending changes."""
         guard = self._lease.guard
         required = known is not None and known.changes > 0
-        add = _pending_writer(writer).append if to.beside else writer.commit
-        made = add(table, to.through, guard, exists=to.exists, required=required)
+        if to.beside or required:
+            folding = _pending_writer(writer)
+            add = folding.append if to.beside else folding.commit
+            made = add(table, to.through, guard, exists=to.exists, required=required)
+        else:
+            made = writer.commit(table, to.through, guard, exists=to.exists)
         # After a step back of the checkpoint, later changes may be pending.
         last = to.through if known is None else max(to.through, known.segment)
         if not to.beside:

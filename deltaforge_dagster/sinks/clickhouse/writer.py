@@ -73,7 +73,6 @@ class ClickhouseWriter:
         guard: SendGuard,
         *,
         exists: bool = False,
-        required: bool = False,  # noqa: ARG002 - there are no pending changes
     ) -> WrittenTable:
         """Apply the changes of a table, unless it has them; see `TableWriter.commit`.
 

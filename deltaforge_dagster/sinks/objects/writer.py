@@ -45,7 +45,6 @@ class ObjectWriter:
         guard: SendGuard,
         *,
         exists: bool = False,  # noqa: ARG002 - older objects may be deleted
-        required: bool = False,  # noqa: ARG002 - nothing is pending
     ) -> WrittenTable:
         """Write the objects of a table that are not there yet; see `CommitWriter`."""
         for step in table.steps:

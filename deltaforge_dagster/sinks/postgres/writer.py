@@ -70,19 +70,10 @@ class PostgresWriter:
         guard: SendGuard,
         *,
         exists: bool = False,
-        required: bool = False,  # noqa: ARG002 - there are no pending changes
     ) -> WrittenTable:
-        """Apply the changes of a table, unless it has them already; return when they are durable.
+        """Apply the changes of a table, unless it has them; see `TableWriter.commit`.
 
-        Args:
-            table: The changes.
-            through: Number of the commit's last segment.
-            guard: Called before anything is changed, and before that is committed, while the table is locked.
-            exists: Whether the table has everything before these changes.
-            required: Of no meaning here.
-
-        Returns:
-            The table as it is then.
+        The guard is also called before the transaction is committed, while the table is locked.
 
         Raises:
             TableRejected: The table cannot take the changes; other tables are not affected.
@@ -107,16 +98,7 @@ class PostgresWriter:
             return WrittenTable([(one.name, one.type) for one in target.columns(relation)])
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> None:
-        """Replace a table by one without rows, as it would be made today; make it if it does not exist.
-
-        Args:
-            table: The table, without changes.
-            guard: See `commit`.
-
-        Raises:
-            TableRejected: The table is not this sink's, or cannot be made.
-            SinkUnavailable, AuthFailed, PermissionMissing, SinkRejected: See `commit`.
-        """
+        """Replace a table by one without rows; see `TableWriter.recreate`, and `commit` for what is raised."""
         with self._target(table, guard) as target:
             known = target.recreate(commits.lock(target.connection, target.name))
             commits.write(target.connection, target.name, known)

@@ -69,7 +69,6 @@ class CommitWriter(Protocol):
         guard: SendGuard,
         *,
         exists: bool = False,
-        required: bool = False,
     ) -> WrittenTable:
         """Apply the changes of a table, unless it has them already; return when they are durable.
 
@@ -80,7 +79,6 @@ class CommitWriter(Protocol):
             guard: Called before anything is changed; raises if the run must stop writing.
             exists: Whether the table has everything before these changes. If it is gone then, it is not made again,
                 because it would lack that without a sign.
-            required: Whether there are pending changes, so that the table that has them must exist.
 
         Returns:
             The table as it is then.
@@ -115,6 +113,21 @@ class TableWriter(CommitWriter, Protocol):
 
 class PendingWriter(TableWriter, Protocol):
     """A writer for sinks that can keep changes beside a table, and fold them into it later."""
+
+    def commit(
+        self,
+        table: StagedTable,
+        through: int,
+        guard: SendGuard,
+        *,
+        exists: bool = False,
+        required: bool = False,
+    ) -> WrittenTable:
+        """Fold what is pending, and apply the changes of a table; as `CommitWriter.commit`.
+
+        `required` says that there are pending changes, so that the table that has them must exist.
+        """
+        ...
 
     def append(
         self,
