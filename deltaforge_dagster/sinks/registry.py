@@ -207,6 +207,14 @@ class TableSinkType(SinkType[_StagedConfig]):
     def column_types(self) -> TargetTypes:
         """Return what a column of its tables can be."""
 
+    def problems(self, config: _StagedConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
+        """Return nothing: most models find what can be found without connecting."""
+        return []
+
+    def exactly_once(self, config: _StagedConfig) -> bool:  # noqa: ARG002
+        """Return True: tables know which commits they have, and objects have names that are repeated."""
+        return True
+
 
 class DatabaseSinkType(TableSinkType[_TableConfig]):
     """A kind of sink whose tables are in a database, to which the run sends the rows that Spark has made."""

@@ -18,7 +18,6 @@ from deltaforge_dagster.pipeline.lake.target import (
     Ownership,
     TableCommit,
     columns_of,
-    resync_command,
     table_exists,
     table_properties,
 )
@@ -107,7 +106,7 @@ def open_pending(
     """
     if main.token is None and not make:
         return None
-    command = resync_command(commit)
+    command = commit.owner.resync_command(commit.table)
     commit = _beside(commit)
     name = commit.dialect.table(commit.table.destination)
     if (required or not make) and not table_exists(commit, name):
@@ -179,7 +178,7 @@ def _properties(commit: TableCommit, token: str, base: int) -> dict[str, str]:
     owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id, base)
     return {
         OWNER: owned.to_json(),
-        SOURCE: commit.source,
+        SOURCE: commit.table.source_name,
         PENDING: token,
         KEY: _json(commit.table.key),
     }
@@ -203,7 +202,7 @@ def _owned(commit: TableCommit, name: str) -> dict[str, str]:
     known = Ownership.from_json(found.get(OWNER, ""))
     if (
         not known.is_of(commit.owner, incarnation=False)
-        or found.get(SOURCE) != commit.source
+        or found.get(SOURCE) != commit.table.source_name
         or KEY not in found
     ):
         raise TableRejected(

@@ -25,7 +25,7 @@ from deltaforge_dagster.sinks.lake.pending import pending_name
 from deltaforge_dagster.sinks.lake.sql import holds, sql_type
 from deltaforge_dagster.sinks.lake.statements import WrittenColumn, own_columns, pending_columns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
-from deltaforge_dagster.sinks.tables.writer import TableOwner
+from deltaforge_dagster.sinks.tables.writer import TableOwner, table_gone
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from pyspark.sql import Row
@@ -100,11 +100,6 @@ class TableCommit:
     def label(self) -> str:
         """What messages call the table."""
         return table_label(self.dialect, self.owner, self.table.destination)
-
-    @property
-    def source(self) -> str:
-        """Name of the source's table."""
-        return ".".join(part for part in self.table.source if part is not None)
 
     @property
     def columns(self) -> Sequence[LakeColumn]:
@@ -190,7 +185,7 @@ class LakeTarget:
             raise TableRejected(
                 f"{commit.label}: its column {name} has the type {old}, which does not hold the values of the "
                 f"source's column, {new}; declare a type that it holds under the sink's `types`, change the "
-                f"type of the table's column, or have the table loaded again: {resync_command(commit)}"
+                f"type of the table's column, or have the table loaded again: {commit.owner.resync_command(commit.table)}"
             )
         commit.execute(*found)
         self.columns[column.name.lower()] = (name, new)
@@ -204,9 +199,7 @@ def open_target(commit: TableCommit) -> LakeTarget:
     """
     name = commit.dialect.table(commit.table.destination)
     if commit.exists and not table_exists(commit, name):
-        raise TableRejected(
-            f"{commit.label} is gone, with everything that it had; bring it back, or have it loaded again: {resync_command(commit)}"
-        )
+        raise table_gone(commit.label, commit.owner.resync_command(commit.table))
     # A table that exists keeps columns by which it is partitioned and which the source has dropped.
     if not commit.unknown_partitions or not table_exists(commit, name):
         _create(commit, {}, replace=False)
@@ -261,7 +254,7 @@ def check_partitions(commit: TableCommit) -> None:
     """
     if commit.unknown_partitions:
         raise TableRejected(
-            f"{commit.label} cannot be partitioned by {', '.join(commit.unknown_partitions)}, which {commit.source} "
+            f"{commit.label} cannot be partitioned by {', '.join(commit.unknown_partitions)}, which {commit.table.source_name} "
             "does not have; correct the sink's `partition_by`"
         )
 
@@ -276,7 +269,7 @@ def _create(commit: TableCommit, stamps: Mapping[str, str], *, replace: bool) ->
             destination,
             [*commit.columns, *commit.own_columns],
             commit.config.partition_of(*commit.table.source),
-            {OWNER: owned.to_json(), SOURCE: commit.source, **stamps},
+            {OWNER: owned.to_json(), SOURCE: commit.table.source_name, **stamps},
             replace=replace,
         ),
     )
@@ -310,7 +303,7 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     base = max((last + 1 for last in lasts if last is not None), default=0)
     owner = commit.owner
     owned = Ownership(owner.uid, owner.pipeline, owner.sink_id, base)
-    changed = properties_text({OWNER: owned.to_json(), SOURCE: commit.source})
+    changed = properties_text({OWNER: owned.to_json(), SOURCE: commit.table.source_name})
     commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({changed})")
     return owned.base
 
@@ -321,10 +314,10 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
     Raises:
         TableRejected: It cannot.
     """
-    source = properties.get(SOURCE, commit.source)
-    if source != commit.source:
+    source = properties.get(SOURCE, commit.table.source_name)
+    if source != commit.table.source_name:
         raise TableRejected(
-            f"{commit.label} has the rows of {source}, so those of {commit.source} cannot be written to it; change "
+            f"{commit.label} has the rows of {source}, so those of {commit.table.source_name} cannot be written to it; change "
             "the sink's `table`, so that each table of the source has a table of its own"
         )
     claim = f"ALTER TABLE {name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
@@ -343,13 +336,6 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
             f"the table, or, if the rows are this sink's after all, execute {claim}"
         )
     return None
-
-
-def resync_command(commit: TableCommit) -> str:
-    """Return the command that has the table loaded again."""
-    owner, (database, schema, table) = commit.owner, commit.table.source
-    name = f"{schema or database}.{table}"
-    return f"deltaforge resync {owner.pipeline} --sink {owner.sink_id} --tables {name}"
 
 
 def table_exists(commit: TableCommit, name: str) -> bool:

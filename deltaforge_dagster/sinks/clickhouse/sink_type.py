@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
+from deltaforge_dagster.sinks.tables import consequences
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need Arrow
     from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
     from deltaforge_dagster.typed_rows.schema import TargetTypes
-
-_RESYNC = (
-    "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
-    "already in the new one (deltaforge resync PIPELINE --sink SINK)"
-)
-_MOVED = (
-    "later changes go there; tables that are new there need a resync, because they lack the rows that "
-    "are delivered already (deltaforge resync PIPELINE --sink SINK)"
-)
-_LATER = "applies to changes after the checkpoint; what the tables have stays as it is"
 
 
 class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
@@ -33,14 +24,14 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
     destinations = "tables"
     timing = frozenset({"commit_seconds", "commit_changes", "send_timeout_secs"})
     consequences: Mapping[str, str] = {
-        **dict.fromkeys(["url", "database", "table"], _MOVED),
-        **dict.fromkeys(["mode", "version_source"], _RESYNC),
-        "keys": f"lets a table go on that is held because it has no key; a table that exists {_RESYNC}",
+        **dict.fromkeys(["url", "database", "table"], consequences.MOVED),
+        **dict.fromkeys(["mode", "version_source"], consequences.RESYNC),
+        "keys": consequences.KEYS,
         "types": (
             "applies to columns that are created from now on; a table that has the column with another type "
             "needs a resync (deltaforge resync PIPELINE --sink SINK --tables TABLE)"
         ),
-        **dict.fromkeys(["filter", "skipped_operations"], _LATER),
+        **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
     }
 
     def column_types(self) -> TargetTypes:
@@ -56,14 +47,6 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
         )
 
         return ClickhouseWriter(config, owner)
-
-    def problems(self, config: ClickhouseSinkConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
-        """Return nothing: the model finds what can be found without connecting."""
-        return []
-
-    def exactly_once(self, config: ClickhouseSinkConfig) -> bool:  # noqa: ARG002
-        """Return True: the rows' versions tell which changes a table has."""
-        return True
 
     def preflight(
         self,

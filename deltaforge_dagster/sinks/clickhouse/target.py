@@ -126,20 +126,14 @@ class ClickhouseTarget:
     def mark(self) -> TableMark:
         """What the comment of the table says."""
         owner = self.owner
-        return TableMark(owner.uid, owner.pipeline, owner.sink_id, self._source, owner.log)
-
-    @property
-    def _source(self) -> str:
-        return ".".join(part for part in self.table.source if part is not None)
-
-    @property
-    def resync(self) -> str:
-        """The command that has the table loaded again."""
-        database, schema, table = self.table.source
-        name = f"{schema or database}.{table}"
-        return (
-            f"deltaforge resync {self.owner.pipeline} --sink {self.owner.sink_id} --tables {name}"
+        return TableMark(
+            owner.uid, owner.pipeline, owner.sink_id, self.table.source_name, owner.log
         )
+
+    @property
+    def resync_command(self) -> str:
+        """The command that has the table loaded again."""
+        return self.owner.resync_command(self.table)
 
     def execute(self, query: str) -> None:
         """Execute a statement that changes something."""
@@ -184,7 +178,7 @@ class ClickhouseTarget:
         keys = [quoted(name) for name in self.table.key]
         if self.mode == "current" and not keys:
             raise TableRejected(
-                f"{self.label}: {self._source} has no primary key, which mode current needs: name the columns of a key under "
+                f"{self.label}: {self.table.source_name} has no primary key, which mode current needs: name the columns of a key under "
                 "`keys`, or use mode changelog"
             )
         if self.mode == "current":
@@ -214,9 +208,9 @@ class ClickhouseTarget:
                     "table, or set `auto_create: false` to add to the rows that it has"
                 )
             return None
-        if mark.source != self._source:
+        if mark.source != self.table.source_name:
             raise TableRejected(
-                f"{self.label} has the rows of {mark.source}, so those of {self._source} cannot be written to it; change the "
+                f"{self.label} has the rows of {mark.source}, so those of {self.table.source_name} cannot be written to it; change the "
                 "sink's `table`, so that each table of the source has a table of its own"
             )
         if (mark.pipeline, mark.sink) != (self.owner.pipeline, self.owner.sink_id):
@@ -256,7 +250,7 @@ class ClickhouseTarget:
                 raise TableRejected(
                     f"{self.label}: its column {name} has the type {known}, which does not hold the values of "
                     f"{plain(wanted)}; declare a type that it holds under the sink's `types`, change the column's type, "
-                    f"or have the table loaded again: {self.resync}"
+                    f"or have the table loaded again: {self.resync_command}"
                 )
             columns[name] = wanted
         if changes:
@@ -275,12 +269,12 @@ class ClickhouseTarget:
         if not _REPLACING.search(found.engine):
             raise TableRejected(
                 f"{self.label} has no engine ReplacingMergeTree(_version, _deleted), without which it would keep old rows; "
-                f"drop it, or have it loaded again: {self.resync}"
+                f"drop it, or have it loaded again: {self.resync_command}"
             )
         if set(found.sorted_by) != set(key) or _CALL.search(found.sorting_key):
             raise TableRejected(
                 f"{self.label} is sorted by {found.sorting_key}, but the key of its rows is {', '.join(key)}, by which they are "
-                f"replaced; have it loaded again: {self.resync}"
+                f"replaced; have it loaded again: {self.resync_command}"
             )
         if not set(found.partitioned_by) <= set(key):
             raise TableRejected(

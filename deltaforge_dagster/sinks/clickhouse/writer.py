@@ -45,7 +45,7 @@ from deltaforge_dagster.sinks.clickhouse.versions import (
 )
 from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.staged_files import staged_batches
-from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable, check_names
+from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable, check_names, table_gone
 
 _POSITION_BITS = 64
 
@@ -173,9 +173,7 @@ class _TableCommit:
         if found is not None:
             return found, target.check_owned(found)
         if exists:
-            raise TableRejected(
-                f"{target.label} is gone, with everything that it had; bring it back, or have it loaded again: {target.resync}"
-            )
+            raise table_gone(target.label, target.resync_command)
         if not target.makes:
             raise TableRejected(
                 f"{target.label} does not exist, and `auto_create` is false: create it"
@@ -227,7 +225,7 @@ class _TableCommit:
             raise TableRejected(
                 f"{self.target.label} has rows of a later position in the source's log than changes that follow them: the log "
                 "has begun again, as on another server after a failover. Have the table loaded again: "
-                f"{self.target.resync}"
+                f"{self.target.resync_command}"
             )
 
     def _has(self, version: int) -> bool:
@@ -281,7 +279,7 @@ class _TableCommit:
         if int(found[0]["rows"]) < rows:
             raise TableRejected(
                 f"{self.target.label} has had changes that were deleted from it, and ClickHouse does not add them again while "
-                f"it remembers their INSERT; have the table loaded again: {self.target.resync}"
+                f"it remembers their INSERT; have the table loaded again: {self.target.resync_command}"
             )
 
     def _apply(self, step: StagedStep) -> None:

@@ -14,6 +14,7 @@ from deltaforge_dagster.sinks.lake.config import (
 )
 from deltaforge_dagster.sinks.preflight import folder_finding
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext
+from deltaforge_dagster.sinks.tables import consequences
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow
@@ -22,15 +23,6 @@ if TYPE_CHECKING:  # it needs Arrow
 
 _Config = TypeVar("_Config", bound=LakeSinkConfig)
 
-_RESYNC = (
-    "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
-    "already in the new one (deltaforge resync PIPELINE --sink SINK)"
-)
-_MOVED = (
-    "later changes go there; tables that are new there need a resync, because they lack the rows that "
-    "are delivered already (deltaforge resync PIPELINE --sink SINK)"
-)
-_LATER = "applies to changes after the checkpoint; what the tables have stays as it is"
 _NEW_TABLES = "applies to tables that are created from now on"
 
 
@@ -40,18 +32,14 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     destinations = "tables"
     timing = frozenset({"commit_seconds", "commit_changes", "pending", "maintenance"})
     consequences: Mapping[str, str] = {
-        **dict.fromkeys(["table", "path", "catalog"], _MOVED),
-        **dict.fromkeys(["mode", "soft_deletes"], _RESYNC),
+        **dict.fromkeys(["table", "path", "catalog"], consequences.MOVED),
+        **dict.fromkeys(["mode", "soft_deletes"], consequences.RESYNC),
         "pending": "decides where later commits go; without it, pending changes are folded into their tables",
-        "keys": f"lets a table go on that is held because it has no key; a table that exists {_RESYNC}",
-        "types": (
-            "applies to columns that are created from now on, and lets a held table go on if the column is "
-            "new; a table that has the column with another type needs a resync "
-            "(deltaforge resync PIPELINE --sink SINK --tables TABLE)"
-        ),
+        "keys": consequences.KEYS,
+        "types": consequences.TYPES,
         **dict.fromkeys(["partition_by", "write_mode", "properties"], _NEW_TABLES),
         "maintenance": "applies to later maintenance",
-        **dict.fromkeys(["filter", "skipped_operations"], _LATER),
+        **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
     }
 
     def column_types(self) -> TargetTypes:
@@ -59,14 +47,6 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
         from deltaforge_dagster.typed_rows.schema import TargetTypes  # noqa: PLC0415 - needs Arrow
 
         return TargetTypes(unsigned=False, time=False, uuid=False)
-
-    def problems(self, config: _Config, context: SinkContext) -> list[str]:  # noqa: ARG002
-        """Return nothing: the model finds what can be found without Spark."""
-        return []
-
-    def exactly_once(self, config: _Config) -> bool:  # noqa: ARG002
-        """Return True: the tables themselves tell which commits they have."""
-        return True
 
     @abstractmethod
     def place(self, config: _Config) -> Mapping[str, str]:

@@ -66,10 +66,6 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
             f"{config.scheme}:// needs the package {package}, which is not installed: {command}"
         ]
 
-    def exactly_once(self, config: S3SinkConfig) -> bool:  # noqa: ARG002
-        """Return True: an object's name is a function of its changes."""
-        return True
-
     def metadata(self, config: S3SinkConfig) -> Mapping[str, str]:
         """Return where the objects are, and their format."""
         return {"objects": config.root, "format": config.extension}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
 from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
+from deltaforge_dagster.sinks.tables import consequences
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
@@ -16,15 +17,6 @@ if TYPE_CHECKING:  # they need the client library, Arrow and kernels
     from deltaforge_dagster.typed_rows.schema import TargetTypes
 
 _CHECK_SECONDS = 5
-_RESYNC = (
-    "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
-    "already in the new one (deltaforge resync PIPELINE --sink SINK)"
-)
-_MOVED = (
-    "later changes go there; tables that are new there need a resync, because they lack the rows that "
-    "are delivered already (deltaforge resync PIPELINE --sink SINK)"
-)
-_LATER = "applies to changes after the checkpoint; what the tables have stays as it is"
 
 
 class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
@@ -36,15 +28,11 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
     destinations = "tables"
     timing = frozenset({"commit_seconds", "commit_changes"})
     consequences: Mapping[str, str] = {
-        **dict.fromkeys(["table", "dsn"], _MOVED),
-        **dict.fromkeys(["mode", "soft_deletes"], _RESYNC),
-        "keys": f"lets a table go on that is held because it has no key; a table that exists {_RESYNC}",
-        "types": (
-            "applies to columns that are created from now on, and lets a held table go on if the column is "
-            "new; a table that has the column with another type needs a resync "
-            "(deltaforge resync PIPELINE --sink SINK --tables TABLE)"
-        ),
-        **dict.fromkeys(["filter", "skipped_operations"], _LATER),
+        **dict.fromkeys(["table", "dsn"], consequences.MOVED),
+        **dict.fromkeys(["mode", "soft_deletes"], consequences.RESYNC),
+        "keys": consequences.KEYS,
+        "types": consequences.TYPES,
+        **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
     }
 
     def column_types(self) -> TargetTypes:
@@ -62,14 +50,6 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
         )
 
         return PostgresWriter(config, owner)
-
-    def problems(self, config: PostgresSinkConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
-        """Return nothing: the model finds what can be found without the server."""
-        return []
-
-    def exactly_once(self, config: PostgresSinkConfig) -> bool:  # noqa: ARG002
-        """Return True: which commits a table has is stored in the transaction of the commit."""
-        return True
 
     def preflight(
         self, config: PostgresSinkConfig, context: SinkContext, names: Sequence[str]

@@ -30,7 +30,7 @@ from deltaforge_dagster.sinks.postgres.types import (
     takes,
 )
 from deltaforge_dagster.sinks.tables.staged import StagedTable
-from deltaforge_dagster.sinks.tables.writer import TableOwner, check_names
+from deltaforge_dagster.sinks.tables.writer import TableOwner, check_names, table_gone
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
 _TABLES = {"r", "p"}
@@ -99,17 +99,9 @@ class PostgresTarget:
         return f"PostgreSQL table {'.'.join(self.name)} of sink {self.owner.sink_id}"
 
     @property
-    def source(self) -> str:
-        """Name of the source's table."""
-        return ".".join(part for part in self.table.source if part is not None)
-
-    @property
     def resync_command(self) -> str:
         """The command that has the table loaded again."""
-        database, schema, table = self.table.source
-        name = f"{schema or database}.{table}"
-        owner = self.owner
-        return f"deltaforge resync {owner.pipeline} --sink {owner.sink_id} --tables {name}"
+        return self.owner.resync_command(self.table)
 
     def check_names(self) -> None:
         """Check that a table with these names is possible.
@@ -134,7 +126,11 @@ class PostgresTarget:
             TableRejected: It is gone, or somebody else's, or no table.
         """
         ours = CommitsRow(
-            self.owner.pipeline, self.owner.sink_id, self.owner.uid, self.source, known.relation
+            self.owner.pipeline,
+            self.owner.sink_id,
+            self.owner.uid,
+            self.table.source_name,
+            known.relation,
         )
         found = self._relation()
         if found is None:
@@ -172,7 +168,11 @@ class PostgresTarget:
         if found is None:
             self.create()
         return CommitsRow(
-            self.owner.pipeline, self.owner.sink_id, self.owner.uid, self.source, self._relation()
+            self.owner.pipeline,
+            self.owner.sink_id,
+            self.owner.uid,
+            self.table.source_name,
+            self._relation(),
         )
 
     def create(self) -> None:
@@ -189,7 +189,7 @@ class PostgresTarget:
             self.connection.execute(
                 f"CREATE UNIQUE INDEX ON {self.sql} ({key}) WHERE df_is_current"
             )
-        text = f"written by deltaforge: {self.source}, mode {self.config.mode}"
+        text = f"written by deltaforge: {self.table.source_name}, mode {self.config.mode}"
         self.connection.execute(f"COMMENT ON TABLE {self.sql} IS {literal(text)}")
 
     def fit(self, relation: int) -> Sequence[TargetColumn]:
@@ -307,10 +307,7 @@ class PostgresTarget:
 
     def _check_kept(self, *, gone: bool) -> None:
         if self.exists and gone:
-            raise TableRejected(
-                f"{self.label} is gone, with everything that it had; bring it back, or have it loaded again: "
-                f"{self.resync_command}"
-            )
+            raise table_gone(self.label, self.resync_command)
 
     def _is_source(self) -> bool:
         """Return whether the table may be the one from which the changes come."""
@@ -344,8 +341,8 @@ class PostgresTarget:
                 f"{self.label} belongs to sink {known.sink} of pipeline {known.pipeline}; change the sink's `table`, "
                 f"or, if that sink will never write to it again, execute {commits.claim(self.name)}"
             )
-        if known.pipeline and known.source not in {None, self.source}:
+        if known.pipeline and known.source not in {None, self.table.source_name}:
             raise TableRejected(
-                f"{self.label} has the rows of {known.source}, so those of {self.source} cannot be written to it; change "
+                f"{self.label} has the rows of {known.source}, so those of {self.table.source_name} cannot be written to it; change "
                 "the sink's `table`, so that each table of the source has a table of its own"
             )

@@ -195,6 +195,11 @@ class StagedTable:
     changes: int
     segments: Mapping[int, StagedSegment] = field(default_factory=dict)
 
+    @property
+    def source_name(self) -> str:
+        """Name of the source's table with its database, as tables are marked with it."""
+        return ".".join(part for part in self.source if part is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class StagedCommit:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.tables.config import full_name
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.state.lake_commits import TableFigures
 
@@ -43,6 +44,11 @@ class TableOwner:
     def name(self) -> str:
         """Name in stamps of commits."""
         return f"{self.uid}/{self.sink_id}"
+
+    def resync_command(self, table: StagedTable) -> str:
+        """Return the command that has a table loaded again."""
+        name = full_name(*table.source)
+        return f"deltaforge resync {self.pipeline} --sink {self.sink_id} --tables {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +169,18 @@ class PendingWriter(TableWriter, Protocol):
             required: See `commit`.
         """
         ...
+
+
+def table_gone(label: str, command: str) -> TableRejected:
+    """Return the error for a table that is gone and must not be made again (`CommitWriter.commit`).
+
+    Args:
+        label: What messages call the table.
+        command: See `TableOwner.resync_command`.
+    """
+    return TableRejected(
+        f"{label} is gone, with everything that it had; bring it back, or have it loaded again: {command}"
+    )
 
 
 def check_names(
