@@ -119,14 +119,10 @@ def _stager(
 def _opened(
     run: RunContext, kind: TableSinkType[Any], config: StagedSinkConfig, owner: TableOwner
 ) -> Iterator[CommitWriter]:
-    if isinstance(kind, ObjectSinkType):
-        yield kind.build_writer(config, owner)
+    if isinstance(kind, LakeSinkType):
+        assert isinstance(config, LakeSinkConfig)
+        with run.replay_sessions() as sessions:
+            yield LakeWriter(sessions, kind.dialect(config), config, owner)
         return
-    assert isinstance(config, TableSinkConfig)
-    if isinstance(kind, DatabaseSinkType):
-        yield kind.build_writer(config, owner)
-        return
-    assert isinstance(kind, LakeSinkType)
-    assert isinstance(config, LakeSinkConfig)
-    with run.replay_sessions() as sessions:
-        yield LakeWriter(sessions, kind.dialect(config), config, owner)
+    assert isinstance(kind, DatabaseSinkType | ObjectSinkType)
+    yield kind.build_writer(config, owner)

@@ -23,8 +23,7 @@ from deltaforge_dagster.sinks.tables.staged import (
 )
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import fingerprints
-from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedSchema
+from deltaforge_dagster.typed_rows.schema import TargetTypes
 
 
 class ObjectStager(CommitStager[StagedSinkConfig]):
@@ -78,24 +77,11 @@ class ObjectStager(CommitStager[StagedSinkConfig]):
     def _plan(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
     ) -> ObjectPlan:
-        used: dict[str, set[str]] = {}
-        for segment in segments:
-            for full, found in segment.schema_versions.items():
-                used.setdefault(full, set()).update(fingerprints(found))
-        schemas: dict[TableName, dict[str, TypedSchema]] = {}
-        skipped: set[TableName] = set()
-        for history in self._store.schemas.histories(self._spec.metadata.name):
-            newest = history.newest.table
-            name = newest.db, newest.schema, newest.table
-            if not wants(name):
-                skipped.add(name)
-                continue
-            wanted = used.get(history.name, ())
-            schemas[name] = {
-                one.stamp.fingerprint: self._typed_schema(one.table)
-                for one in history.versions
-                if one.stamp.fingerprint in wanted
-            }
+        chosen, skipped = self._versions(segments, wants)
+        schemas = {
+            name: {one.stamp.fingerprint: self._typed_schema(one.table) for one in versions}
+            for name, versions in chosen.items()
+        }
         declared = {full: self._declared(types) for full, types in self._config.types.items()}
         return ObjectPlan(
             form=self._form,
@@ -104,7 +90,7 @@ class ObjectStager(CommitStager[StagedSinkConfig]):
             schemas=schemas,
             declared=declared,
             unknown=self._declared({}),
-            skipped=frozenset(skipped),
+            skipped=skipped,
         )
 
 

@@ -51,6 +51,7 @@ from deltaforge_dagster.sinks.tables.writer import check_names
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.schemas import SchemaVersion
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema, fingerprints
 from deltaforge_dagster.typed_rows.schema import (
@@ -169,6 +170,26 @@ class CommitStager(ABC, Generic[_Config]):
         """Return the key of a table at the sink, empty if it needs none."""
         return ()
 
+    def _versions(
+        self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
+    ) -> tuple[dict[TableName, list[SchemaVersion]], frozenset[TableName]]:
+        """Return the versions of each wanted table that rows of segments have, oldest first, and the tables not wanted."""
+        used: dict[str, set[str]] = {}
+        for segment in segments:
+            for full, found in segment.schema_versions.items():
+                used.setdefault(full, set()).update(fingerprints(found))
+        chosen: dict[TableName, list[SchemaVersion]] = {}
+        skipped: set[TableName] = set()
+        for history in self._store.schemas.histories(self._spec.metadata.name):
+            newest = history.newest.table
+            name = newest.db, newest.schema, newest.table
+            wanted = used.get(history.name, ())
+            if not wants(name):
+                skipped.add(name)
+            elif versions := [one for one in history.versions if one.stamp.fingerprint in wanted]:
+                chosen[name] = versions
+        return chosen, frozenset(skipped)
+
     @abstractmethod
     def _staged(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: CommitFiles
@@ -267,29 +288,17 @@ class TableStager(CommitStager[TableSinkConfig]):
     def _plan(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
     ) -> StagePlan:
-        versions: dict[str, set[str]] = {}
-        for segment in segments:
-            for full, found in segment.schema_versions.items():
-                versions.setdefault(full, set()).update(fingerprints(found))
         schemas: dict[TableName, TypedSchema] = {}
         keys: dict[TableName, tuple[str, ...]] = {}
         refused: dict[TableName, str] = {}
-        skipped: set[TableName] = set()
-        for history in self._store.schemas.histories(self._spec.metadata.name):
-            newest = history.newest.table
-            name = newest.db, newest.schema, newest.table
-            if not wants(name):
-                skipped.add(name)
-                continue
-            wanted = versions.get(history.name, ())
-            tables = [one.table for one in history.versions if one.stamp.fingerprint in wanted]
-            if not tables:
-                continue
+        chosen, skipped = self._versions(segments, wants)
+        for name, versions in chosen.items():
+            tables = [one.table for one in versions]
             keys[name] = tables[-1].primary_key
             typed = [self._typed_schema(one) for one in tables]
             schemas[name] = typed[-1]
             try:
-                schemas[name] = union(typed, history.name)
+                schemas[name] = union(typed, full_name(name))
             except TableRejected as error:
                 refused[name] = str(error)
         declared = {full: self._declared(types) for full, types in self._config.types.items()}
@@ -303,7 +312,7 @@ class TableStager(CommitStager[TableSinkConfig]):
             keys=keys,
             declared_keys=self._config.keys,
             refused=refused,
-            skipped=frozenset(skipped),
+            skipped=skipped,
         )
 
     def _with_truncated(self, plan: StagePlan, reported: Collection[TableName]) -> StagePlan:
