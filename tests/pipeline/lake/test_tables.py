@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress, connected
 from tests.kills.campaign import lease_seconds
-from tests.kills.child import start
 from tests.pipeline.lake.lake_tables import FORMATS, Format
-from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.live import Feed
+from tests.pipeline.tables.runs import CHANGES, STEPS, killed_at_each, table_feed
 
 __all__ = ["shop"]
 
@@ -87,31 +85,13 @@ def make_lake(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
         ) -> Lake:
             place = PLACES[format_].format(folder=tmp_path)
             sink = SINK.format(format=format_, place=place, mode=mode, seconds=seconds, more=more)
-            run = f"{{idle_seconds: 4, lease_seconds: {lease_seconds}, renew_seconds: 0.5}}"
-            text = shop.pipeline("feed", more_sinks=sink, range_="{max_seconds: 600}", run=run)
-            text = "".join(
-                line for line in text.splitlines(keepends=True) if "type: redis" not in line
+            opened = table_feed(
+                shop, tmp_path / "feed.yaml", sink, spark_server, lease_seconds=lease_seconds
             )
-            path = tmp_path / "feed.yaml"
-            feed = stack.enter_context(opened_feed(shop, path, text, spark_server))
+            feed = stack.enter_context(opened)
             return Lake(feed, tmp_path, format_, spark_server)
 
         yield make
-
-
-CHANGES: tuple[tuple[str, ...], ...] = (
-    (
-        "INSERT INTO customers SELECT n, 'c' || n FROM generate_series(1, 200) n",
-        "INSERT INTO orders VALUES (1, 1, 10.50), (2, 2, 0.10)",
-    ),
-    (
-        "UPDATE customers SET name = 'changed' WHERE id % 3 = 0",
-        "DELETE FROM customers WHERE id % 5 = 0",
-        "UPDATE orders SET id = 3, total = total + 1 WHERE id = 2",
-    ),
-    ("TRUNCATE orders", "INSERT INTO orders VALUES (1, 9, 99999999.99), (7, NULL, NULL)"),
-    ("UPDATE customers SET name = NULL WHERE id = 1", "DELETE FROM orders WHERE id = 7"),
-)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -171,27 +151,7 @@ def test_a_column_that_does_not_fit_holds_its_table_only(make_lake: MakeLake) ->
 def test_a_kill_at_each_step_of_a_commit(make_lake: MakeLake) -> None:
     """A changelog has each change once, in order."""
     lake = make_lake(mode="changelog", lease_seconds=lease_seconds())
-    steps = ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
-    feed = lake.feed
-    environment = {
-        "DELTAFORGE_HOME": str(feed.path.parent / "home"),
-        "DELTAFORGE_PIPELINES": str(feed.path.parent),
-        **{name: os.environ[name] for name in ("PATH",)},
-    }
-    for number, step in enumerate(steps, start=1):
-        feed.shop.execute(
-            f"INSERT INTO customers VALUES ({number}, 'x')",
-            f"UPDATE customers SET name = 'y' WHERE id = {number}",
-            f"INSERT INTO orders VALUES ({number}, 1, 1)",
-        )
-        run = start(
-            feed.path, {**environment, VARIABLE: step}, f"run-{number}", until_caught_up=True
-        )
-        run.join(120)
-        assert run.exitcode == -9, step
-    run = start(feed.path, {**environment, VARIABLE: ""}, "last", until_caught_up=True)
-    run.join(120)
-    assert run.exitcode == 0
+    killed_at_each(lake.feed, STEPS)
 
     found = lake.rows("customers", "id, name, df_op", order="df_position, df_ordinal")
     assert found == [

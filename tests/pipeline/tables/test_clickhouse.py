@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,13 +11,12 @@ import orjson
 import psycopg
 import pytest
 
-from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import lease_seconds
-from tests.kills.child import start
-from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.live import Feed
+from tests.pipeline.tables.runs import CHANGES, STEPS, killed_at_each, table_feed
 
 __all__ = ["shop"]
 
@@ -27,19 +25,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis, pytest
 SINK = (
     "    - {{type: clickhouse, config: {{id: {mode}, url: '{url}', password: '{password}', database: {database}, "
     "table: '{mode}_${{source.table}}', mode: {mode}, commit_seconds: 0.1}}}}\n"
-)
-CHANGES: tuple[tuple[str, ...], ...] = (
-    (
-        "INSERT INTO customers SELECT n, 'c' || n FROM generate_series(1, 200) n",
-        "INSERT INTO orders VALUES (1, 1, 10.50), (2, 2, 0.10)",
-    ),
-    (
-        "UPDATE customers SET name = 'changed' WHERE id % 3 = 0",
-        "DELETE FROM customers WHERE id % 5 = 0",
-        "UPDATE orders SET id = 3, total = total + 1 WHERE id = 2",
-    ),
-    ("TRUNCATE orders", "INSERT INTO orders VALUES (1, 9, 99999999.99), (7, NULL, NULL)"),
-    ("UPDATE customers SET name = NULL WHERE id = 1", "DELETE FROM orders WHERE id = 7"),
 )
 
 
@@ -92,13 +77,10 @@ def make_tables(
                 )
                 for mode in modes
             )
-            run = f"{{idle_seconds: 4, lease_seconds: {lease_seconds}, renew_seconds: 0.5}}"
-            text = shop.pipeline("feed", more_sinks=sinks, range_="{max_seconds: 600}", run=run)
-            text = "".join(
-                line for line in text.splitlines(keepends=True) if "type: redis" not in line
+            opened = table_feed(
+                shop, tmp_path / "feed.yaml", sinks, spark_server, lease_seconds=lease_seconds
             )
-            path = tmp_path / "feed.yaml"
-            feed = stack.enter_context(opened_feed(shop, path, text, spark_server))
+            feed = stack.enter_context(opened)
             return Tables(feed, clickhouse_server, clickhouse_database)
 
         yield make
@@ -139,27 +121,7 @@ def test_tables_equal_those_of_the_source(make_tables: MakeTables) -> None:
 def test_a_kill_at_each_step_of_a_commit(make_tables: MakeTables, mode: str) -> None:
     """Each change is in the table once, in order."""
     tables = make_tables([mode], lease_seconds=lease_seconds())
-    steps = ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
-    feed = tables.feed
-    environment = {
-        "DELTAFORGE_HOME": str(feed.path.parent / "home"),
-        "DELTAFORGE_PIPELINES": str(feed.path.parent),
-        **{name: os.environ[name] for name in ("PATH",)},
-    }
-    for number, step in enumerate(steps, start=1):
-        feed.shop.execute(
-            f"INSERT INTO customers VALUES ({number}, 'x')",
-            f"UPDATE customers SET name = 'y' WHERE id = {number}",
-            f"INSERT INTO orders VALUES ({number}, 1, 1)",
-        )
-        run = start(
-            feed.path, {**environment, VARIABLE: step}, f"run-{number}", until_caught_up=True
-        )
-        run.join(120)
-        assert run.exitcode == -9, step
-    run = start(feed.path, {**environment, VARIABLE: ""}, "last", until_caught_up=True)
-    run.join(120)
-    assert run.exitcode == 0
+    killed_at_each(tables.feed, STEPS)
 
     if mode == "current":
         found = tables.rows("SELECT id, name FROM current_customers FINAL ORDER BY id")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,17 @@ from typing import Any
 import duckdb
 import pytest
 
-from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.e2e.conftest import Shop, shop
 from tests.fix_objects import Bucket
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import lease_seconds
-from tests.kills.child import start
-from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.live import Feed
+from tests.pipeline.tables.runs import STEPS, change, run_to, table_feed
 
 __all__ = ["shop"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis, pytest.mark.s3]
-
-STEPS = ("lake-planned", "lake-staged", "lake-table-committed", "lake-committed")
-"""Where a run can be killed: before, between and after the objects of a commit."""
 
 
 class Objects:
@@ -59,18 +54,6 @@ class Objects:
         """The checkpoint of the sink."""
         return self.feed.store.checkpoints.read(self.feed.name)["files"]
 
-    def killed_at(self, step: str, run_id: str) -> None:
-        """Execute a run that is killed at a step, or ends if that is empty."""
-        environment: Mapping[str, str] = {
-            "DELTAFORGE_HOME": str(self.feed.path.parent / "home"),
-            "DELTAFORGE_PIPELINES": str(self.feed.path.parent),
-            "PATH": os.environ["PATH"],
-            VARIABLE: step,
-        }
-        run = start(self.feed.path, environment, run_id, until_caught_up=True)
-        run.join(120)
-        assert run.exitcode == (-9 if step else 0), step
-
 
 MakeObjects = Callable[..., Objects]
 
@@ -86,26 +69,13 @@ def make_objects(
             options = {"id": "files", "prefix": "cdc", **bucket.options}
             config = json.dumps(options)[1:-1]
             sink = f"    - {{type: s3, config: {{{config}{more}}}}}\n"
-            run = f"{{idle_seconds: 4, lease_seconds: {lease_seconds}, renew_seconds: 0.5}}"
-            text = shop.pipeline("feed", more_sinks=sink, range_="{max_seconds: 600}", run=run)
-            text = "".join(
-                line for line in text.splitlines(keepends=True) if "type: redis" not in line
+            opened = table_feed(
+                shop, tmp_path / "feed.yaml", sink, spark_server, lease_seconds=lease_seconds
             )
-            feed = stack.enter_context(
-                opened_feed(shop, tmp_path / "feed.yaml", text, spark_server)
-            )
+            feed = stack.enter_context(opened)
             return Objects(feed, bucket.folder)
 
         yield make
-
-
-def change(objects: Objects, number: int) -> None:
-    """Change both tables."""
-    objects.feed.shop.execute(
-        f"INSERT INTO customers VALUES ({number}, 'x')",
-        f"UPDATE customers SET name = 'y' WHERE id = {number}",
-        f"INSERT INTO orders VALUES ({number}, 1, 1.50)",
-    )
 
 
 def expected(numbers: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -116,11 +86,11 @@ def expected(numbers: Sequence[int]) -> list[tuple[Any, ...]]:
 def test_a_kill_between_the_objects_and_the_checkpoint(make_objects: MakeObjects) -> None:
     """The successor repeats the commit: each change is in one object, in order, with its type."""
     objects = make_objects(lease_seconds=lease_seconds())
-    change(objects, 1)
-    objects.killed_at("lake-table-committed", "first")
+    change(objects.feed, 1)
+    run_to(objects.feed, "lake-table-committed", "first")
     assert len(objects.paths()) == 1
-    change(objects, 2)
-    objects.killed_at("", "last")
+    change(objects.feed, 2)
+    run_to(objects.feed, "", "last")
 
     assert objects.rows("customers", "op, after_id, after_name") == expected([1, 2])
     orders = objects.rows("orders", "op, after_id, CAST(after_total AS VARCHAR), source_table")
@@ -134,9 +104,9 @@ def test_a_kill_at_each_step(make_objects: MakeObjects, step: str) -> None:
     """Each change is in one object, in order."""
     objects = make_objects(lease_seconds=lease_seconds())
     for number in (1, 2):
-        change(objects, number)
-        objects.killed_at(step, f"run-{number}")
-    objects.killed_at("", "last")
+        change(objects.feed, number)
+        run_to(objects.feed, step, f"run-{number}")
+    run_to(objects.feed, "", "last")
     assert objects.rows("customers", "op, after_id, after_name") == expected([1, 2])
     assert objects.rows("orders", "op, after_id") == [("c", 1), ("c", 2)]
 
@@ -146,11 +116,11 @@ def test_a_checkpoint_that_is_set_back(make_objects: MakeObjects) -> None:
     """What is in objects stays in one, although later commits cover other segments than before."""
     objects = make_objects()
     for number in (1, 2, 3):
-        change(objects, number)
+        change(objects.feed, number)
         objects.feed.catch_up()
     before = objects.paths()
     objects.feed.store.checkpoints.reset(objects.feed.name, "files", 0)
-    change(objects, 4)
+    change(objects.feed, 4)
     outcome = objects.feed.catch_up()
     assert (outcome.sink_errors, outcome.behind) == ({}, {})
     assert objects.rows("customers", "op, after_id, after_name") == expected([1, 2, 3, 4])
@@ -161,7 +131,7 @@ def test_a_checkpoint_that_is_set_back(make_objects: MakeObjects) -> None:
 def test_lines_and_a_schema_change(make_objects: MakeObjects) -> None:
     """A line is a native event, whatever its table version is."""
     objects = make_objects(", format: jsonl, folder: '${source.table}'")
-    change(objects, 1)
+    change(objects.feed, 1)
     objects.feed.shop.execute("ALTER TABLE customers ADD note text", "DELETE FROM customers")
     objects.feed.catch_up()
     found = []

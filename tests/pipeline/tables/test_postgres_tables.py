@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.pipeline.tables.resync import request_resync
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import lease_seconds
-from tests.kills.child import start
-from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.live import Feed
+from tests.pipeline.tables.runs import STEPS, killed_at_each, table_feed
 
 __all__ = ["shop"]
 
@@ -61,16 +59,15 @@ def make_copy(
         def make(mode: str = "current", more: str = "", lease: int = 20) -> Copy:
             dsn = postgres_server.create_database()
             sink = SINK.format(dsn=dsn, mode=mode, more=more)
-            run = f"{{idle_seconds: 4, lease_seconds: {lease}, renew_seconds: 0.5}}"
-            tables = "[public.customers, public.orders, public.wide]"
-            text = shop.pipeline(
-                "feed", more_sinks=sink, range_="{max_seconds: 600}", run=run, tables=tables
+            opened = table_feed(
+                shop,
+                tmp_path / "feed.yaml",
+                sink,
+                spark_server,
+                lease_seconds=lease,
+                tables="[public.customers, public.orders, public.wide]",
             )
-            lines = text.splitlines(keepends=True)
-            text = "".join(line for line in lines if "type: redis" not in line)
-            feed = stack.enter_context(
-                opened_feed(shop, tmp_path / "feed.yaml", text, spark_server)
-            )
+            feed = stack.enter_context(opened)
             return Copy(feed, dsn)
 
         yield make
@@ -136,26 +133,7 @@ def test_a_kill_at_each_step_of_a_commit(make_copy: MakeCopy, shop: Shop) -> Non
     """A changelog has each change once, in order."""
     shop.execute("CREATE TABLE wide (id int)")
     copy = make_copy("changelog", lease=lease_seconds())
-    feed = copy.feed
-    environment = {
-        "DELTAFORGE_HOME": str(feed.path.parent / "home"),
-        "DELTAFORGE_PIPELINES": str(feed.path.parent),
-        **{name: os.environ[name] for name in ("PATH",)},
-    }
-    for number, step in enumerate(["lake-staged", "lake-table-committed", "lake-committed"], 1):
-        shop.execute(
-            f"INSERT INTO customers VALUES ({number}, 'x')",
-            f"UPDATE customers SET name = 'y' WHERE id = {number}",
-            f"INSERT INTO orders VALUES ({number}, 1, 1)",
-        )
-        run = start(
-            feed.path, {**environment, VARIABLE: step}, f"run-{number}", until_caught_up=True
-        )
-        run.join(120)
-        assert run.exitcode == -9, step
-    run = start(feed.path, {**environment, VARIABLE: ""}, "last", until_caught_up=True)
-    run.join(120)
-    assert run.exitcode == 0
+    killed_at_each(copy.feed, STEPS[1:])
 
     found = copy.rows("SELECT id, name, df_op FROM customers ORDER BY df_position, df_ordinal")
     assert found == [
