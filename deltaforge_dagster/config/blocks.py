@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, SecretStr
 from pydantic_core import CoreSchema
 
 from deltaforge_dagster.config.env import unresolved
@@ -78,6 +78,14 @@ TEMPLATE = Field(json_schema_extra={"format": "template"})
 
 TemplateText = Annotated[str, AfterValidator(template), TEMPLATE]
 
+
+def _filled(secret: SecretStr) -> SecretStr:
+    resolved(secret.get_secret_value())
+    return secret
+
+
+FilledSecret = Annotated[SecretStr, AfterValidator(_filled)]
+"""A secret that is not empty, and names no environment variable that is not set."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.kernels.message_text import MAX_BYTES, Mask
+from deltaforge_dagster.kernels.message_text import Mask, row_ends
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel, read_only
 
 _Ints: TypeAlias = npt.NDArray[np.int32]
@@ -148,10 +147,7 @@ def encode(rows: int, pieces: Sequence[Piece]) -> EncodedColumn:
     sizes = np.full(rows, len(last), np.int64)
     for part in parts:
         part.measure(sizes)
-    ends = np.zeros(rows + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    if ends[-1] > MAX_BYTES:
-        raise UnsupportedEvent("the messages of one change frame need more than 2 GiB")
+    ends = row_ends(sizes)
     out = np.empty(int(ends[-1]), np.uint8)
     cursors = ends[:-1].copy()
     for start in range(0, rows, _CHUNK):

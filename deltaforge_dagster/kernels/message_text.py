@@ -190,10 +190,7 @@ def concat(rows: int, pieces: Sequence[Piece]) -> pa.StringArray:
     for before, values, after, otherwise in parts:
         _measure(values.starts, values.stops, values.valid, len(before) + len(after),
                  len(otherwise), sizes)  # fmt: skip
-    ends = np.zeros(rows + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    if ends[-1] > MAX_BYTES:
-        raise UnsupportedEvent("the messages of one change frame need more than 2 GiB")
+    ends = row_ends(sizes)
     out = np.empty(int(ends[-1]), np.uint8)
     cursors = ends[:-1].copy()
     for start in range(0, rows, _CHUNK):
@@ -206,6 +203,19 @@ def concat(rows: int, pieces: Sequence[Piece]) -> pa.StringArray:
     return pa.StringArray.from_buffers(
         rows, pa.py_buffer(ends.astype(np.int32).data), pa.py_buffer(out.data)
     )
+
+
+def row_ends(sizes: Longs) -> Longs:
+    """Return where rows of these sizes end in one column, after 0.
+
+    Raises:
+        UnsupportedEvent: They need more than 2 GiB, which is Arrow's limit.
+    """
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    if ends[-1] > MAX_BYTES:
+        raise UnsupportedEvent("the messages of one change frame need more than 2 GiB")
+    return ends
 
 
 def _melted(pieces: Sequence[Piece]) -> tuple[list[tuple[Bytes, Values, Bytes, Bytes]], Bytes]:

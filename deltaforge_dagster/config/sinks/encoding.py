@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from deltaforge_dagster.config.blocks import AlsoAccepts, Block, Text, bare_type, resolved
+from deltaforge_dagster.config.blocks import AlsoAccepts, Block, FilledSecret, Text, bare_type
 
 
 class JsonEncoding(Block):
@@ -37,7 +37,7 @@ class AvroEncoding(Block):
     """
     username: Text | None = None
     """The user's name; needs `password`."""
-    password: SecretStr | None = None
+    password: FilledSecret | None = None
     """The user's password; needs `username`."""
     ca_file: Text | None = None
     """File with the certificates (PEM) that are trusted instead of the system's; only for `https`."""
@@ -69,13 +69,6 @@ class AvroEncoding(Block):
         if parts.username is not None or parts.password is not None:
             raise ValueError("contains a user (write `username` and `password`)")
         return url
-
-    @field_validator("password")
-    @classmethod
-    def _check_password(cls, password: SecretStr | None) -> SecretStr | None:
-        if password is not None:
-            resolved(password.get_secret_value())
-        return password
 
     @model_validator(mode="after")
     def _check_together(self) -> AvroEncoding:

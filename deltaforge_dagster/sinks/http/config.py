@@ -12,10 +12,10 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 from deltaforge_dagster.config.blocks import (
     Block,
     Count,
+    FilledSecret,
     Seconds,
     TemplateText,
     Text,
-    resolved,
     template,
 )
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig
@@ -117,7 +117,7 @@ class HttpSinkConfig(MessageSinkConfig):
     """How many requests may be under way at once. Those of one key never are
     ([guarantees](guarantees.md#http)).
     """
-    signature_secret: SecretStr | None = None
+    signature_secret: FilledSecret | None = None
     """The secret with which requests are signed ([HTTP](http.md#signatures)). Without it they are not."""
     signature_header: _HeaderName = "deltaforge-signature"
     """Name of the header with the signature."""
@@ -162,13 +162,6 @@ class HttpSinkConfig(MessageSinkConfig):
             if not VALUE.fullmatch(literal):
                 raise ValueError(f"{name} has control characters, or blanks around its value")
         return headers
-
-    @field_validator("signature_secret")
-    @classmethod
-    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is not None:
-            resolved(secret.get_secret_value())
-        return secret
 
     @model_validator(mode="after")
     def _check_signature(self) -> HttpSinkConfig:

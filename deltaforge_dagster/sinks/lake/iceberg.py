@@ -30,7 +30,7 @@ from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
 _STAMP = "spark.sql.iceberg.snapshot-property."
 _OWNER, _VERSION = "deltaforge.writer", "deltaforge.version"
-_STRAY = timedelta(days=3)
+_ORPHAN_AGE = timedelta(days=3)
 """Age from which on a file that is in no snapshot is not from a commit that is under way."""
 
 _WIDER = {("int", "bigint"), ("float", "double")}
@@ -121,10 +121,10 @@ class IcebergMaintenance:
     ) -> Sequence[str]:
         """Return the statements."""
         retention = timedelta(hours=retention_hours)
-        expired, strays = _moment(now - retention), _moment(now - max(retention, _STRAY))
+        expired, orphaned = _moment(now - retention), _moment(now - max(retention, _ORPHAN_AGE))
         return (
             self._call("expire_snapshots", destination, f"older_than => {expired}"),
-            self._call("remove_orphan_files", destination, f"older_than => {strays}"),
+            self._call("remove_orphan_files", destination, f"older_than => {orphaned}"),
         )
 
     def _call(self, procedure: str, destination: Sequence[str], *arguments: str) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, SecretStr, field_serializer, field_validator, model_validator
 
-from deltaforge_dagster.config.blocks import Seconds, TemplateText, Text, resolved
+from deltaforge_dagster.config.blocks import FilledSecret, Seconds, TemplateText, Text, resolved
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig, check_address
 from deltaforge_dagster.config.templates import compile_template
@@ -61,9 +61,9 @@ class NatsSinkConfig(MessageSinkConfig):
     """
     username: Text | None = None
     """The user's name; needs `password`."""
-    password: SecretStr | None = None
+    password: FilledSecret | None = None
     """The user's password; needs `username`."""
-    token: SecretStr | None = None
+    token: FilledSecret | None = None
     """Authentication token."""
     exactly_once: bool = False
     """Whether the sink stores its own position in a header of the messages, `df-position`, so that every
@@ -89,13 +89,6 @@ class NatsSinkConfig(MessageSinkConfig):
                     "tls:// for TLS, with special characters of a password percent-encoded)"
                 )
         return url
-
-    @field_validator("password", "token")
-    @classmethod
-    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is not None:
-            resolved(secret.get_secret_value())
-        return secret
 
     @model_validator(mode="after")
     def _check_together(self) -> NatsSinkConfig:

@@ -13,7 +13,7 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import Undeliverable
-from deltaforge_dagster.kernels import avro_bytes
+from deltaforge_dagster.kernels import message_text
 from deltaforge_dagster.pipeline.encode.files import slices_of
 from deltaforge_dagster.pipeline.encode.messages import MessagePlan
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
@@ -154,7 +154,7 @@ def test_what_is_shared(encode: Encode) -> None:
 
 def test_a_message_that_is_too_large(encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change whose message would exceed Arrow's limit is refused, and no other one."""
-    monkeypatch.setattr(avro_bytes, "MAX_BYTES", 4_000)
+    monkeypatch.setattr(message_text, "MAX_BYTES", 4_000)
     rows = [row(after=json.dumps({"id": n}), ddl="x" * n) for n in (1, 5_000, 2)]
     encoded = encode(rows, avro=AVRO, json="key_updates: update")
 
