@@ -6,14 +6,18 @@ recorded when they have arrived completely, before they are answered, in the ord
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
+import select
+import socket
 import ssl
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+_POLL_SECONDS = 0.02
+"""How often the server looks whether it is to stop."""
 
 
 @dataclass(slots=True)
@@ -62,23 +66,23 @@ OK = HttpAnswer()
 
 
 class HttpServer:
-    """A server on 127.0.0.1, in a thread of its own.
+    """A server on 127.0.0.1, in threads of its own: one for each connection.
 
     Attributes:
         received: Every request, in the order of their arrival.
-        answer: Decides the answer to a request; called in the server's thread.
+        answer: Decides the answer to a request; called in the connection's thread, once at a time.
         url: Where it listens.
     """
 
     def __init__(self, *, context: ssl.SSLContext | None = None) -> None:
         self.received: list[Received] = []
         self.answer: Callable[[Received], HttpAnswer] = lambda _: OK
-        self.url = ""
-        self._context = context
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
         self._connections = 0
-        self._open: set[asyncio.Transport] = set()
-        self._none_open = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
+        self._open: dict[int, socket.socket] = {}
+        self._listener = _Listener(self, context)
+        self.url = f"http{'s' if context else ''}://127.0.0.1:{self._listener.server_port}"
 
     @classmethod
     @contextlib.contextmanager
@@ -89,15 +93,18 @@ class HttpServer:
             context: TLS settings; None for plain HTTP.
         """
         server = cls(context=context)
-        started = threading.Event()
-        thread = threading.Thread(target=server._run, args=[started], name="http", daemon=True)
+        thread = threading.Thread(
+            target=server._listener.serve_forever, args=[_POLL_SECONDS], name="http"
+        )
         thread.start()
-        started.wait()
         try:
             yield server
         finally:
-            server._loop.call_soon_threadsafe(server._loop.stop)
+            server._listener.shutdown()
             thread.join()
+            server._stopping.set()
+            server.drop_connections()
+            server._listener.server_close()  # waits for the threads of the connections
 
     def bodies(self, target: str | None = None) -> list[bytes]:
         """Return the bodies of the requests to a target that were answered with success, in order."""
@@ -108,131 +115,110 @@ class HttpServer:
         ]
 
     def drop_connections(self) -> None:
-        """Close every connection, as a server does with those that are unused."""
-        done = threading.Event()
+        """End every connection, as a server does with those that are unused."""
+        with self._lock:
+            for one in self._open.values():
+                with contextlib.suppress(OSError):  # the client has gone
+                    # not the method of a TLS socket, which takes TLS away from the thread that reads
+                    socket.socket.shutdown(one, socket.SHUT_RDWR)
 
-        def drop() -> None:
-            for one in list(self._open):
-                one.close()
-            self._loop.call_soon(done.set)
-
-        self._loop.call_soon_threadsafe(drop)
-        done.wait()
-
-    def opened(self, transport: asyncio.Transport) -> int:
+    def opened(self, connection: socket.socket) -> int:
         """Return the number of a new connection."""
-        self._open.add(transport)
-        self._connections += 1
-        return self._connections - 1
+        with self._lock:
+            number = self._connections
+            self._connections += 1
+            self._open[number] = connection
+        return number
 
-    def ended(self, transport: asyncio.Transport) -> None:
+    def ended(self, number: int) -> None:
         """Forget a connection."""
-        self._open.discard(transport)
-        if not self._open:
-            self._none_open.set()
+        with self._lock:
+            del self._open[number]
 
-    def _run(self, started: threading.Event) -> None:
-        listening = self._loop.create_server(
-            lambda: _Connection(self), "127.0.0.1", 0, ssl=self._context
-        )
-        server = self._loop.run_until_complete(listening)
-        port = server.sockets[0].getsockname()[1]
-        self.url = f"http{'s' if self._context else ''}://127.0.0.1:{port}"
-        started.set()
-        try:
-            self._loop.run_forever()
-        finally:
-            server.close()
-            self._loop.run_until_complete(self._end(server))
-            self._loop.close()
-            if (
-                self._context is not None
-            ):  # asyncio leaves transports whose handshake failed to the collector
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ResourceWarning)
-                    gc.collect()
+    def receive(self, request: Received) -> HttpAnswer:
+        """Record a request; return what it is answered."""
+        with self._lock:
+            self.received.append(request)
+            return self.answer(request)
 
-    async def _end(self, server: asyncio.Server) -> None:
-        """End every connection, and wait until its socket is closed."""
-        beginning = asyncio.all_tasks() - {asyncio.current_task()}
-        if beginning:  # connections that were accepted a moment ago
-            await asyncio.wait(beginning, timeout=1)
-        self._none_open.clear()
-        for one in list(self._open):
-            one.abort()
-        if self._open:
-            await self._none_open.wait()
-        await server.wait_closed()
-        await asyncio.sleep(0.01)  # connections whose handshake failed close their sockets
+    def wait(self, seconds: float) -> None:
+        """Wait, but not longer than the server runs."""
+        self._stopping.wait(seconds)
 
 
-class _Connection(asyncio.Protocol):
+class _Listener(ThreadingHTTPServer):
+    """Accepts connections; their handshakes are left to their threads."""
+
+    daemon_threads = False  # so that `server_close` waits for them
+
+    def __init__(self, recorder: HttpServer, context: ssl.SSLContext | None) -> None:
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.recorder = recorder
+        self._context = context
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection."""
+        connection, address = super().get_request()
+        if self._context is not None:
+            connection = self._context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
+
+
+class _Connection(BaseHTTPRequestHandler):
     """One connection: reads a request, answers it, reads the next."""
 
-    def __init__(self, server: HttpServer) -> None:
-        self._server = server
-        self._number = -1
-        self._lost = False
-        self._data = bytearray()
-        self._head: tuple[str, str, dict[str, str]] | None = None
-        self._transport: asyncio.Transport | None = None
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer is one write
+    server: _Listener
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._number = self._server.opened(transport)
+    def handle(self) -> None:
+        """Answer the requests of the connection until it ends."""
+        self._number = self.server.recorder.opened(self.request)
+        try:
+            with contextlib.suppress(OSError):  # the client has gone, or there was no handshake
+                super().handle()
+        finally:
+            self.server.recorder.ended(self._number)
 
-    def connection_lost(self, _: Exception | None) -> None:
-        assert self._transport is not None
-        self._lost = True
-        self._server.ended(self._transport)
+    def handle_one_request(self) -> None:
+        """Answer a request."""
+        first = self.rfile.peek(1)[:1]  # type: ignore[attr-defined]  # it is a BufferedReader
+        if first.isalpha():
+            super().handle_one_request()
+            return
+        self.close_connection = True
+        if first:  # TLS, for instance
+            self.wfile.write(b"HTTP/1.1 400 -\r\ncontent-length: 0\r\n\r\n")
 
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        while self._take():
-            pass
-        assert self._transport is not None
-        if self._head is None and self._data and not self._data[:1].isalpha():  # TLS, for instance
-            self._transport.write(b"HTTP/1.1 400 -\r\ncontent-length: 0\r\n\r\n")
-            self._transport.close()
-
-    def _take(self) -> bool:
-        """Take one request off what has arrived; return whether there was one."""
-        if self._head is None:
-            end = self._data.find(b"\r\n\r\n")
-            if end < 0:
-                return False
-            first, *lines = self._data[:end].decode("utf-8").split("\r\n")
-            method, target, _ = first.split(" ")
-            pairs = (line.partition(":") for line in lines)
-            self._head = method, target, {name.lower(): value.strip() for name, _, value in pairs}
-            del self._data[: end + 4]
-        method, target, headers = self._head
-        length = int(headers.get("content-length", "0"))
-        if len(self._data) < length:
-            return False
-        body = bytes(self._data[:length])
-        del self._data[:length]
-        self._head = None
-        request = Received(method, target, headers, body, self._number)
-        self._server.received.append(request)
-        answer = self._server.answer(request)
-        if answer.after:
-            asyncio.get_running_loop().call_later(answer.after, self._reply, request, answer)
-        else:
-            self._reply(request, answer)
-        return True
-
-    def _reply(self, request: Received, answer: HttpAnswer) -> None:
-        assert self._transport is not None
-        if answer.drop or self._transport.is_closing():  # or the client did not wait
+    def do_POST(self) -> None:
+        """Record a request, and answer it."""
+        length = int(self.headers.get("content-length", "0"))
+        body = self.rfile.read(length)
+        if len(body) < length:
+            self.close_connection = True
+            return
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Received(self.command, self.path, headers, body, self._number)
+        answer = self.server.recorder.receive(request)
+        self.server.recorder.wait(answer.after)
+        if answer.drop or (answer.after and self._client_has_gone()):
             request.dropped = True
-            if not self._lost:
-                self._transport.abort()
+            self.close_connection = True
             return
         request.status = answer.status
-        lines = [f"{name}: {value}\r\n" for name, value in answer.headers.items()]
+        self.send_response_only(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
         if answer.status != 204:
-            lines.append(f"content-length: {len(answer.body)}\r\n")
-        head = f"HTTP/1.1 {answer.status} -\r\n{''.join(lines)}\r\n"
-        self._transport.write(head.encode() + answer.body)
+            self.send_header("content-length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Write nothing: what is received can be asked for."""
+
+    def _client_has_gone(self) -> bool:
+        """Return whether the connection ended during a wait; clients send nothing before their answer."""
+        return bool(select.select([self.request], [], [], 0)[0])
