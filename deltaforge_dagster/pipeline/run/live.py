@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import bound
-from deltaforge_dagster.errors import StoreUnavailable
+from deltaforge_dagster.errors import LeaseLost, StoreLost, StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.lease import HeldLease
@@ -93,6 +93,10 @@ class LiveRun:
         logger.info("run begins", extra={"fields": {"epoch": lease.epoch}})
         try:
             outcome = self._begin_work(lease).execute(pipeline)
+        except StoreLost:
+            raise
+        except LeaseLost:  # while the work began; afterwards, the outcome says more
+            outcome = RunOutcome("lease lost")
         finally:
             with uninterrupted():
                 lease.release()

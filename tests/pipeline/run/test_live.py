@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from psycopg import conninfo
 
 from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
+from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from tests.e2e.conftest import Shop, shop
@@ -147,6 +151,27 @@ def test_a_run_ends_when_the_desired_state_changes(make_feed: MakeFeed, desired:
     assert feed.catch_up().captured == 0
     feed.store.pipelines.set_desired_state("feed", "running")
     assert feed.catch_up().captured == 1
+
+
+def test_a_lease_lost_while_the_work_begins(
+    make_feed: MakeFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the range that a killed run left open is closed: the outcome says so, as it does later."""
+    feed = make_feed(run=QUICK)
+    insert(feed.shop, 1, 1)
+    feed.catch_up()
+    with closing(sqlite3.connect(feed.path.with_name("home") / "state.db")) as store, store:
+        store.execute("UPDATE range SET state = 'open'")
+    begin = LiveRun._begin_work
+
+    def lose_it_first(run: LiveRun, lease: HeldLease) -> LeasedWork:
+        lease.lost.set()
+        return begin(run, lease)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveRun, "_begin_work", lose_it_first)
+        assert feed.begin().outcome() == RunOutcome("lease lost")
+    assert [row.state for row in feed.store.ranges.read("feed")] == ["open"]
 
 
 def test_a_run_ends_when_its_file_changes(make_feed: MakeFeed) -> None:
