@@ -23,10 +23,8 @@ from deltaforge_dagster.state.store import StateStore
 from tests.e2e.command import Command
 from tests.fix_spark import SparkAddress
 
-DAGSTER_SETTINGS = """\
-telemetry: {enabled: false}
-run_launcher: {module: deltaforge_dagster.launcher.run_launcher, class: ForkedRunLauncher}
-"""
+DAGSTER_YAML = Path(__file__).parents[2] / "dagster.yaml"
+"""The settings that the product recommends for one machine."""
 
 
 def eventually(
@@ -60,7 +58,7 @@ class Deployment:
     folder: Path
     spark: SparkAddress
     environment: dict[str, str] = field(default_factory=dict)
-    dagster_yaml: str = DAGSTER_SETTINGS
+    dagster_yaml: str = field(default_factory=DAGSTER_YAML.read_text)
     state_url: str | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import pydantic
@@ -14,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem, format_path
+from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem
 from deltaforge_dagster.config.file.sentences import sentence
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.processors.processors import CUSTOM
@@ -35,7 +34,8 @@ def validate(
     if strangers:
         for error in strangers:
             path = _document_path(error["loc"], value)
-            unknown.append(DocumentProblem(path, f"is not a known field{_guess(path)}"))
+            guess = _guess(str(path[-1]), block_fields(model, error["loc"]))
+            unknown.append(DocumentProblem(path, f"is not a known field{guess}"))
         for stranger in unknown:
             _remove(value, stranger.path)
         found, errors = _try(model, value)
@@ -76,9 +76,8 @@ def _at(value: Any, path: DocumentPath) -> Any:
     return value
 
 
-def _guess(path: DocumentPath) -> str:
-    block = re.sub(r"\[\d+\]", "[]", format_path(path[:-1]))
-    close = difflib.get_close_matches(str(path[-1]), field_names(block), n=1)
+def _guess(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -90,8 +89,7 @@ def _remove(value: Any, path: DocumentPath) -> None:
 def field_table() -> dict[str, FieldInfo]:
     """Return every field of a pipeline file by its path; `[]` marks list items, `spec.sinks[].config.id`.
 
-    Suggestions for misspelt fields and the check of the reference documentation both read this table, so
-    they cannot differ from the models.
+    The check of the reference documentation reads this table, so it cannot differ from the models.
 
     If a block has several forms (sinks of different types), a field is described by the first form
     that has it.
@@ -102,16 +100,39 @@ def field_table() -> dict[str, FieldInfo]:
     return table
 
 
-def field_names(block: str) -> list[str]:
-    """Return the names of the fields in a block; `block` is a path of `field_table`, "" the whole file."""
-    prefix = f"{block}." if block else ""
-    below = (path.removeprefix(prefix) for path in field_table() if path.startswith(prefix))
-    return [name for name in below if "." not in name and "[" not in name]
+def block_fields(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """Return the names of the fields of one block.
+
+    Args:
+        model: The model of the whole file.
+        loc: The location of a field of the block, as pydantic's errors give it: it names the form of each block
+            that has several.
+    """
+    blocks: list[type[BaseModel]] = [model]
+    for part in loc[:-1]:
+        if isinstance(part, int):
+            continue
+        fields = [info for block in blocks for name, info in _own_fields(block) if name == part]
+        if fields:
+            blocks = [block for info in fields for block, _ in _models(info.annotation)]
+        else:
+            blocks = [block for block in blocks if _has_form(block, part)] or blocks
+    return [name for block in blocks for name, _ in _own_fields(block)]
+
+
+def _has_form(block: type[BaseModel], form: str) -> bool:
+    info = block.model_fields.get("type")
+    return info is not None and form in typing.get_args(info.annotation)
+
+
+def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in model.model_fields.items():
+        yield info.alias or name, info
 
 
 def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, info in model.model_fields.items():
-        path = prefix + (info.alias or name)
+    for name, info in _own_fields(model):
+        path = prefix + name
         yield path, info
         for below, mark in _models(info.annotation):
             yield from _fields(below, f"{path}{mark}.")

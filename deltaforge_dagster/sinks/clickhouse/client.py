@@ -98,12 +98,12 @@ class ClickhouseClient:
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            what = (
-                "did not answer in time" if isinstance(error, TimeoutError) else "cannot be reached"
-            )
-            raise SinkUnavailable(
-                f"{subject}: {self.where} {what} ({type(error).__name__})"
-            ) from error
+            if isinstance(error, TimeoutError):
+                what = "did not answer in time"
+            else:
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                what = f"cannot be reached: {reason}"
+            raise SinkUnavailable(f"{subject}: {self.where} {what}") from error
         if answer.will_close:
             self.close()
         code = answer.getheader("X-ClickHouse-Exception-Code")

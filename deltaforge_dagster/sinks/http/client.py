@@ -53,6 +53,7 @@ class TlsFiles:
         Raises:
             SettingsError: A file cannot be read.
         """
+        used = "`tls.ca_file`"
         try:
             if self.ca_file is None:
                 context = httpx.create_ssl_context(verify=not self.insecure_skip_verify)
@@ -62,10 +63,11 @@ class TlsFiles:
                     context.check_hostname = False
                     context.verify_mode = ssl.CERT_NONE
             if self.certificate_file is not None:
+                used = "`tls.certificate_file` or `tls.key_file`"
                 context.load_cert_chain(self.certificate_file, self.key_file)
         except OSError as error:  # ssl.SSLError is one
             raise SettingsError(
-                f"sink {sink_id}: the files of `tls` cannot be used: {error.strerror or error}"
+                f"sink {sink_id}: {used} cannot be used: {error.strerror or error}"
             ) from error
         return context
 

@@ -1,6 +1,9 @@
 import pytest
 
-from deltaforge_dagster.config.file.validation import field_names, field_table
+from deltaforge_dagster.config.file.validation import block_fields, field_table
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.sinks.http.config import HttpTls
+from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
 
 
 def test_fields_of_every_form_are_listed() -> None:
@@ -15,13 +18,17 @@ def test_fields_of_every_form_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "names"),
+    ("loc", "names"),
     [
-        ("", ["apiVersion", "kind", "storage", "metadata", "spec"]),
-        ("spec.commit_policy", ["mode", "quorum"]),
-        ("spec.nowhere", []),
+        (("other",), {"apiVersion", "kind", "storage", "metadata", "spec"}),
+        (("spec", "commit_policy", "other"), {"mode", "quorum"}),
+        (("spec", "sinks", 0, "http", "config", "tls", "other"), set(HttpTls.model_fields)),
+        (
+            ("spec", "sinks", 0, "postgres", "config", "exactly_once"),
+            set(PostgresSinkConfig.model_fields),
+        ),
     ],
 )
-def test_names_of_one_block(block: str, names: list[str]) -> None:
-    """The names are those of the block that contains the unknown field."""
-    assert field_names(block) == names
+def test_names_of_one_block(loc: tuple[str | int, ...], names: set[str]) -> None:
+    """The names are those of the form of the block that contains the unknown field, and of no other form."""
+    assert set(block_fields(PipelineSpec, loc)) == names
