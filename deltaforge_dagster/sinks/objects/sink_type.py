@@ -63,7 +63,8 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
         if find_spec(package) is not None:
             return []
         return [
-            f"{config.scheme}:// needs the package {package}, which is not installed: {command}"
+            f"sink {config.id}: {config.scheme}:// needs the package {package}, "
+            f"which is not installed: {command}"
         ]
 
     def metadata(self, config: S3SinkConfig) -> Mapping[str, str]:

@@ -49,7 +49,10 @@ def test_a_client_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
         lambda name: None if name == "gcsfs" else importlib.util.find_spec(name),
     )
     (problem,) = S3.problems(S3SinkConfig(id="files", bucket="gs://lake"), CONTEXT)
-    assert problem == "gs:// needs the package gcsfs, which is not installed: pip install gcsfs"
+    assert (
+        problem
+        == "sink files: gs:// needs the package gcsfs, which is not installed: pip install gcsfs"
+    )
     assert S3.problems(S3SinkConfig(id="files", bucket="lake"), CONTEXT) == []
     assert S3.problems(S3SinkConfig(id="files", bucket="/lake", local=True), CONTEXT) == []
 
