@@ -219,7 +219,7 @@ def test_a_message_that_is_refused(http_server: HttpServer, make_sink: MakeSink)
     )
     batch = messages([(f"{http_server.url}/geheim", str(n)) for n in range(5)], first=4)
 
-    with pytest.raises(Undeliverable, match=r"status 422 \(Unprocessable Entity\)") as caught:
+    with pytest.raises(Undeliverable, match=r"status 422 \(Unprocessable") as caught:
         make_sink().send(batch, allow)
 
     error = caught.value

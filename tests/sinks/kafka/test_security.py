@@ -44,15 +44,36 @@ NOW = dt.datetime.now(dt.UTC)
 DAY = dt.timedelta(days=1)
 
 
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 class Authority:
-    """Signs certificates, into a directory: `NAME.pem` is key and certificate together."""
+    """Signs certificates, into a directory: `NAME.pem` is key and certificate together.
+
+    They have the extensions of RFC 5280 that Python insists on from 3.13 on.
+    """
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         built = self._builder(self._name, NOW + DAY).public_key(self._key.public_key())
-        built = built.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        for extension, critical in (
+            (x509.BasicConstraints(ca=True, path_length=None), True),
+            (_SIGNS, True),
+            (x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False),
+        ):
+            built = built.add_extension(extension, critical=critical)
         self.file = directory / f"{name}.pem"
         self.file.write_bytes(built.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
@@ -62,7 +83,8 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         built = self._builder(subject, until).public_key(key.public_key())
-        built = built.add_extension(here, critical=False)
+        signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        built = built.add_extension(here, critical=False).add_extension(signed_by, critical=False)
         file = self._directory / f"{name}.pem"
         file.write_bytes(
             key.private_bytes(
