@@ -16,8 +16,22 @@ ENDS = [
     pytest.param("postgres-http", marks=[pytest.mark.postgres], id="postgres-http"),
 ]
 
-NEVER_EXACT = frozenset({"postgres-http"})
-"""Those whose sink keeps no position."""
+TABLE_ENDS = [
+    pytest.param("postgres-tables", marks=[pytest.mark.postgres], id="postgres-tables"),
+    pytest.param(
+        "postgres-clickhouse",
+        marks=[pytest.mark.postgres, pytest.mark.clickhouse],
+        id="postgres-clickhouse",
+    ),
+    pytest.param("postgres-objects", marks=[pytest.mark.postgres], id="postgres-objects"),
+]
+"""Those whose sink is written in commits to tables; those of lakes have campaigns of their own."""
+
+GUARANTEES = {
+    "postgres-http": (False,),
+    **dict.fromkeys((one.id for one in TABLE_ENDS), (True,)),
+}
+"""Those that are never or always exactly once."""
 
 Cell = tuple[str, bool]
 """Source and sink, and whether it is exactly once."""
@@ -47,8 +61,7 @@ def crossed(
             id=f"{pair.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
         )
         for pair in ends
-        for exactly_once in (False, True)
-        if not exactly_once or pair.id not in NEVER_EXACT
+        for exactly_once in GUARANTEES.get(pair.id, (False, True))
     ]
 
 
@@ -59,7 +72,7 @@ def cells(scenario: str, *, gate: Collection[Cell] = ONE_OF_EACH) -> list[pytest
         scenario: Where the cells belong that only `make soak` runs.
         gate: The cells that `make test` runs.
     """
-    made = crossed(ENDS, scenario, gate)
+    made = crossed([*ENDS, *TABLE_ENDS], scenario, gate)
     return [
         pytest.mark.spark,
         pytest.mark.parametrize(("ends", "exactly_once"), made, indirect=True),

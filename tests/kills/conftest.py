@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
+from deltaforge_lab.servers.clickhouse import ClickhouseServer
 from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.fix_redis import StartRedis
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import Campaign
 from tests.kills.databases import MysqlDatabase, PostgresDatabase
 from tests.kills.destinations import (
+    ClickhouseDestination,
     HttpDestination,
     KafkaDestination,
     NatsDestination,
+    ObjectsDestination,
+    PostgresDestination,
     RedisDestination,
 )
 from tests.kills.ends import Database, Destination
@@ -90,6 +95,28 @@ def nats_end(nats_server: NatsServer) -> Iterator[NatsDestination]:
 def http_end(http_server: HttpServer) -> HttpDestination:
     """A server of the test's own."""
     return HttpDestination(http_server)
+
+
+@pytest.fixture
+def tables_end(postgres_server: PostgresServer) -> Iterator[PostgresDestination]:
+    """A database of the session's server, which is not the source."""
+    destination = PostgresDestination(postgres_server.create_database())
+    yield destination
+    destination.close()
+
+
+@pytest.fixture
+def clickhouse_end(
+    clickhouse_server: ClickhouseServer, clickhouse_database: str
+) -> ClickhouseDestination:
+    """A database of the session's server."""
+    return ClickhouseDestination(clickhouse_server, clickhouse_database)
+
+
+@pytest.fixture
+def objects_end(tmp_path: Path) -> ObjectsDestination:
+    """A folder of the test's own."""
+    return ObjectsDestination(tmp_path / "objects")
 
 
 @pytest.fixture

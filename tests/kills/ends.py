@@ -33,8 +33,18 @@ class Database(Protocol):
         ...
 
 
+MESSAGE_STEPS = ("segment-encoded", "sink-sent")
+TABLE_STEPS = ("lake-planned", "lake-staged", "lake-table-committed", "lake-committed")
+
+
 class Destination(Protocol):
-    """An empty sink of its own, and all that ever arrives in it."""
+    """An empty sink of its own, and all that ever arrives in it.
+
+    Attributes:
+        steps: The failpoints that only delivery to its kind passes, in their order.
+    """
+
+    steps: tuple[str, ...]
 
     def sink(self, *, exactly_once: bool) -> str:
         """Return a sink of a pipeline file, as YAML in braces; its id is `sink`."""
