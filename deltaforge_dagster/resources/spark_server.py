@@ -6,9 +6,10 @@ when it has had no client for a while. The directory `home/spark` contains:
 
 =============  ================================================================================
 server.json    pid of the watcher, port, token and added jars of the server; mode 0600
-start.lock     locked while a process starts or stops the server
+start.lock     locked while a process starts, replaces or stops the server
 watcher.lock   locked by the watcher for as long as it lives, which proves that it is alive; contains its pid
-clients.lock   locked shared by every client process; unlocked if no process needs the server
+clients.lock   locked shared by every client process; locked exclusively by a process that ends or replaces a
+               server without clients
 server.log     Spark's log of warnings and errors
 conf, work     Spark's configuration and its working directory; both are written at each start
 =============  ================================================================================
@@ -16,7 +17,8 @@ conf, work     Spark's configuration and its working directory; both are written
 A server keeps the jars with which it was started. If a client needs others, because `deltaforge lake install` has
 put them there meanwhile, it replaces a server that no other process uses, and otherwise gets it as it is.
 
-The kernel releases the locks of a process that dies, so no stale state has to be detected or cleaned up. The
+The kernel releases the locks of a process that dies, so no stale state has to be detected or cleaned up. A process
+that is stopped keeps its locks: so a client takes only the shared one if the server runs. The
 server listens on 127.0.0.1 and requires a random token. Clients connect to `sc://localhost`, because that is the
 only host name to which PySpark sends a token without TLS.
 """
@@ -92,6 +94,18 @@ class _Options:
     jars: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A server that listens: its Connect URL, and the jars with which it was started."""
+
+    remote: str
+    jars: frozenset[str]
+
+    def lacks(self, jars: Sequence[Path | str]) -> bool:
+        """Return whether it was started without one of `jars`."""
+        return not {str(jar) for jar in jars} <= self.jars
+
+
 class SparkServer:
     """A running server, in use by this process until `release`, `stop` or the end of the process.
 
@@ -131,19 +145,15 @@ class SparkServer:
         client = _lock(folder / "clients.lock", fcntl.LOCK_SH)
         assert client is not None
         try:
-            with _locked(folder / "start.lock"):
-                remote = _running(folder)
-                if remote is None or (_lacks(folder, jars) and _is_unused(client)):
-                    _end(folder)
-                    _start(folder, _Options(heap, idle_seconds, [str(jar) for jar in jars]))
-                    remote = _running(folder)
+            # From here on nobody ends a server that runs, unless `stop` is called.
+            running = _running(folder)
+            if running is None or running.lacks(jars):
+                options = _Options(heap, idle_seconds, [str(jar) for jar in jars])
+                running = _start_or_replace(folder, client, options)
         except BaseException:
             os.close(client)
             raise
-        if remote is None:
-            os.close(client)
-            raise SparkUnavailable(f"the Spark server ended at once (log: {folder}/server.log)")
-        return cls(folder, remote, client)
+        return cls(folder, running.remote, client)
 
     @staticmethod
     def is_running(home: Path) -> bool:
@@ -197,41 +207,60 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _watched(folder: Path) -> bool:
-    descriptor = _lock(folder / "watcher.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # Shared, since several processes may ask at once; the watcher's own lock is exclusive.
+    descriptor = _lock(folder / "watcher.lock", fcntl.LOCK_SH | fcntl.LOCK_NB)
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is None
 
 
-def _running(folder: Path) -> str | None:
-    """Return the URL of the running server, None if none is listening."""
+def _running(folder: Path) -> _Running | None:
+    """Return the running server, None if none is listening."""
     if not _watched(folder):
         return None
     try:
         state = json.loads((folder / "server.json").read_bytes())
         remote = f"sc://localhost:{state['port']}/;token={state['token']}"
-        return remote if _listens(state["port"]) else None
+        return _Running(remote, frozenset(state["jars"])) if _listens(state["port"]) else None
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _lacks(folder: Path, jars: Sequence[Path]) -> bool:
-    """Return whether the running server was started without one of `jars`."""
-    present = json.loads((folder / "server.json").read_bytes())["jars"]
-    return not {str(jar) for jar in jars} <= set(present)
+def _start_or_replace(folder: Path, client: int, options: _Options) -> _Running:
+    """Return the running server, after starting one if none runs, or replacing one that lacks jars.
+
+    Nobody attaches to a server while it is replaced: `client`, this process's descriptor of the lock of all clients,
+    holds it exclusively then.
+
+    Raises:
+        SettingsError: There is no Java.
+        SparkUnavailable: The server does not start, or ended at once.
+    """
+    with _locked(folder / "start.lock"):
+        running = _running(folder)
+        if running is not None and not (running.lacks(options.jars) and _is_unused(client)):
+            return running
+        try:
+            _end(folder)
+            _start(folder, options)
+            running = _running(folder)
+        finally:
+            fcntl.flock(client, fcntl.LOCK_SH)
+    if running is None:
+        raise SparkUnavailable(f"the Spark server ended at once (log: {folder}/server.log)")
+    return running
 
 
 def _is_unused(client: int) -> bool:
-    """Return whether no process but the one with the descriptor `client` uses the server.
+    """Return whether no process but the one with the descriptor `client` uses the server; the lock is exclusive then.
 
-    The start lock is held, so no process attaches to the server, and the watcher does not end it, meanwhile.
+    The start lock is held, so the watcher does not end the server meanwhile.
     """
     try:
         fcntl.flock(client, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    finally:
         fcntl.flock(client, fcntl.LOCK_SH)  # Linux drops the lock if it cannot be converted
+        return False
     return True
 
 

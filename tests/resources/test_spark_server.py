@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -174,6 +175,15 @@ def test_killed_server_is_replaced(home: Path) -> None:
     os.kill(java, signal.SIGSTOP)
     third.stop()
     wait_for(lambda: not alive(watcher) and not alive(java))
+
+
+def test_a_process_that_is_stopped_while_it_looks(home: Path) -> None:
+    """Whoever starts, replaces or stops the server keeps the lock for that; a server that runs can be used meanwhile."""
+    first = SparkServer.ensure(home)
+    with (home / "spark" / "start.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = SparkServer.ensure(home)  # would wait for ever
+    assert second.remote == first.remote
 
 
 def test_server_that_cannot_start(home: Path) -> None:

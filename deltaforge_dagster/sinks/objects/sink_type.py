@@ -62,10 +62,8 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
         package, command = _CLIENTS[config.scheme]
         if find_spec(package) is not None:
             return []
-        return [
-            f"sink {config.id}: {config.scheme}:// needs the package {package}, "
-            f"which is not installed: {command}"
-        ]
+        needs = f"{config.scheme}:// needs the package {package}, which is not installed: {command}"
+        return [f"sink {config.id}: {needs}"]
 
     def metadata(self, config: S3SinkConfig) -> Mapping[str, str]:
         """Return where the objects are, and their format."""
