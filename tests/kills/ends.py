@@ -33,8 +33,13 @@ class Database(Protocol):
         ...
 
 
-MESSAGE_STEPS = ("segment-encoded", "sink-sent")
-TABLE_STEPS = ("lake-planned", "lake-staged", "lake-table-committed", "lake-committed")
+MESSAGE_STEPS: tuple[str, ...] = ("segment-encoded", "sink-sent")
+TABLE_STEPS: tuple[str, ...] = (
+    "lake-planned",
+    "lake-staged",
+    "lake-table-committed",
+    "lake-committed",
+)
 
 
 class Destination(Protocol):
