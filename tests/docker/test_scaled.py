@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
+import psycopg
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
@@ -18,6 +20,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.work import find_work
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.docker.cluster import Cluster
 from tests.docker.compose import ROOT
 from tests.e2e.conftest import Shop, shop
@@ -40,10 +43,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 class Pipeline:
     """A pipeline whose runs are processes with the code server's environment."""
 
-    def __init__(self, shop: Shop, cluster: Cluster, folder: Path) -> None:
+    def __init__(
+        self, shop: Shop, cluster: Cluster, folder: Path, *, more_sinks: str = ""
+    ) -> None:
         self._shop = shop
         self._path = folder / "afar.yaml"
-        self._path.write_text(shop.pipeline("afar", tables="[public.customers]"))
+        self._path.write_text(
+            shop.pipeline("afar", tables="[public.customers]", more_sinks=more_sinks)
+        )
         self.environment = {
             **os.environ,
             **cluster.environment,
@@ -127,3 +134,35 @@ def test_spark_standalone_with_its_journal_on_object_storage(
     }
     assert not [path for path in files if "/prepared/" in path]
     assert not (tmp_path / "home" / "journal").exists()
+
+
+@pytest.mark.soak("faults")
+@pytest.mark.timeout(2400)
+def test_tables_and_objects_from_a_journal_on_object_storage(
+    shop: Shop, cluster: Cluster, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """They have what the source has: tasks read their segments from the bucket."""
+    copy = postgres_server.create_database()
+    pipeline = Pipeline(
+        shop,
+        cluster,
+        tmp_path,
+        more_sinks=f'''\
+    - {{type: postgres, config: {{id: copy, dsn: "{copy}", commit_seconds: 0.1}}}}
+    - {{type: s3, config: {{id: files, path: "{tmp_path}/files"}}}}
+''',
+    )
+    pipeline.fix_start()
+    pipeline.insert(1, 5_000)
+    shop.execute("UPDATE customers SET name = 'b' WHERE id <= 10", "DELETE FROM customers WHERE id > 4990")
+
+    outcome = pipeline.run()
+
+    assert (outcome["captured"], outcome["capture_error"], outcome["sink_errors"]) == (5_020, None, {})
+    query = "SELECT count(*), sum(id), count(*) FILTER (WHERE name = 'b') FROM customers"
+    with psycopg.connect(copy) as connection:
+        assert connection.execute(query).fetchone() == (4_990, 4_990 * 4_991 // 2, 10)
+    files = f"{tmp_path}/files/**/*.parquet"
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT op, count(*) FROM '{files}' GROUP BY 1 ORDER BY 1").fetchall()
+    assert found == [("c", 5_000), ("d", 10), ("u", 10)]

@@ -41,7 +41,8 @@ class DelivererSet:
         only: Deliver to this sink alone.
         until: Deliver nothing after this segment, and skip the wait after earlier failures: somebody
             has asked for this delivery.
-        at_once: Do not let changes of tables wait for more: the run only catches up.
+        at_once: Do not let changes of tables wait for more, and skip the wait after earlier failures:
+            the run only catches up, because somebody has asked for it.
 
     Attributes:
         sessions: The run's Spark session.
@@ -123,7 +124,9 @@ class DelivererSet:
             if sink_id not in self._sinks - busy or checkpoint.state != "attached":
                 continue
             if self._until is not None:
-                checkpoint = replace(checkpoint, failures=0, next_attempt_at=0.0)  # noqa: PLW2901
+                checkpoint = replace(checkpoint, failures=0)  # noqa: PLW2901
+            if self._until is not None or self._at_once:
+                checkpoint = replace(checkpoint, next_attempt_at=0.0)  # noqa: PLW2901
             self._working[sink_id] = self._deliverer(sink_id, checkpoint)
 
     def _deliverer(self, sink_id: str, checkpoint: CheckpointRow) -> Deliverer:

@@ -29,6 +29,7 @@ MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
 
 _PLUGIN = "pgoutput"
+_HEARTBEAT = HEARTBEAT.encode() + b"\0"
 _SKIPS_EMPTY_VERSION = 150000
 _FAILOVER_VERSION = 170000
 _WAIT_SECONDS = 5.0
@@ -264,44 +265,49 @@ def has_changes(
         foreign: OIDs of tables that the publication sends but the pipeline does not capture.
         version: The server's `server_version_num`.
     """
-    # If every transaction that is sent counts, it is enough to peek at the first one.
+    # If every transaction that is sent counts, but for a heartbeat, it is enough to peek at the first one.
     first_decides = (
         version >= _SKIPS_EMPTY_VERSION and not foreign and (found.confirmed_lsn or 0) >= after
     )
-    # In that case a heartbeat counts as well: it would hide what follows, and a run moves past it.
-    heartbeat = b"" if first_decides else HEARTBEAT.encode() + b"\0"
     options = ", 'messages', 'true'" if version >= MESSAGES_VERSION else ""
-    row = connection.execute(
-        f"""
-        SELECT count(*) FROM (
-            SELECT xid FROM pg_logical_slot_peek_binary_changes(
-                %(slot)s, NULL, %(most)s,
-                'proto_version', '1', 'publication_names', quote_ident(%(publication)s){options})
-             GROUP BY xid
-            HAVING bool_or(lsn > %(after)s::pg_lsn AND substr(data, 1, 2) = 'M\\000'
-                           AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s)
-                OR max(lsn) > %(after)s::pg_lsn AND bool_or(CASE
-                   WHEN get_byte(data, 0) IN (66, 67, 79, 82, 89) THEN false  -- B C O R Y
-                   WHEN get_byte(data, 0) IN (68, 73, 85)                     -- D I U: an OID follows
-                   THEN NOT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8 = ANY (%(foreign)s)
-                   WHEN get_byte(data, 0) = 77                                -- M: flags, LSN, prefix
-                   THEN get_byte(data, 1) = 1
-                        AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s
-                   ELSE true END)
-             LIMIT 1) AS counting
-        """,  # noqa: S608 - of two constants
-        {
-            "slot": name,
-            "most": 1 if first_decides else None,
-            "publication": publication,
-            "after": format_lsn(after),
-            "foreign": list(foreign),
-            "heartbeat": heartbeat,
-            "heartbeat_size": len(HEARTBEAT) + 1,
-        },
-    ).fetchone()
-    assert row is not None
-    return bool(row[0])
+
+    def peek(most: int | None) -> tuple[bool, bool]:
+        """Return whether one of the first transactions counts, and whether there is any."""
+        row = connection.execute(
+            f"""
+            SELECT coalesce(bool_or(counts), false), count(*) > 0 FROM (
+                SELECT bool_or(lsn > %(after)s::pg_lsn AND substr(data, 1, 2) = 'M\\000'
+                               AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s)
+                    OR max(lsn) > %(after)s::pg_lsn AND bool_or(CASE
+                       WHEN get_byte(data, 0) IN (66, 67, 79, 82, 89) THEN false  -- B C O R Y
+                       WHEN get_byte(data, 0) IN (68, 73, 85)                     -- D I U: an OID follows
+                       THEN NOT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8 = ANY (%(foreign)s)
+                       WHEN get_byte(data, 0) = 77                                -- M: flags, LSN, prefix
+                       THEN get_byte(data, 1) = 1
+                            AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s
+                       ELSE true END) AS counts
+                  FROM pg_logical_slot_peek_binary_changes(
+                    %(slot)s, NULL, %(most)s,
+                    'proto_version', '1', 'publication_names', quote_ident(%(publication)s){options})
+                 GROUP BY xid) AS transactions
+            """,  # noqa: S608 - of two constants
+            {
+                "slot": name,
+                "most": most,
+                "publication": publication,
+                "after": format_lsn(after),
+                "foreign": list(foreign),
+                "heartbeat": _HEARTBEAT,
+                "heartbeat_size": len(_HEARTBEAT),
+            },
+        ).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    counts, found_any = peek(1 if first_decides else None)
+    if first_decides and found_any and not counts:
+        counts, _ = peek(None)  # a run that ended between a heartbeat and its commit's arrival left it
+    return counts
 
 
 def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str, pid: int) -> None:
