@@ -79,7 +79,9 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
     except DeltaforgeError as error:
         pytest.fail(str(error), pytrace=False)
     yield SparkAddress(server.remote, home / "spark")
+    says = (home / "spark" / "server.log").read_text(errors="replace")
     server.release()  # it ends when every process of the tests has done that
+    assert "CodeCache is full" not in says, "Spark's server ran out of room for machine code"
 
 
 def connected(remote: str) -> SparkSession:

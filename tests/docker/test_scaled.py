@@ -43,9 +43,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 class Pipeline:
     """A pipeline whose runs are processes with the code server's environment."""
 
-    def __init__(
-        self, shop: Shop, cluster: Cluster, folder: Path, *, more_sinks: str = ""
-    ) -> None:
+    def __init__(self, shop: Shop, cluster: Cluster, folder: Path, *, more_sinks: str = "") -> None:
         self._shop = shop
         self._path = folder / "afar.yaml"
         self._path.write_text(
@@ -147,22 +145,30 @@ def test_tables_and_objects_from_a_journal_on_object_storage(
         shop,
         cluster,
         tmp_path,
-        more_sinks=f'''\
+        more_sinks=f"""\
     - {{type: postgres, config: {{id: copy, dsn: "{copy}", commit_seconds: 0.1}}}}
-    - {{type: s3, config: {{id: files, path: "{tmp_path}/files"}}}}
-''',
+    - {{type: s3, config: {{id: files, bucket: "file://{tmp_path}/files"}}}}
+""",
     )
     pipeline.fix_start()
     pipeline.insert(1, 5_000)
-    shop.execute("UPDATE customers SET name = 'b' WHERE id <= 10", "DELETE FROM customers WHERE id > 4990")
+    shop.execute(
+        "UPDATE customers SET name = 'b' WHERE id <= 10", "DELETE FROM customers WHERE id > 4990"
+    )
 
     outcome = pipeline.run()
 
-    assert (outcome["captured"], outcome["capture_error"], outcome["sink_errors"]) == (5_020, None, {})
+    assert (outcome["captured"], outcome["capture_error"], outcome["sink_errors"]) == (
+        5_020,
+        None,
+        {},
+    )
     query = "SELECT count(*), sum(id), count(*) FILTER (WHERE name = 'b') FROM customers"
     with psycopg.connect(copy) as connection:
         assert connection.execute(query).fetchone() == (4_990, 4_990 * 4_991 // 2, 10)
     files = f"{tmp_path}/files/**/*.parquet"
     with duckdb.connect() as connection:
-        found = connection.execute(f"SELECT op, count(*) FROM '{files}' GROUP BY 1 ORDER BY 1").fetchall()
+        found = connection.execute(
+            f"SELECT op, count(*) FROM '{files}' GROUP BY 1 ORDER BY 1"
+        ).fetchall()
     assert found == [("c", 5_000), ("d", 10), ("u", 10)]

@@ -17,7 +17,13 @@ from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started
 from tests.e2e.webserver import Webserver
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.spark,
+    pytest.mark.postgres,
+    pytest.mark.redis,
+    pytest.mark.soak("dagster"),
+]
 
 ASSETS = (CHANGES, "redis")
 

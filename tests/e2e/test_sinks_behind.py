@@ -19,7 +19,13 @@ from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import ops, started
 from tests.fix_redis import StartRedis
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.spark,
+    pytest.mark.postgres,
+    pytest.mark.redis,
+    pytest.mark.soak("dagster"),
+]
 
 DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 QUICK = "{idle_seconds: 4, lease_seconds: 20, renew_seconds: 1}"

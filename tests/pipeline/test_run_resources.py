@@ -41,7 +41,7 @@ def through_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "many",
-    [15, pytest.param(50, marks=[pytest.mark.soak("growth"), pytest.mark.timeout(3600)])],
+    [10, pytest.param(50, marks=[pytest.mark.soak("growth"), pytest.mark.timeout(3600)])],
 )
 def test_many_ranges_of_one_run_leave_no_more_than_five(
     make_feed: MakeFeed, spark_server: SparkAddress, through_files: None, many: int

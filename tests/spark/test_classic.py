@@ -17,7 +17,7 @@ import redis
 from deltaforge_dagster.processes.java import find_java
 from deltaforge_lab.servers.redis import RedisServer
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.soak("versions")]
 
 MANUAL = Path(__file__).parents[2] / "docs" / "spark.md"
 ROWS = 20_000

@@ -108,6 +108,7 @@ def test_small_files_and_deletes(lake: Lake) -> None:
         assert len(files) == 1
 
 
+@pytest.mark.soak("formats")
 def test_commits_are_known_after_their_snapshots(lake: Lake) -> None:
     """A commit that is repeated after no snapshot of a commit is left is skipped, a later one is not."""
     staging, writer = Staging(lake, "changelog"), lake.writer(mode="changelog")

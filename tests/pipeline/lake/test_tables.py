@@ -123,6 +123,7 @@ def test_a_live_run_commits_after_a_while_and_ends(make_lake: MakeLake) -> None:
     assert len(lake.rows("customers", "id")) == 200
 
 
+@pytest.mark.soak("formats")
 def test_a_column_that_does_not_fit_holds_its_table_only(make_lake: MakeLake) -> None:
     """The sink fails and says why; the other table goes on; with another type the held one catches up."""
     lake = make_lake(more=", types: {public.customers: {name: int32}}")

@@ -78,7 +78,9 @@ def led_by_second(first: KafkaServer, name: str) -> str:
     return topic
 
 
-@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize(
+    "transactional", [pytest.param(False, marks=pytest.mark.soak("faults")), True]
+)
 def test_the_leader_dies(brokers: tuple[KafkaServer, SecondBroker], *, transactional: bool) -> None:
     """The other broker takes over in the middle: all is there, in order; once, in transactions."""
     first, second = brokers

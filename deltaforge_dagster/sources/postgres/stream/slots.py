@@ -306,7 +306,8 @@ def has_changes(
 
     counts, found_any = peek(1 if first_decides else None)
     if first_decides and found_any and not counts:
-        counts, _ = peek(None)  # a run that ended between a heartbeat and its commit's arrival left it
+        # The first is a heartbeat that a run has left unread at its end.
+        counts, _ = peek(None)
     return counts
 
 
