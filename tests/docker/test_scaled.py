@@ -147,7 +147,7 @@ def test_tables_and_objects_from_a_journal_on_object_storage(
         tmp_path,
         more_sinks=f"""\
     - {{type: postgres, config: {{id: copy, dsn: "{copy}", commit_seconds: 0.1}}}}
-    - {{type: s3, config: {{id: files, bucket: "file://{tmp_path}/files"}}}}
+    - {{type: s3, config: {{id: files, local: true, bucket: "{tmp_path}/files"}}}}
 """,
     )
     pipeline.fix_start()

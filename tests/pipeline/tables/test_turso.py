@@ -12,11 +12,13 @@ import orjson
 import psycopg
 import pytest
 
+from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
+from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
-from tests.pipeline.live import opened_feed
+from tests.pipeline.live import opened_feed, warm_tools
 
 pytestmark = [
     pytest.mark.spark,
@@ -37,7 +39,7 @@ spec:
     - {{type: postgres, config: {{id: copy, dsn: "{dsn}", table: items, commit_seconds: 0.1}}}}
     - {{type: clickhouse, config: {{id: analytics, url: "{url}", password: "{password}", database: {database},
         table: items, mode: current, commit_seconds: 0.1}}}}
-    - {{type: s3, config: {{id: files, bucket: "file://{folder}/files"}}}}
+    - {{type: s3, config: {{id: files, local: true, bucket: "{folder}/files"}}}}
   engine: {{run: {{idle_seconds: 4, lease_seconds: 20, renew_seconds: 0.5}}}}
 """
 ROWS = "id, name, price, data"
@@ -67,7 +69,15 @@ def test_every_sink_has_what_the_file_has(
         )
         # A feed's shop is a PostgreSQL; this one's is the file.
         with opened_feed(cast("Shop", None), tmp_path / "feed.yaml", text, spark_server) as feed:
-            feed.catch_up()
+            run = feed.begin()
+            SnapshotRun(
+                feed.loaded,
+                warm_tools(feed.opened, feed.loaded),
+                warn=lambda _: None,
+                progress=lambda _: None,
+            ).execute()
+            eventually(lambda: feed.store.snapshots.unfinished(feed.name) is None)
+            run.end()
             shop.execute("INSERT INTO items VALUES (3, 'new', NULL, x''), (4, 'moves', 2.5, NULL)")
             shop.execute("UPDATE items SET name = 'x' || char(10) || 'é' WHERE id = 1")
             shop.execute("UPDATE items SET id = 9 WHERE id = 4")
@@ -90,4 +100,4 @@ def test_every_sink_has_what_the_file_has(
         found = connection.execute(
             f"SELECT op, coalesce(after_id, before_id) FROM '{tmp_path}/files/**/*.parquet' ORDER BY 2, 1"
         ).fetchall()
-    assert found == []
+    assert found == [("r", 1), ("u", 1), ("d", 2), ("r", 2), ("c", 3), ("c", 4), ("u", 9)]
