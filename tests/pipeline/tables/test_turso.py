@@ -33,14 +33,13 @@ spec:
   source:
     type: turso
     config:
-      {{id: shop, url: "{folder}/shop.db", tables: [items], auto_create_triggers: true, poll_interval_ms: 20,
-        snapshot: {{mode: initial}}}}
+      {{id: shop, url: "{folder}/shop.db", tables: [items], auto_create_triggers: true, poll_interval_ms: 20}}
   sinks:
     - {{type: postgres, config: {{id: copy, dsn: "{dsn}", table: items, commit_seconds: 0.1}}}}
     - {{type: clickhouse, config: {{id: analytics, url: "{url}", password: "{password}", database: {database},
         table: items, mode: current, commit_seconds: 0.1}}}}
     - {{type: s3, config: {{id: files, local: true, bucket: "{folder}/files"}}}}
-  engine: {{run: {{idle_seconds: 4, lease_seconds: 20, renew_seconds: 0.5}}}}
+  engine: {{run: {{idle_seconds: 600, lease_seconds: 20, renew_seconds: 0.5}}}}
 """
 ROWS = "id, name, price, data"
 
@@ -69,6 +68,7 @@ def test_every_sink_has_what_the_file_has(
         )
         # A feed's shop is a PostgreSQL; this one's is the file.
         with opened_feed(cast("Shop", None), tmp_path / "feed.yaml", text, spark_server) as feed:
+            feed.store.snapshots.request(feed.name, cause="command")
             run = feed.begin()
             SnapshotRun(
                 feed.loaded,
