@@ -256,7 +256,7 @@ class LakeMaintenance:
             return
         if made.due:
             compact = self._dialect.maintenance.compact(
-                made.destination, self._options, small=small, deleted=deleted
+                made.destination, self._options, properties, small=small, deleted=deleted
             )
             made.compacted = self._execute(session, compact, made)
         made.cleaned = self._clean(session, made, properties, writer)

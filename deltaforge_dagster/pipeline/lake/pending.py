@@ -21,6 +21,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     table_exists,
     table_properties,
 )
+from deltaforge_dagster.sinks.lake.config import TableLayout
 from deltaforge_dagster.sinks.lake.dialect import (
     KEY,
     OWNER,
@@ -188,7 +189,7 @@ def _create(commit: TableCommit, properties: dict[str, str], *, replace: bool) -
     destination, columns = commit.table.destination, [*commit.columns, *commit.own_columns]
     commit.execute(
         *commit.dialect.prepare(destination),
-        commit.dialect.create(destination, columns, (), properties, replace=replace),
+        commit.dialect.create(destination, columns, TableLayout(), properties, replace=replace),
     )
 
 

@@ -10,7 +10,7 @@ import orjson
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig, TableLayout
 from deltaforge_dagster.sinks.lake.dialect import (
     COMMITTED,
     OWNER,
@@ -118,11 +118,23 @@ class TableCommit:
         return [LakeColumn(*one) for one in found.items()]
 
     @property
-    def unknown_partitions(self) -> Sequence[str]:
-        """The columns by which the table is to be partitioned, and which it would not have."""
+    def layout(self) -> TableLayout:
+        """Where the rows of a new table lie."""
+        return self.config.layout_of(*self.table.source)
+
+    @property
+    def unknown_columns(self) -> Mapping[str, Sequence[str]]:
+        """The columns of the layout that the table would not have, by the option that names them."""
         known = {column.name.lower() for column in (*self.columns, *self.own_columns)}
-        wanted = self.config.partition_of(*self.table.source)
-        return [one.column for one in wanted if one.column.lower() not in known]
+        wanted = {
+            "partition_by": [one.column for one in self.layout.partition_by],
+            "cluster_by": self.layout.cluster_by,
+        }
+        unknown = {
+            option: [one for one in columns if one.lower() not in known]
+            for option, columns in wanted.items()
+        }
+        return {option: columns for option, columns in unknown.items() if columns}
 
     def rows(self, query: str) -> Sequence[Row]:
         """Return the rows of a query."""
@@ -195,13 +207,13 @@ def open_target(commit: TableCommit) -> LakeTarget:
     """Return the table of a commit, made if it does not exist.
 
     Raises:
-        TableRejected: It is gone, is somebody else's, or cannot be partitioned as configured.
+        TableRejected: It is gone, is somebody else's, or does not have the columns of its layout.
     """
     name = commit.dialect.table(commit.table.destination)
     if commit.exists and not table_exists(commit, name):
         raise table_gone(commit.label, commit.owner.resync_command(commit.table))
     # A table that exists keeps columns by which it is partitioned and which the source has dropped.
-    if not commit.unknown_partitions or not table_exists(commit, name):
+    if not commit.unknown_columns or not table_exists(commit, name):
         _create(commit, {}, replace=False)
     properties = table_properties(commit.session, name)
     target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
@@ -236,7 +248,7 @@ def replace_table(commit: TableCommit, token: str | None, *, exists: bool) -> No
         exists: Whether there is a table, which the sink may replace (`replaceable`).
 
     Raises:
-        TableRejected: It cannot be partitioned as configured.
+        TableRejected: It does not have the columns of its layout.
     """
     stamps = {} if token is None else {PENDING: token}
     if exists and commit.dialect.branches is not None:
@@ -246,21 +258,21 @@ def replace_table(commit: TableCommit, token: str | None, *, exists: bool) -> No
     _create(commit, stamps, replace=exists)
 
 
-def check_partitions(commit: TableCommit) -> None:
-    """Check that the table of a commit can be partitioned as configured.
+def check_layout(commit: TableCommit) -> None:
+    """Check that the table of a commit has the columns by which it is to be partitioned and clustered.
 
     Raises:
-        TableRejected: It cannot.
+        TableRejected: It does not.
     """
-    if commit.unknown_partitions:
+    for option, columns in commit.unknown_columns.items():
         raise TableRejected(
-            f"{commit.label} cannot be partitioned by {', '.join(commit.unknown_partitions)}, which {commit.table.source_name} "
-            "does not have; correct the sink's `partition_by`"
+            f"{commit.label} cannot be laid out by {', '.join(columns)}, which {commit.table.source_name} "
+            f"does not have; correct the sink's `{option}`"
         )
 
 
 def _create(commit: TableCommit, stamps: Mapping[str, str], *, replace: bool) -> None:
-    check_partitions(commit)
+    check_layout(commit)
     dialect, destination = commit.dialect, commit.table.destination
     owned = Ownership(commit.owner.uid, commit.owner.pipeline, commit.owner.sink_id)
     commit.execute(
@@ -268,7 +280,7 @@ def _create(commit: TableCommit, stamps: Mapping[str, str], *, replace: bool) ->
         dialect.create(
             destination,
             [*commit.columns, *commit.own_columns],
-            commit.config.partition_of(*commit.table.source),
+            commit.layout,
             {OWNER: owned.to_json(), SOURCE: commit.table.source_name, **stamps},
             replace=replace,
         ),

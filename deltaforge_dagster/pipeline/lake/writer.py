@@ -36,7 +36,7 @@ from deltaforge_dagster.pipeline.lake.stamps import last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     LakeTarget,
     TableCommit,
-    check_partitions,
+    check_layout,
     configure,
     open_target,
     replace_table,
@@ -169,7 +169,7 @@ class LakeWriter:
 
         def attempt() -> None:
             commit = self._begun(table, guard)
-            check_partitions(commit)
+            check_layout(commit)
             known = replaceable(commit)
             token = None
             if self.config.pending is not None or PENDING in (known or {}):

@@ -67,6 +67,19 @@ class PartitionField:
     argument: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """Where the rows of a table lie.
+
+    Attributes:
+        partition_by: What the table is partitioned by.
+        cluster_by: The columns by whose values compaction puts rows close together.
+    """
+
+    partition_by: tuple[PartitionField, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+
+
 def partition_field(text: str) -> PartitionField:
     """Return the meaning of an entry of `partition_by`: a column, or a transform such as `bucket(16, id)`."""
     text = text.strip()
@@ -164,6 +177,10 @@ class LakeSinkConfig(TableSinkConfig):
     """What new tables are partitioned by: `schema.table` to a list of columns. Iceberg also takes transforms:
     `days(created_at)`, `bucket(16, id)`, `truncate(4, code)`.
     """
+    cluster_by: Mapping[SourceTable, Columns] = {}
+    """By which columns [maintenance](lakehouse.md#maintenance) puts the rows of new tables close together, so that queries
+    for some of their values read few files: `schema.table` to a list of columns. Delta tables have either this or partitions.
+    """
     pending: Annotated[
         PendingChanges | None, BeforeValidator(_pending), AlsoAccepts({"type": "boolean"})
     ] = None
@@ -193,12 +210,13 @@ class LakeSinkConfig(TableSinkConfig):
         """See `TableSinkConfig`."""
         return self.pending
 
-    def partition_of(
-        self, database: str, schema: str | None, table: str
-    ) -> tuple[PartitionField, ...]:
-        """Return what the lake's table for a table of the source is partitioned by."""
-        declared = self.partition_by.get(full_name(database, schema, table), ())
-        return tuple(map(partition_field, declared))
+    def layout_of(self, database: str, schema: str | None, table: str) -> TableLayout:
+        """Return the layout of the lake's table for a table of the source."""
+        name = full_name(database, schema, table)
+        return TableLayout(
+            tuple(map(partition_field, self.partition_by.get(name, ()))),
+            tuple(self.cluster_by.get(name, ())),
+        )
 
     @model_validator(mode="after")
     def _check_deletes(self) -> LakeSinkConfig:
@@ -278,6 +296,10 @@ class DeltaSinkConfig(LakeSinkConfig):
                         f"partition_by {one}: Delta tables are partitioned by columns only (a "
                         "transform needs an Iceberg table)"
                     )
+        for table in self.partition_by.keys() & self.cluster_by.keys():
+            raise ValueError(
+                f"cluster_by {table}: Delta tables that are partitioned cannot be clustered (leave one of them out)"
+            )
         return self
 
 

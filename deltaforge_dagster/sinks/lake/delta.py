@@ -14,7 +14,7 @@ from typing import Final
 from deltaforge_dagster.sinks.lake.config import (
     DeltaSinkConfig,
     LakeMaintenanceConfig,
-    PartitionField,
+    TableLayout,
 )
 from deltaforge_dagster.sinks.lake.dialect import (
     SESSION_SETTINGS,
@@ -71,6 +71,7 @@ class DeltaMaintenance:
         self,
         destination: Sequence[str],
         options: LakeMaintenanceConfig,  # noqa: ARG002
+        properties: Mapping[str, str],  # noqa: ARG002 - OPTIMIZE knows itself how a table is clustered
         *,
         small: bool,
         deleted: bool,
@@ -160,7 +161,7 @@ class DeltaDialect:
         self,
         destination: Sequence[str],
         columns: Sequence[LakeColumn],
-        partition_by: Sequence[PartitionField],
+        layout: TableLayout,
         properties: Mapping[str, str],
         *,
         replace: bool,
@@ -175,9 +176,11 @@ class DeltaDialect:
         if self.config.type_widening:
             own["delta.enableTypeWidening"] = "true"
         definitions = ", ".join(column.definition for column in columns)
+        by = ", ".join(quoted(one) for one in layout.cluster_by)
+        clustered = f" CLUSTER BY ({by})" if by else ""
         return (
             f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING delta"
-            f"{partition_text(partition_by)}"
+            f"{partition_text(layout.partition_by)}{clustered}"
             f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
         )
 

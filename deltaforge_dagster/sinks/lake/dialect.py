@@ -15,6 +15,7 @@ from deltaforge_dagster.sinks.lake.config import (
     LakeMaintenanceConfig,
     LakeSinkConfig,
     PartitionField,
+    TableLayout,
 )
 from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
@@ -29,6 +30,9 @@ PENDING = "deltaforge.pending"
 
 KEY = "deltaforge.key"
 """Property of a table of pending changes: the key columns, JSON."""
+
+CLUSTERED = "deltaforge.clustered"
+"""Property of a table: the columns by which compaction sorts its rows, JSON; of a format that does not know them itself."""
 
 COMMITTED = "deltaforge.committed"
 """Property of a table: a copy of its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
@@ -124,11 +128,15 @@ class TableMaintenance(Protocol):
         self,
         destination: Sequence[str],
         options: LakeMaintenanceConfig,
+        properties: Mapping[str, str],
         *,
         small: bool,
         deleted: bool,
     ) -> Sequence[str]:
-        """Return the statements that make large files of `small` ones, and files without the `deleted` rows."""
+        """Return the statements that make large files of `small` ones, and files without the `deleted` rows.
+
+        The rows of a table that is clustered, as its properties say, are sorted by that.
+        """
         ...
 
     def clean(
@@ -207,7 +215,7 @@ class LakeDialect(Protocol):
         self,
         destination: Sequence[str],
         columns: Sequence[LakeColumn],
-        partition_by: Sequence[PartitionField],
+        layout: TableLayout,
         properties: Mapping[str, str],
         *,
         replace: bool,

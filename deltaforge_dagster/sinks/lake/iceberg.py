@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+import orjson
+
 from deltaforge_dagster.sinks.lake.config import (
     IcebergSinkConfig,
     LakeMaintenanceConfig,
-    PartitionField,
+    TableLayout,
 )
 from deltaforge_dagster.sinks.lake.dialect import (
+    CLUSTERED,
     SESSION_SETTINGS,
     SMALL_FILE_BYTES,
     LakeColumn,
@@ -108,13 +111,19 @@ class IcebergMaintenance:
         self,
         destination: Sequence[str],
         options: LakeMaintenanceConfig,
+        properties: Mapping[str, str],
         *,
         small: bool,  # noqa: ARG002 - one statement does both
         deleted: bool,  # noqa: ARG002
     ) -> Sequence[str]:
         """Return the statement; without deletion vectors, files of deletes would stay that say nothing any more."""
         how = f"'delete-ratio-threshold', '{options.deleted_ratio}', 'remove-dangling-deletes', 'true'"
-        return (self._call("rewrite_data_files", destination, f"options => map({how})"),)
+        arguments = [f"options => map({how})"]
+        columns = [quoted(one) for one in orjson.loads(properties.get(CLUSTERED, "[]"))]
+        if columns:
+            by = columns[0] if len(columns) == 1 else f"zorder({', '.join(columns)})"
+            arguments += ["strategy => 'sort'", f"sort_order => {literal(by)}"]
+        return (self._call("rewrite_data_files", destination, *arguments),)
 
     def clean(
         self, destination: Sequence[str], now: datetime, retention_hours: int
@@ -198,13 +207,15 @@ class IcebergDialect:
         self,
         destination: Sequence[str],
         columns: Sequence[LakeColumn],
-        partition_by: Sequence[PartitionField],
+        layout: TableLayout,
         properties: Mapping[str, str],
         *,
         replace: bool,
     ) -> str:
         """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
+        if layout.cluster_by:
+            own[CLUSTERED] = orjson.dumps(layout.cluster_by).decode()
         if self.config.mode != "changelog":  # to which rows are only added
             how = self.config.write_mode.replace("_", "-")
             own |= {f"write.{action}.mode": how for action in ("delete", "update", "merge")}
@@ -213,7 +224,7 @@ class IcebergDialect:
         definitions = ", ".join(column.definition for column in columns)
         return (
             f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING iceberg"
-            f"{partition_text(partition_by)}"
+            f"{partition_text(layout.partition_by)}"
             f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
         )
 

@@ -37,7 +37,7 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
         "pending": "decides where later commits go; without it, pending changes are folded into their tables",
         "keys": consequences.KEYS,
         "types": consequences.TYPES,
-        **dict.fromkeys(["partition_by", "write_mode", "properties"], _NEW_TABLES),
+        **dict.fromkeys(["partition_by", "cluster_by", "write_mode", "properties"], _NEW_TABLES),
         "maintenance": "applies to later maintenance",
         **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
     }

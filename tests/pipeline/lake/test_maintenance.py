@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -9,7 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import orjson
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from deltaforge_dagster.pipeline.lake.maintenance import LakeMaintenance, MaintainedTable
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig
@@ -313,3 +318,47 @@ def test_files_of_deletes(lake: Lake) -> None:
     assert made.after.figures
     assert (made.after.figures.rows, made.after.figures.deleted) == (70, 0)
     assert len(lake.rows("id")) == 70
+
+
+@pytest.mark.soak("formats")
+@pytest.mark.parametrize("columns", [("id",), ("name", "id")])
+def test_compaction_clusters_rows(lake: Lake, columns: tuple[str, ...]) -> None:
+    """Rows whose values are close are close in the files; a table that is there already is not changed."""
+    staging = Staging(lake, "current")
+    options: dict[str, Any] = {"cluster_by": {"public.orders": columns}}
+    for number in range(6):
+        rows = [{"id": 6 * key + number, "name": f"n{key}"} for key in range(10)]
+        changes = staging.table(staging.step(*rows, segment=number, inserts_only=True))
+        lake.writer(**options).commit(changes, number, unguarded)
+    expected = sorted(lake.rows("id", "name"))
+    done = maintenance(lake, **options).maintain(ORDERS)
+
+    assert (done.compacted, done.problems) == (True, [])
+    assert sorted(lake.rows("id", "name")) == expected
+    if lake.format == "iceberg":
+        (file,) = query(lake, "SELECT file_path FROM {t}.files")
+        found = duckdb.sql(f"SELECT id FROM '{file[0].removeprefix('file:')}'").fetchall()
+        near = sum(abs(one - other) for (one,), (other,) in itertools.pairwise(found))
+        assert near < 60 * 3  # unsorted, 6 rows of each step lie 6 apart
+    else:
+        (detail,) = query(lake, "DESCRIBE DETAIL {t}")
+        assert detail.clusteringColumns == list(columns)
+        (optimized,) = [
+            row for row in query(lake, "DESCRIBE HISTORY {t}") if row.operation == "OPTIMIZE"
+        ]
+        assert optimized.operationParameters["clusterBy"] == orjson.dumps(columns).decode()
+        table = DeltaTable(str(lake.folder / "lake" / "public" / "orders"))  # another reader
+        counted = QueryBuilder().register("t", table).execute("SELECT count(*) AS n FROM t")
+        assert pa.table(counted.read_all()).to_pylist() == [{"n": 60}]
+
+
+@pytest.mark.soak("formats")
+def test_clustering_is_for_new_tables(lake: Lake) -> None:
+    """A table that exists is written on as it is, whatever the option says later."""
+    staging = Staging(lake, "current")
+    later: dict[str, Any] = {"cluster_by": {"public.orders": ("id",)}}
+    for number, options in enumerate(({}, later)):
+        changes = staging.table(staging.step({"id": number, "name": "n"}, segment=number))
+        lake.writer(**options).commit(changes, number, unguarded)
+    assert sorted(lake.rows("id", "name")) == [(0, "n"), (1, "n")]
+    assert maintenance(lake, **later).maintain(ORDERS).problems == []

@@ -62,9 +62,7 @@ def test_what_concerns_one_table(lake: Lake) -> None:
     (folder.parent / "file").write_text("")
     assert "Spark cannot write there" in str(failure(lake, "file"))
     unknown = failure(lake, "unknown", partition_by={"public.orders": ("nothing",)})
-    assert "cannot be partitioned by nothing, which shop.public.orders does not have" in str(
-        unknown
-    )
+    assert "cannot be laid out by nothing, which shop.public.orders does not have" in str(unknown)
     if lake.format == "iceberg":
         text = failure(lake, "text", partition_by={"public.orders": ("hours(name)",)})
         assert (type(text), "(ValidationException)" in str(text)) == (TableRejected, True)

@@ -14,6 +14,7 @@ from deltaforge_dagster.sinks.lake.config import (
     LakeMaintenanceConfig,
     LakeSinkConfig,
     PartitionField,
+    TableLayout,
     partition_field,
 )
 from deltaforge_dagster.sinks.tables.config import PendingChanges
@@ -89,6 +90,7 @@ def test_maintenance_can_be_off(write: Write, off: object) -> None:
         (delta(path=None), "config: needs either `path` or `catalog`: where the tables are"),
         (delta(path=None, catalog="a.b"), "config.catalog: is not the name of a catalog (letters, digits and `_`)"),
         (delta(path=None, catalog="main", table="${source.table}"), "config: table ${source.table} is not schema.table, as names of Delta tables in a catalog are"),
+        (delta(partition_by={"public.orders": ["day"]}, cluster_by={"public.orders": ["id"]}), "config: cluster_by public.orders: Delta tables that are partitioned cannot be clustered (leave one of them out)"),
         (delta(partition_by={"public.orders": ["days(day)"]}), "config: partition_by days(day): Delta tables are partitioned by columns only (a transform needs an Iceberg table)"),
         (delta(spark={"spark.databricks.delta.write.txnVersion": 1}), "config.spark: sets spark.databricks.delta.write.txnVersion, which the sink sets itself, because tables would become wrong"),
         (delta(spark={"spark.sql.session.timeZone": "CET"}), "config.spark: sets spark.sql.session.timeZone, which the sink sets itself, because tables would become wrong"),
@@ -163,6 +165,7 @@ def test_options_of_a_table(write: Write) -> None:
             keys={"public.orders": ["id", "day"]},
             types={"public.orders": {"total": "text", "n": "int64"}, "shop.a.b": {"c": "text"}},
             partition_by={"public.orders": ["days(day)", "bucket( 16 , id)", "kind"]},
+            cluster_by={"public.orders": ["customer", "total"]},
         ),
     )
 
@@ -172,12 +175,11 @@ def test_options_of_a_table(write: Write) -> None:
     assert config.types_of("app", "public", "orders") == {"total": TEXT, "n": INT64}
     assert config.types_of("shop", None, "a.b") == {"c": TEXT}
     assert config.types_of("app", "public", "items") == {}
-    assert config.partition_of("app", "public", "orders") == (
-        PartitionField("day", "days"),
-        PartitionField("id", "bucket", 16),
-        PartitionField("kind"),
+    assert config.layout_of("app", "public", "orders") == TableLayout(
+        (PartitionField("day", "days"), PartitionField("id", "bucket", 16), PartitionField("kind")),
+        ("customer", "total"),
     )
-    assert config.partition_of("app", "public", "items") == ()
+    assert config.layout_of("app", "public", "items") == TableLayout()
 
 
 @pytest.mark.parametrize(
