@@ -1,11 +1,13 @@
-"""A run in a process of its own, which may be killed, over a log that is always the same.
+"""Runs in processes of their own, which may be killed, over a log that is always the same.
 
-`python -m tests.pipeline.approving FOLDER SEGMENTS` captures with `pause_table` until the journal and
-what is held have everything of the log, then ends.
+`python -m tests.pipeline.approving FOLDER FAILPOINT...` executes a run for each failpoint, which kills it there. A run
+captures with `pause_table` until the journal and what is held have everything of the log; with `-` it ends then.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import uuid
 from collections.abc import Generator, Sequence
@@ -19,6 +21,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.positions import Position
@@ -128,5 +131,17 @@ def main(folder: Path) -> None:
     assert capture.error is None, capture.error
 
 
+def fork(folder: Path, failpoint: str) -> int:
+    """Let a child, for which everything is imported already, execute a run; return its exit code."""
+    pid = os.fork()
+    if not pid:
+        os.environ[VARIABLE] = failpoint.removeprefix("-")
+        main(folder)
+        sys.exit()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    for point in sys.argv[2:]:
+        code = fork(Path(sys.argv[1]), point)
+        assert code == (0 if point == "-" else -signal.SIGKILL), (point, code)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +11,15 @@ import pytest
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.approving import LOG
 
 
-def run(folder: Path, failpoint: str = "") -> None:
-    """Let one run work, until it is killed at a step or has everything."""
-    command = [sys.executable, "-m", "tests.pipeline.approving", str(folder)]
-    done = subprocess.run(command, env={**os.environ, VARIABLE: failpoint}, check=False)
-    assert done.returncode == (-signal.SIGKILL if failpoint else 0)
+def run(folder: Path, *failpoints: str) -> None:
+    """Let runs work that are killed at these steps, then one that has everything."""
+    command = [sys.executable, "-m", "tests.pipeline.approving", str(folder), *failpoints, "-"]
+    subprocess.run(command, check=True)
 
 
 def rows(store: StateStore, folder: Path) -> list[dict[str, Any]]:
@@ -58,9 +54,7 @@ def test_killed_runs_lose_nothing_and_keep_the_order(
     store.pipelines.register("p", "hash", ["s"])
     store.pipelines.set_start("p", LsnPosition(0).to_json())
 
-    run(tmp_path, "held-file-written")
-    run(tmp_path, "held-row-written")
-    run(tmp_path)
+    run(tmp_path, "held-file-written", "held-row-written")
     found = rows(store, tmp_path)
     assert of(found, "items") == [2, 5, 7, 10]
     assert of(found, "orders") == [1, 3]
@@ -75,9 +69,7 @@ def test_killed_runs_lose_nothing_and_keep_the_order(
         assert store.holds.approve_table("p", table) == waited
         with pytest.raises(NotAllowed, match="waits for approval"):
             store.holds.approve_table("p", table)
-    run(tmp_path, "segment-file-written")
-    run(tmp_path, "segment-row-written")
-    run(tmp_path)
+    run(tmp_path, "segment-file-written", "segment-row-written")
 
     found = rows(store, tmp_path)
     for table in ("orders", "items"):
