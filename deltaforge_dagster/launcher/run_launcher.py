@@ -18,7 +18,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
+from multiprocessing import util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -30,6 +32,9 @@ from dagster._utils import get_run_crash_explanation
 _FORK_SERVER = multiprocessing.get_context("forkserver")
 _IMPORTED = [__name__, "deltaforge_dagster.launcher.run_process"]
 """What the fork server imports, and this process does not."""
+
+_LONGEST_FOLDER = 103 - len("/pymp-12345678/listener-12345678")
+"""Bytes that the path of a folder may have in which `multiprocessing` makes a socket: an address has 103 on macOS, 107 on Linux."""
 
 PROCESS_TAG = "deltaforge/process"
 """Of a run that was forked: number and start time of its process."""
@@ -60,6 +65,7 @@ class ForkedRunLauncher(DefaultRunLauncher):
         arguments = ExecuteRunArgs(
             job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
         )
+        _keep_socket_short()
         _FORK_SERVER.set_forkserver_preload(_IMPORTED)
         process = _FORK_SERVER.Process(
             target=_execute, args=(serialize_value(arguments),), name=run.run_id, daemon=True
@@ -97,6 +103,17 @@ class ForkedRunLauncher(DefaultRunLauncher):
         message = get_run_crash_explanation(f"Run execution process for {run_id}", code)
         self._instance.report_engine_event(message, run, cls=type(self))
         self._instance.report_run_failed(run)
+
+
+def _keep_socket_short() -> None:
+    """Let the fork server have its socket in `/tmp` where the path of the folder of temporary files is too long for it."""
+    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
+        return
+    given, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - a folder of our own is made in it
+    try:
+        util.get_temp_dir()  # made once, and used from then on
+    finally:
+        tempfile.tempdir = given
 
 
 def _execute(arguments: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +77,32 @@ def test_a_run_is_forked_from_a_process_with_everything(launched: Launched) -> N
     assert (launched.pid != os.getpid(), launched.has_spark) == (True, "True")
     launched.go_on()
     assert launched.ends_as(dg.DagsterRunStatus.SUCCESS)
+
+
+LAUNCHES = """
+import sys
+from pathlib import Path
+import dagster as dg
+from tests.launcher.test_run_launcher import Launched
+
+with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
+    launched = Launched(instance, Path(sys.argv[2]))
+    launched.go_on()
+    assert launched.ends_as(dg.DagsterRunStatus.SUCCESS)
+"""
+
+
+def test_the_folder_of_temporary_files_may_have_a_long_path(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """A socket's address cannot be as long; runs are forked all the same."""
+    folder = tmp_path / ("long " * 20)
+    folder.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", LAUNCHES, instance.root_directory, tmp_path],
+        env={**os.environ, "TMPDIR": str(folder)},
+        check=True,
+    )
 
 
 def test_a_killed_process_is_a_failed_run(instance: dg.DagsterInstance, launched: Launched) -> None:
