@@ -15,6 +15,7 @@ from deltaforge_dagster.pipeline.control.publication import pending
 from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
+from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark import SparkSessions
@@ -144,6 +145,11 @@ class Feed:
     def catch_up(self) -> RunOutcome:
         """Execute a run that ends when everything is captured and delivered."""
         return self.live_run(until_caught_up=True).execute()
+
+    def read_snapshot(self) -> None:
+        """Read the snapshot that is requested; runs take its rows into the journal."""
+        tools = warm_tools(self.opened, self.loaded)
+        SnapshotRun(self.loaded, tools, warn=lambda _: None, progress=lambda _: None).execute()
 
     def begin(self) -> Background:
         """Begin a run in a thread."""

@@ -12,13 +12,12 @@ import psycopg
 import pytest
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_dagster.pipeline.tables.resync import request_resync
 from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress, connected
 from tests.pipeline.changes import eventually
-from tests.pipeline.live import Background, Feed, opened_feed, warm_tools
+from tests.pipeline.live import Background, Feed, opened_feed
 
 __all__ = ["shop"]
 
@@ -73,12 +72,7 @@ class LoadedLake:
         """Read the snapshot that is requested; return it once it is in the journal."""
         store, name = self.feed.store, self.feed.name
         eventually(lambda: store.snapshots.unfinished(name) is not None)
-        SnapshotRun(
-            self.feed.loaded,
-            warm_tools(self.feed.opened, self.feed.loaded),
-            warn=lambda _: None,
-            progress=lambda _: None,
-        ).execute()
+        self.feed.read_snapshot()
         eventually(lambda: store.snapshots.unfinished(name) is None)
         return store.snapshots.read(name, newest=1)[0]
 

@@ -12,13 +12,12 @@ import orjson
 import psycopg
 import pytest
 
-from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
-from tests.pipeline.live import opened_feed, warm_tools
+from tests.pipeline.live import opened_feed
 
 pytestmark = [
     pytest.mark.spark,
@@ -70,12 +69,7 @@ def test_every_sink_has_what_the_file_has(
         with opened_feed(cast("Shop", None), tmp_path / "feed.yaml", text, spark_server) as feed:
             feed.store.snapshots.request(feed.name, cause="command")
             run = feed.begin()
-            SnapshotRun(
-                feed.loaded,
-                warm_tools(feed.opened, feed.loaded),
-                warn=lambda _: None,
-                progress=lambda _: None,
-            ).execute()
+            feed.read_snapshot()
             eventually(lambda: feed.store.snapshots.unfinished(feed.name) is None)
             run.end()
             shop.execute("INSERT INTO items VALUES (3, 'new', NULL, x''), (4, 'moves', 2.5, NULL)")
