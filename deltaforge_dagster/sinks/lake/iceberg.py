@@ -214,7 +214,8 @@ class IcebergDialect:
     ) -> str:
         """Return the statement that makes a table unless it exists, or replaces it."""
         own = dict(properties)
-        if layout.cluster_by:
+        # A table that is replaced keeps the properties that the statement does not set.
+        if layout.cluster_by or replace:
             own[CLUSTERED] = orjson.dumps(layout.cluster_by).decode()
         if self.config.mode != "changelog":  # to which rows are only added
             how = self.config.write_mode.replace("_", "-")

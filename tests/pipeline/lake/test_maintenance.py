@@ -18,6 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from deltaforge_dagster.pipeline.lake.maintenance import LakeMaintenance, MaintainedTable
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig
+from deltaforge_dagster.sinks.lake.dialect import CLUSTERED
 from deltaforge_dagster.sinks.lake.pending import pending_name
 from tests.fix_spark import SparkAddress
 from tests.pipeline.lake.lake_tables import Lake, Staging, dialect_of
@@ -60,6 +61,15 @@ def query(lake: Lake, text: str) -> list[Any]:
     """Return the rows of a query in a new session; `{t}` is the table."""
     table = dialect_of(lake.config()).table(ORDERS)
     return lake.reading().sql(text.replace("{t}", table)).collect()
+
+
+def clustered(lake: Lake) -> list[str]:
+    """Return the columns by which the table is clustered."""
+    if lake.format == "delta":
+        (detail,) = query(lake, "DESCRIBE DETAIL {t}")
+        return list(detail.clusteringColumns)
+    properties = {row.key: row.value for row in query(lake, "SHOW TBLPROPERTIES {t}")}
+    return list(orjson.loads(properties.get(CLUSTERED, "[]")))
 
 
 def figures(made: MaintainedTable) -> tuple[Any, ...]:
@@ -323,7 +333,7 @@ def test_files_of_deletes(lake: Lake) -> None:
 @pytest.mark.soak("formats")
 @pytest.mark.parametrize("columns", [("id",), ("name", "id")])
 def test_compaction_clusters_rows(lake: Lake, columns: tuple[str, ...]) -> None:
-    """Rows whose values are close are close in the files; a table that is there already is not changed."""
+    """Rows with near values come to lie near each other in the files, and readers see no difference."""
     staging = Staging(lake, "current")
     options: dict[str, Any] = {"cluster_by": {"public.orders": columns}}
     for number in range(6):
@@ -335,14 +345,13 @@ def test_compaction_clusters_rows(lake: Lake, columns: tuple[str, ...]) -> None:
 
     assert (done.compacted, done.problems) == (True, [])
     assert sorted(lake.rows("id", "name")) == expected
+    assert clustered(lake) == list(columns)
     if lake.format == "iceberg":
         (file,) = query(lake, "SELECT file_path FROM {t}.files")
         found = duckdb.sql(f"SELECT id FROM '{file[0].removeprefix('file:')}'").fetchall()
         near = sum(abs(one - other) for (one,), (other,) in itertools.pairwise(found))
         assert near < 60 * 3  # unsorted, 6 rows of each step lie 6 apart
     else:
-        (detail,) = query(lake, "DESCRIBE DETAIL {t}")
-        assert detail.clusteringColumns == list(columns)
         (optimized,) = [
             row for row in query(lake, "DESCRIBE HISTORY {t}") if row.operation == "OPTIMIZE"
         ]
@@ -354,11 +363,16 @@ def test_compaction_clusters_rows(lake: Lake, columns: tuple[str, ...]) -> None:
 
 @pytest.mark.soak("formats")
 def test_clustering_is_for_new_tables(lake: Lake) -> None:
-    """A table that exists is written on as it is, whatever the option says later."""
+    """A table that exists is written on as it is, whatever the option says later, until it is recreated."""
     staging = Staging(lake, "current")
     later: dict[str, Any] = {"cluster_by": {"public.orders": ("id",)}}
     for number, options in enumerate(({}, later)):
         changes = staging.table(staging.step({"id": number, "name": "n"}, segment=number))
         lake.writer(**options).commit(changes, number, unguarded)
     assert sorted(lake.rows("id", "name")) == [(0, "n"), (1, "n")]
+    assert clustered(lake) == []
     assert maintenance(lake, **later).maintain(ORDERS).problems == []
+
+    for options, columns in ((later, ["id"]), ({}, [])):
+        lake.writer(**options).recreate(staging.table(), unguarded)
+        assert clustered(lake) == columns
