@@ -34,7 +34,7 @@ _IMPORTED = [__name__, "deltaforge_dagster.launcher.run_process"]
 """What the fork server imports, and this process does not."""
 
 _LONGEST_FOLDER = 103 - len("/pymp-12345678/listener-12345678")
-"""Bytes that the path of a folder may have in which `multiprocessing` makes a socket: an address has 103 on macOS, 107 on Linux."""
+"""The longest path, in bytes, of a folder in which `multiprocessing` can make a socket: addresses have 103 on macOS, 107 on Linux."""
 
 PROCESS_TAG = "deltaforge/process"
 """Of a run that was forked: number and start time of its process."""
@@ -106,7 +106,7 @@ class ForkedRunLauncher(DefaultRunLauncher):
 
 
 def _keep_socket_short() -> None:
-    """Let the fork server have its socket in `/tmp` where the path of the folder of temporary files is too long for it."""
+    """Have the fork server's socket made in `/tmp` if the path of the temporary folder is too long for a socket's address."""
     if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
         return
     given, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - a folder of our own is made in it

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, which may be killed, over a log that is always the same.
+"""Runs over a log that is always the same, each in a process of its own, which may be killed.
 
 `python -m tests.pipeline.approving FOLDER FAILPOINT...` executes a run for each failpoint, which kills it there. A run
 captures with `pause_table` until the journal and what is held have everything of the log; with `-` it ends then.

@@ -124,7 +124,7 @@ class TableCommit:
 
     @property
     def unknown_columns(self) -> Mapping[str, Sequence[str]]:
-        """The columns of the layout that the table would not have, by the option that names them."""
+        """Columns that `partition_by` or `cluster_by` names and the table would not have, by that option."""
         known = {column.name.lower() for column in (*self.columns, *self.own_columns)}
         wanted = {
             "partition_by": [one.column for one in self.layout.partition_by],
@@ -258,6 +258,9 @@ def replace_table(commit: TableCommit, token: str | None, *, exists: bool) -> No
     _create(commit, stamps, replace=exists)
 
 
+_LAID_OUT = {"partition_by": "partitioned", "cluster_by": "clustered"}
+
+
 def check_layout(commit: TableCommit) -> None:
     """Check that the table of a commit has the columns by which it is to be partitioned and clustered.
 
@@ -266,7 +269,7 @@ def check_layout(commit: TableCommit) -> None:
     """
     for option, columns in commit.unknown_columns.items():
         raise TableRejected(
-            f"{commit.label} cannot be laid out by {', '.join(columns)}, which {commit.table.source_name} "
+            f"{commit.label} cannot be {_LAID_OUT[option]} by {', '.join(columns)}, which {commit.table.source_name} "
             f"does not have; correct the sink's `{option}`"
         )
 

@@ -73,7 +73,7 @@ class TableLayout:
 
     Attributes:
         partition_by: What the table is partitioned by.
-        cluster_by: The columns by whose values compaction puts rows close together.
+        cluster_by: The columns by which compaction clusters it.
     """
 
     partition_by: tuple[PartitionField, ...] = ()
@@ -178,8 +178,8 @@ class LakeSinkConfig(TableSinkConfig):
     `days(created_at)`, `bucket(16, id)`, `truncate(4, code)`.
     """
     cluster_by: Mapping[SourceTable, Columns] = {}
-    """By which columns [maintenance](lakehouse.md#maintenance) puts the rows of new tables close together, so that queries
-    for some of their values read few files: `schema.table` to a list of columns. Delta tables have either this or partitions.
+    """By which columns [maintenance](lakehouse.md#maintenance) clusters new tables: rows with near values come into the same
+    files, so that a query for some of them reads few. `schema.table` to a list of columns. A Delta table has either this or partitions.
     """
     pending: Annotated[
         PendingChanges | None, BeforeValidator(_pending), AlsoAccepts({"type": "boolean"})

@@ -32,7 +32,7 @@ KEY = "deltaforge.key"
 """Property of a table of pending changes: the key columns, JSON."""
 
 CLUSTERED = "deltaforge.clustered"
-"""Property of a table: the columns by which compaction sorts its rows, JSON; of a format that does not know them itself."""
+"""Property of a table whose format does not know it itself: the columns by which compaction clusters it, JSON."""
 
 COMMITTED = "deltaforge.committed"
 """Property of a table: a copy of its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
@@ -135,7 +135,7 @@ class TableMaintenance(Protocol):
     ) -> Sequence[str]:
         """Return the statements that make large files of `small` ones, and files without the `deleted` rows.
 
-        The rows of a table that is clustered, as its properties say, are sorted by that.
+        If the table is clustered, they cluster it.
         """
         ...
 

@@ -62,7 +62,12 @@ def test_what_concerns_one_table(lake: Lake) -> None:
     (folder.parent / "file").write_text("")
     assert "Spark cannot write there" in str(failure(lake, "file"))
     unknown = failure(lake, "unknown", partition_by={"public.orders": ("nothing",)})
-    assert "cannot be laid out by nothing, which shop.public.orders does not have" in str(unknown)
+    assert "cannot be partitioned by nothing, which shop.public.orders does not have" in str(
+        unknown
+    )
+    unclustered = str(failure(lake, "unclustered", cluster_by={"public.orders": ("id", "nothing")}))
+    assert "cannot be clustered by nothing, which shop.public.orders does not have" in unclustered
+    assert unclustered.endswith("correct the sink's `cluster_by`")
     if lake.format == "iceberg":
         text = failure(lake, "text", partition_by={"public.orders": ("hours(name)",)})
         assert (type(text), "(ValidationException)" in str(text)) == (TableRejected, True)
