@@ -116,6 +116,8 @@ class Block(BaseModel):
 
     The docstring below a field is its description for users, in Markdown: the JSON Schema (`schema`) and
     the reference of all fields (`reference`) are generated from it.
+
+    A validator is made when it is first needed (`defer_build`): most models are only parts of another one's.
     """
 
     model_config = ConfigDict(
@@ -124,5 +126,5 @@ class Block(BaseModel):
         strict=True,
         hide_input_in_errors=True,
         validate_default=False,
-        use_attribute_docstrings=True,
+        defer_build=True,
     )

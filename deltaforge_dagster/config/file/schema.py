@@ -6,6 +6,12 @@ them. What only the models can check, such as a DSN or a rule between two fields
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -22,6 +28,19 @@ _DERIVED = "id"
 
 
 class _Generator(GenerateJsonSchema):
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """Describe each field by the docstring below it.
+
+        Pydantic can do that (`use_attribute_docstrings`), but does it when a class is made: it
+        would read the source of all models in every process that loads a pipeline.
+        """
+        found = super().model_schema(schema)
+        model: type[BaseModel] = schema["cls"]
+        for name, text in _docstrings(model):
+            alias = model.model_fields[name].alias or name
+            found["properties"][alias].setdefault("description", text)
+        return found
+
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
         return _or_variable(super().int_schema(schema))
 
@@ -48,6 +67,23 @@ class _Generator(GenerateJsonSchema):
 
 def _or_variable(schema: JsonSchemaValue) -> JsonSchemaValue:
     return {"anyOf": [schema, VARIABLE]}
+
+
+def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yield the model's fields that have a docstring, with the one of the most derived class first."""
+    for one in model.__mro__:
+        if not issubclass(one, BaseModel) or one is BaseModel:
+            continue
+        with suppress(OSError):  # made without source, as the models of blocks are
+            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+            statements = body.body if isinstance(body, ast.ClassDef) else []
+            for field, below in pairwise(statements):
+                match field, below:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(text))),
+                    ) if name in model.model_fields:
+                        yield name, inspect.cleandoc(text)
 
 
 def pipeline_schema() -> dict[str, Any]:
