@@ -302,27 +302,34 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
 
 
 NOTE = """
-import json, os, sys
+import gc, json, linecache, os, sys
 from deltaforge_dagster.pipeline.lease import HeldLease
 imported = lambda: sorted({"numba", "pandas", "pyspark", "grpc"} & set(sys.modules))
+sources = lambda: sorted(file for file in linecache.cache if "deltaforge_dagster" in file)
 notes = {}
 take = HeldLease.acquire
 def acquire(*arguments, **options):
-    notes["before the lease"] = imported()
+    notes["before the lease"] = [*imported(), *sources()]
+    notes["frozen"] = gc.isenabled() and gc.get_freeze_count() > 100_000
     return take(*arguments, **options)
 HeldLease.acquire = acquire
 from deltaforge_dagster.cli.main import app
 try: app(["run", sys.argv[1], "--until-caught-up"])
 finally: print(json.dumps(notes | {"in the end": imported()}))
 """
-"""`deltaforge run`, which then says which of the large libraries it had imported by when."""
+"""`deltaforge run`, which then says which of the large libraries, and the source of which of our modules,
+it had loaded by when."""
 
 
 @pytest.mark.spark
 def test_what_a_run_imports(
     tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run takes its lease before it imports Spark and the compiler of kernels; it delivers without pandas."""
+    """A run takes its lease before it imports Spark and the compiler of kernels; it delivers without pandas.
+
+    It does not read the source of models for the descriptions of their fields, and does not look for
+    garbage among what it imported.
+    """
     spark_server.use(tmp_path / "home", monkeypatch)
     with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
         shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
@@ -337,6 +344,7 @@ def test_what_a_run_imports(
     *_, notes = done.stdout.splitlines()
     assert json.loads(notes) == {
         "before the lease": [],
+        "frozen": True,
         "in the end": ["grpc", "numba", "pyspark"],
     }, done.stderr
     assert '{"id":7}' in (tmp_path / "good.jsonl").read_text()
