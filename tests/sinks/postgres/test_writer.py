@@ -23,6 +23,7 @@ from deltaforge_dagster.errors import (
     TableRejected,
 )
 from deltaforge_dagster.sinks.postgres import writer as writer_module
+from deltaforge_dagster.sinks.postgres.server import TargetServer
 from deltaforge_dagster.sinks.tables.staged import StagedStep
 from deltaforge_dagster.sources import value_types as types
 from deltaforge_dagster.sources.value_types import INT16, INT32, INT64, TEXT, ValueType
@@ -106,6 +107,21 @@ def test_a_current_table_has_the_source_s_rows(target: Target) -> None:
     )
     writer.commit(emptied, 3, unguarded)
     assert target.rows() == [(1, "after", None)]
+
+
+def test_rows_are_merged_in_the_order_of_the_key(target: Target) -> None:
+    """So the server comes back to no page; lookups of keys are cheap then, and the planner knows it."""
+    staging, writer = Staging(target, "current"), target.writer()
+    rows = [{"id": (number * 389) % 1000, "name": str(number)} for number in range(1000)]
+    writer.commit(staging.table(staging.step(*rows)), 0, unguarded)
+    assert [key for key, *_ in target.rows(order="ctid")] == list(range(1000))
+    role = conninfo.conninfo_to_dict(target.dsn)["user"]
+    target.execute(f"ALTER ROLE {role} SET random_page_cost = 4")
+    try:
+        with TargetServer.from_dsn(target.dsn, "copy", "test").connect() as connection:
+            assert connection.execute("SHOW random_page_cost").fetchone() == ("1.1",)
+    finally:
+        target.execute(f"ALTER ROLE {role} RESET random_page_cost")
 
 
 def test_soft_deletes_keep_rows(target: Target) -> None:
