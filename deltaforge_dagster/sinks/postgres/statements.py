@@ -158,8 +158,8 @@ class PostgresStatements:
     def merge_current(self, *, absent: bool, soft_deletes: bool) -> str:
         """Return the statement that applies rows, one per key, to a table of current rows.
 
-        The rows come in the order of the key. The server then reads and writes neighbouring pages of the index, and of a table
-        that was filled in that order, after each other, where it would otherwise come back to them.
+        They are merged in the order of the key. So the server visits each page of the key's index once, and also each page
+        of the table if its rows lie in that order. In any other order it would read and write the same pages several times.
 
         Args:
             absent: Whether rows say which values they lack.
