@@ -24,6 +24,7 @@ from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.cost.stages import StoreClock, stage_seconds
 from deltaforge_lab.bench.installation import Installation, Say, installed
+from deltaforge_lab.bench.limits import MachineLimits, raw_write_rate
 from deltaforge_lab.bench.shapes import Shape
 from deltaforge_lab.bench.sinks import STARTS as SINKS
 from deltaforge_lab.bench.sinks import BenchSink, SinkKind
@@ -45,7 +46,6 @@ WARM_BACKLOG = 20_000
 """At most `WARM_ROWS` rows, but no more than are measured, warm everything up, in backlogs of `WARM_BACKLOG`."""
 
 _RAW_WRITE_ROWS = 100_000
-_RAW_WRITE_SECONDS = 2.0
 
 
 @contextmanager
@@ -56,23 +56,6 @@ def pair_servers(pair: str, shape: Shape, say: Say) -> Iterator[tuple[BenchSourc
     with closing(SOURCES[source_kind]()) as source, closing(SINKS[sink_kind]()) as sink:
         source.create(shape)
         yield source, sink
-
-
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
-    """The limits of the machine, measured in the same invocation; see docs/performance.md.
-
-    Attributes:
-        raw_read_per_second: Rows per second when a client receives and discards the source's log.
-        raw_write_per_second: Messages per second that the sink's client writes from memory.
-        read_ratio: `events_per_second / raw_read_per_second`.
-        write_ratio: `events_per_second / raw_write_per_second`.
-    """
-
-    raw_read_per_second: int
-    raw_write_per_second: int
-    read_ratio: float
-    write_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +223,7 @@ def measure(
             ceiling_events_per_second=round(1e6 / serial),
             peak_rss_mb=sampler.peak_together >> 20,
             peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
-            limits=MachineLimits(
-                raw_read_per_second=round(raw_read),
-                raw_write_per_second=round(raw_write),
-                read_ratio=round(rate / raw_read, 3),
-                write_ratio=round(rate / raw_write, 3),
-            ),
+            limits=MachineLimits.of(rate, raw_read=raw_read, raw_write=raw_write),
             cores=len(os.sched_getaffinity(0)),
         )
 
@@ -281,15 +259,15 @@ def _write_raw(installation: Installation) -> float:
     """
     messages = _last_messages(installation)
     sink = installation.context.build_sink("sink")
+
+    def write() -> int:
+        for batch in messages:
+            sink.send(batch, lambda: None)
+        return sum(batch.messages.num_rows for batch in messages)
+
     sink.open()
     try:
-        written = 0
-        began = time.monotonic()
-        while (seconds := time.monotonic() - began) < _RAW_WRITE_SECONDS:
-            for batch in messages:
-                sink.send(batch, lambda: None)
-                written += batch.messages.num_rows
-        return written / seconds
+        return raw_write_rate(write)
     finally:
         sink.close()
 

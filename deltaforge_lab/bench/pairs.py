@@ -133,10 +133,7 @@ def _table(result: Drain) -> Table:
         "events per second": f"{result.events_per_second:,}",
         "without the time to the first": f"{result.steady_events_per_second:,}",
         "seconds to first, to last": f"{result.first_seconds:.2f}, {result.seconds:.2f}",
-        "raw read per second": f"{result.limits.raw_read_per_second:,}"
-        f" (ratio {result.limits.read_ratio:.2f})",
-        "raw write per second": f"{result.limits.raw_write_per_second:,}"
-        f" (ratio {result.limits.write_ratio:.2f})",
+        **result.limits.lines(),
         "peak memory of run and Spark": f"{result.peak_rss_mb:,} MiB",
     }
     rows |= {

@@ -1,16 +1,23 @@
-"""Where the tables of benchmarks are: a folder, or a server that the benchmark starts, and how their rows are counted."""
+"""Where the tables of benchmarks are: a folder, or a server that the benchmark starts.
+
+The raw write is the limit of a table on this machine: a plain client writes the rows that the pipeline has written once more,
+from memory, to an empty place of the same kind.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
+import fsspec
 import psycopg
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.resources.lake_jars import LAKE_JARS
@@ -25,6 +32,10 @@ TableMode = Literal["changelog", "current", "history"]
 TableKind = Literal["delta", "iceberg", "postgres", "clickhouse", "objects"]
 
 _SCHEMA, _TABLE = "bench", "orders"
+_NAME, _RAW = f"{_SCHEMA}.{_TABLE}", f"{_SCHEMA}.raw"
+
+RawWriter = Callable[[], int]
+"""Writes rows from memory, where none are, and returns how many."""
 
 
 class TableBench(ABC):
@@ -65,6 +76,10 @@ class TableBench(ABC):
     def count(self, installation: Installation, condition: str) -> int:
         """Return how many rows fulfil a condition of SQL; object files have one for each change, and know no conditions."""
 
+    @abstractmethod
+    def raw_writer(self) -> RawWriter:
+        """Read the table's rows, and return what writes them once more, as fast as a plain client can."""
+
     def close(self) -> None:
         """Stop the server, if there is one."""
         if self.server is not None:
@@ -77,11 +92,14 @@ class _LakeBench(TableBench):
         """The formats."""
         return fetch(LAKE_JARS)
 
+    def raw_writer(self) -> RawWriter:
+        """Return what writes one Parquet file, without a commit."""
+        return _parquet_writer(self._folder, fsspec.filesystem("file"), f"{self._folder}/raw")
+
 
 class _DeltaBench(_LakeBench):
     def _sink(self) -> tuple[str, Mapping[str, Any]]:
-        table = f"{_SCHEMA}.{_TABLE}"
-        return "delta", {"table": table, "mode": self._mode, "path": str(self._folder)}
+        return "delta", {"table": _NAME, "mode": self._mode, "path": str(self._folder)}
 
     def count(self, installation: Installation, condition: str) -> int:
         """Ask Spark."""
@@ -91,8 +109,7 @@ class _DeltaBench(_LakeBench):
 class _IcebergBench(_LakeBench):
     def _sink(self) -> tuple[str, Mapping[str, Any]]:
         where = {"type": "hadoop", "warehouse": str(self._folder)}
-        table = f"{_SCHEMA}.{_TABLE}"
-        return "iceberg", {"table": table, "mode": self._mode, "catalog_properties": where}
+        return "iceberg", {"table": _NAME, "mode": self._mode, "catalog_properties": where}
 
     def count(self, installation: Installation, condition: str) -> int:
         """Ask Spark."""
@@ -102,7 +119,24 @@ class _IcebergBench(_LakeBench):
             f"{prefix}.type": "hadoop",
             f"{prefix}.warehouse": str(self._folder),
         }
-        return _counted(installation, f"bench.{_SCHEMA}.{_TABLE}", settings, condition)
+        return _counted(installation, f"bench.{_NAME}", settings, condition)
+
+
+def _parquet_writer(folder: Path, files: fsspec.AbstractFileSystem, target: str) -> RawWriter:
+    """Return what writes the rows of a folder's data files as one file; the formats' own files begin with `_`."""
+    paths = [
+        path
+        for path in folder.rglob("*.parquet")
+        if not any(part.startswith("_") for part in path.relative_to(folder).parts)
+    ]
+    rows: pa.Table = ds.dataset(paths, format="parquet").to_table()
+
+    def write() -> int:
+        with files.open(target, "wb") as file:
+            pq.write_table(rows, file)
+        return rows.num_rows
+
+    return write
 
 
 def _counted(
@@ -124,16 +158,33 @@ class _PostgresBench(TableBench):
         self._dsn = self.server.create_database("tables")
 
     def _sink(self) -> tuple[str, Mapping[str, Any]]:
-        return "postgres", {"table": f"{_SCHEMA}.{_TABLE}", "mode": self._mode, "dsn": self._dsn}
+        return "postgres", {"table": _NAME, "mode": self._mode, "dsn": self._dsn}
 
     def count(self, installation: Installation, condition: str) -> int:
         """Ask the server."""
         del installation
         with psycopg.connect(self._dsn) as connection:
-            query = f"SELECT count(*) FROM {_SCHEMA}.{_TABLE} WHERE {condition}"  # noqa: S608
+            query = f"SELECT count(*) FROM {_NAME} WHERE {condition}"  # noqa: S608
             found = connection.execute(query.encode()).fetchone()
         assert found is not None
         return cast("int", found[0])
+
+    def raw_writer(self) -> RawWriter:
+        """Return what fills a new table of the same columns and keys with one COPY, and commits it."""
+        with psycopg.connect(self._dsn) as connection, connection.cursor() as cursor:
+            with cursor.copy(f"COPY {_NAME} TO STDOUT (FORMAT binary)".encode()) as copy:
+                rows = b"".join(copy)
+            count = cursor.rowcount
+
+        def write() -> int:
+            with psycopg.connect(self._dsn) as connection, connection.cursor() as cursor:
+                cursor.execute(f"DROP TABLE IF EXISTS {_RAW}".encode())
+                cursor.execute(f"CREATE TABLE {_RAW} (LIKE {_NAME} INCLUDING ALL)".encode())
+                with cursor.copy(f"COPY {_RAW} FROM STDIN (FORMAT binary)".encode()) as copy:
+                    copy.write(rows)
+            return count
+
+        return write
 
 
 class _ClickhouseBench(TableBench):
@@ -153,8 +204,21 @@ class _ClickhouseBench(TableBench):
         """Ask the server; of a table of current rows, only those that are there."""
         del installation
         final = " FINAL" if self._mode == "current" else ""
-        query = f"SELECT count() FROM {_SCHEMA}.{_TABLE}{final} WHERE {condition}"  # noqa: S608
+        query = f"SELECT count() FROM {_NAME}{final} WHERE {condition}"  # noqa: S608
         return int(self._server.query(query))
+
+    def raw_writer(self) -> RawWriter:
+        """Return what fills a new table of the same columns with one INSERT."""
+        count = int(self._server.query(f"SELECT count() FROM {_NAME}"))  # noqa: S608
+        rows = self._server.query(f"SELECT * FROM {_NAME}", "Native")  # noqa: S608
+
+        def write() -> int:
+            self._server.query(f"DROP TABLE IF EXISTS {_RAW}")
+            self._server.query(f"CREATE TABLE {_RAW} AS {_NAME}")
+            self._server.query(f"INSERT INTO {_RAW} FORMAT Native", data=rows)
+            return count
+
+        return write
 
 
 class _ObjectsBench(TableBench):
@@ -175,6 +239,17 @@ class _ObjectsBench(TableBench):
         """Read the number of rows from the files."""
         del installation, condition
         return ds.dataset(self._server.folder(self._bucket), format="parquet").count_rows()
+
+    def raw_writer(self) -> RawWriter:
+        """Return what writes one Parquet file to the same bucket."""
+        files = fsspec.filesystem(
+            "s3",
+            key=self._server.key,
+            secret=self._server.secret,
+            endpoint_url=self._server.url,
+            client_kwargs={"region_name": "us-east-1"},
+        )
+        return _parquet_writer(self._server.folder(self._bucket), files, f"{self._bucket}/raw")
 
 
 TABLES: Mapping[TableKind, type[TableBench]] = {

@@ -8,6 +8,7 @@ commits. What has arrived is read back, after the measurement.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.drain import fill, progress
 from deltaforge_lab.bench.installation import Installation, Say, installed
+from deltaforge_lab.bench.limits import MachineLimits, raw_write_rate
 from deltaforge_lab.bench.shapes import ORDERS6, SHAPES, TRANSACTION_ROWS, Shape
 from deltaforge_lab.bench.sources import STARTS, BenchSource, PostgresBench, SourceKind
 from deltaforge_lab.bench.table_sinks import TABLES, TableBench, TableKind, TableMode
@@ -67,6 +69,7 @@ class TableDrain:
         peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
         peak_rss_mb_by: The peak of each of them.
         cores: Processors that this process may use.
+        limits: The limits of the machine; None for changes of random rows, with which no plain client compares.
     """
 
     pair: str
@@ -79,6 +82,7 @@ class TableDrain:
     peak_rss_mb: int
     peak_rss_mb_by: dict[str, int]
     cores: int
+    limits: MachineLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +131,14 @@ def table_command(pair: str) -> Callable[..., None]:
             progress(quiet=as_json) as say,
             _opened(pair, mode, SHAPES[shape], min(_WARM_ROWS, rows), say) as bench,
         ):
-            result = bench.drain(pair, rows, lambda: bench.fill(rows))
-            bench.expect(bench.rows + rows)
+            result = bench.drain_with_limits(pair, rows)
         if as_json:
             typer.echo(json.dumps(asdict(result)))
         else:
             _print(f"{pair}, {mode}, {rows:,} changes {shape}", _lines(result))
 
     command.__doc__ = (
-        f"Measure draining a backlog from {_NAMES[source]} into {_NAMES[kind]}: rate and cost."
+        f"Measure draining a backlog from {_NAMES[source]} into {_NAMES[kind]}: rate, cost, limits."
     )
     return command
 
@@ -234,6 +237,23 @@ class _OpenBench:
             peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
             cores=len(os.sched_getaffinity(0)),
         )
+
+    def drain_with_limits(self, pair: str, rows: int) -> TableDrain:
+        """Write a backlog of `rows` inserts, deliver it, check that all have arrived, and measure the limits."""
+
+        def write() -> None:
+            self.source.begin_backlog()
+            self.fill(rows)
+            self.source.end_backlog()
+
+        result = self.drain(pair, rows, write)
+        self.expect(self.rows + rows)
+        self.say("reading the raw log")
+        raw_read = rows / self.source.read_raw()
+        self.say("writing the raw rows")
+        raw_write = raw_write_rate(self.tables.raw_writer())
+        limits = MachineLimits.of(rows / result.seconds, raw_read=raw_read, raw_write=raw_write)
+        return dataclasses.replace(result, limits=limits)
 
     def deliver(self) -> None:
         """Execute a run until everything is delivered."""
@@ -339,6 +359,7 @@ def _lines(result: TableDrain) -> dict[str, str]:
     return {
         "changes per second": f"{result.events_per_second:,}",
         "seconds": f"{result.seconds:.2f}",
+        **(result.limits.lines() if result.limits is not None else {}),
         "peak memory of run and Spark": f"{result.peak_rss_mb:,} MiB",
     } | {
         f"cpu seconds per million, {name}": f"{value:.2f}"

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlencode
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.processes.process import ServerProcess, temporary_directory
@@ -65,8 +66,13 @@ class ClickhouseServer(OneProcessServer):
         """`http://host:port`."""
         return f"http://127.0.0.1:{self.port}"
 
-    def query(self, query: str, form: str = "TabSeparated") -> bytes:
+    def query(self, query: str, form: str = "TabSeparated", data: bytes = b"") -> bytes:
         """Return the answer to a query.
+
+        Args:
+            query: The query.
+            form: Format of the answer.
+            data: Rows of an INSERT, in the format that it names.
 
         Raises:
             SettingsError: The server refuses it.
@@ -74,7 +80,8 @@ class ClickhouseServer(OneProcessServer):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_START_SECONDS)
         try:
             headers = {"X-ClickHouse-User": self.user, "X-ClickHouse-Key": self.password}
-            connection.request("POST", f"/?default_format={form}", query.encode(), headers)
+            path = "/?" + urlencode({"default_format": form, "query": query})
+            connection.request("POST", path, data, headers)
             answer = connection.getresponse()
             content = answer.read()
         finally:

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
 from deltaforge_lab.bench import pairs
-from deltaforge_lab.bench.drain import BusiestThread, Drain, MachineLimits
+from deltaforge_lab.bench.drain import BusiestThread, Drain
+from deltaforge_lab.bench.limits import MachineLimits
 from deltaforge_lab.bench.peer import Comparison, ProgramDrain
 
 DRAIN = Drain(

@@ -54,6 +54,10 @@ def test_every_pair_is_measured(pair: str, mode: str) -> None:
     assert {"run", "spark", "source"} <= set(found["cpu_seconds_per_million"])
     assert min(found["cpu_seconds_per_million"][name] for name in ("run", "spark")) > 0
     assert 300 < found["peak_rss_mb"] <= sum(found["peak_rss_mb_by"].values()) + 1
+    for kind in ("read", "write"):
+        raw, ratio = found["limits"][f"raw_{kind}_per_second"], found["limits"][f"{kind}_ratio"]
+        assert raw > 0
+        assert ratio == pytest.approx(found["events_per_second"] / raw, abs=0.001)
 
 
 @pytest.mark.spark
@@ -72,4 +76,5 @@ def test_changes_of_a_table_are_measured(kind: str) -> None:
     found = json.loads(outcome.stdout.splitlines()[-1])
     assert (found["table_rows"], found["commit_changes"]) == (3000, 10)
     assert (found["backlog"]["pair"], found["backlog"]["rows"]) == (f"pg-{kind}", 1000)
+    assert found["backlog"]["limits"] is None
     assert min(found["commit_seconds"], found["commit_cpu_seconds"]) > 0
