@@ -34,16 +34,19 @@ SOAK_MINUTES ?=
 MEASURED := $(RUN)/coverage run -m pytest --dist worksteal --randomly-seed=$(SEED)
 # Tests that call kernels or compare them with plain Python: run once more as such, since machine code is not measured.
 KERNEL_TESTS := $(addprefix tests/,\
+	contracts/test_avro_sink.py pipeline/encode/test_avro.py \
 	$(addprefix kernels/test_,json_bytes.py json_fields.py json_text.py message_text.py sha256.py) \
 	$(addprefix processors/,javascript/test_spelling.py sql/test_spliced_fields.py test_flatten.py \
 		$(addprefix messages/test_,envelope.py expansion.py routing.py)) \
 	$(addprefix sensing/test_,scan.py schema.py table.py) \
-	$(addprefix sinks/,nats/test_answers.py nats/test_pack.py redis/test_resp.py) \
+	$(addprefix sinks/,clickhouse/test_values.py nats/test_answers.py nats/test_pack.py nats/test_positions.py \
+		postgres/test_copy_rows.py redis/test_resp.py) \
 	sources/rows/test_hiding.py \
-	$(addprefix sources/mysql/,test_events.py test_hiding.py decode/test_decoder.py decode/test_scan.py \
+	$(addprefix sources/mysql/,test_differential.py test_events.py test_hiding.py decode/test_decoder.py decode/test_scan.py \
 		snapshot/test_result_rows.py $(addprefix values/test_,fixed_binary.py floats.py json_binary.py types.py)) \
-	$(addprefix sources/postgres/,test_hiding.py snapshot/test_copy_text.py \
-		$(addprefix decode/test_,array_text.py decoder.py held_events.py rows.py types.py)))
+	$(addprefix sources/postgres/,test_differential.py test_hiding.py snapshot/test_copy_text.py \
+		$(addprefix decode/test_,array_text.py decoder.py held_events.py rows.py types.py)) \
+	typed_rows)
 TOTALS := import json; t = json.load(open("build/coverage/report.json"))["totals"]; \
 	print(*(f"{n}: {t[c]} of {t[m]}, {100 * t[c] / t[m]:.1f} %" for n, c, m in ( \
 	("lines", "covered_lines", "num_statements"), ("branches", "covered_branches", "num_branches"))), sep="\n")
@@ -125,7 +128,7 @@ coverage: venv  ## Which lines and branches the tests of `make test` execute: to
 	mkdir -p build/coverage
 	$(MEASURED) -n $(WORKERS) -m "$(UNIT)"
 	$(MEASURED) -n $(SERVER_WORKERS) -m "not soak and not ($(UNIT))" $(ARGS)
-	NUMBA_DISABLE_JIT=1 $(MEASURED) -n $(WORKERS) -W ignore::RuntimeWarning -m "$(UNIT)" $(KERNEL_TESTS)
+	NUMBA_DISABLE_JIT=1 $(MEASURED) -n $(WORKERS) -W ignore::RuntimeWarning -m "not soak" $(KERNEL_TESTS)
 	$(RUN)/coverage combine --quiet
 	$(RUN)/coverage json --quiet
 	@$(RUN)/python -c '$(TOTALS)'
