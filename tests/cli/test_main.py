@@ -14,7 +14,9 @@ from typer.testing import CliRunner, Result
 from deltaforge_dagster import __version__
 from deltaforge_dagster.cli import main
 from deltaforge_dagster.cli.installation import warm
+from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.kernels import compiler
+from deltaforge_dagster.resources import spark_recording
 from tests.entry_points import pretend
 
 
@@ -140,7 +142,7 @@ def test_defects_keep_their_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(900)  # if nothing is compiled yet
 def test_warm() -> None:
     """`warm` runs every kernel and prints how long it took."""
-    result = deltaforge("warm")
+    result = deltaforge("warm", "--no-spark")
 
     assert result.exit_code == 0
     assert result.output.startswith("Kernels are ready (")
@@ -156,8 +158,29 @@ def test_warm_uses_two_processors_when_nothing_is_compiled(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(warm, "_compile_side_by_side", lambda: asked.append("compiled"))
 
-    warm.warm()
+    warm.warm(spark=False)
     (tmp_path / "sources_1" / "scan.nbi").touch()
-    warm.warm()
+    warm.warm(spark=False)
 
     assert asked == ["compiled"]
+
+
+@pytest.mark.parametrize(
+    ("remote", "said"), [("", "Spark starts more slowly"), ("sc://elsewhere:15002", None)]
+)
+def test_warm_without_an_archive(
+    monkeypatch: pytest.MonkeyPatch, remote: str, said: str | None
+) -> None:
+    """If Spark's classes cannot be archived, `warm` says why and succeeds; a server elsewhere needs no archive here."""
+
+    def fail() -> bool:
+        raise SparkUnavailable("Java makes no archive")
+
+    monkeypatch.setattr(spark_recording, "record", fail)
+    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", remote)
+
+    result = deltaforge("warm")
+
+    assert result.exit_code == 0
+    assert (said is None) == (result.stderr == "")
+    assert said is None or (said in result.stderr and "Java makes no archive" in result.stderr)

@@ -212,7 +212,7 @@ def test_a_server_that_is_still_starting_is_stopped(tmp_path: Path) -> None:
     never_ready.chmod(0o700)
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
-    options = {"heap": "1g", "idle_seconds": 900, "jars": []}
+    options = {"heap": "1g", "idle_seconds": 900, "jars": [], "class_list": None}
     command += [str(folder), str(java_home), str(writing), json.dumps(options)]
     with subprocess.Popen(command, pass_fds=[writing]) as watcher:
         try:

@@ -1,0 +1,88 @@
+"""Spark's Java classes in an archive that the server maps into memory: Java's class data sharing (JEP 310).
+
+In its first seconds a Spark server loads 16,000 classes. Parsing and verifying them takes half of the processor time of its
+start. `record` does that once for a Java and a PySpark, with a server of its own, and `archive` finds the file (200 MB) for
+later servers of the same user. Java checks itself whether an archive fits, and starts without one that does not.
+
+An archive belongs to a class path, with which the later one must begin, and which may have no folder. So Spark's jars come
+first (`class_path`), each by its name, because Java does not sort those of a folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyspark
+
+from deltaforge_dagster.errors import SparkUnavailable
+
+JARS = Path(pyspark.__file__).parent / "jars"
+
+
+def class_path(*later: Path | str) -> str:
+    """Return a class path: Spark's jars, and what follows them."""
+    return os.pathsep.join(map(str, (*_jars(), *later)))
+
+
+def archive(java: Path) -> Path:
+    """Return where the archive is, or would be, for a Java's home directory and the installed PySpark."""
+    digest = hashlib.sha256()
+    for file in (java / "bin" / "java", *_jars()):
+        found = file.stat()
+        digest.update(f"{file} {found.st_size} {found.st_mtime_ns} ".encode())
+    return _folder() / f"{_prefix()}{digest.hexdigest()[:16]}.jsa"
+
+
+def dump(java: Path, options: Sequence[str], class_list: Path) -> None:
+    """Write the archive, in the place of an older one for the same PySpark.
+
+    Args:
+        java: Java's home directory.
+        options: Options with which servers start.
+        class_list: Names of classes, as `-XX:DumpLoadedClassList` writes them.
+
+    Raises:
+        SparkUnavailable: Java makes no archive.
+        OSError: The folder cannot be written.
+    """
+    target = archive(java)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        command = [str(java / "bin" / "java"), "-Xshare:dump", *options]
+        command += [f"-XX:SharedClassListFile={class_list}", f"-XX:SharedArchiveFile={made}"]
+        answer = subprocess.run(  # noqa: S603 - the Java that was found
+            [*command, "-cp", class_path()],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if answer.returncode or not made.is_file():
+            last = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
+            raise SparkUnavailable(f"{java} makes no archive of classes: {''.join(last)}")
+        with made.open("rb") as file:
+            os.fsync(file.fileno())  # Java crashes with an empty one
+        for old in target.parent.glob(f"{_prefix()}*.jsa"):
+            old.unlink(missing_ok=True)
+        made.replace(target)
+
+
+def _folder() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "deltaforge" / "spark"
+
+
+def _prefix() -> str:
+    return hashlib.sha256(str(JARS).encode()).hexdigest()[:8] + "-"
+
+
+@functools.cache
+def _jars() -> Sequence[Path]:
+    return sorted(JARS.glob("*.jar"))
