@@ -107,10 +107,18 @@ lint: venv
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet
 
 kernels: venv
-	$(RUN)/deltaforge warm
+	$(RUN)/deltaforge warm --no-spark
 
 .PHONY: test
 test: check  ## All that, and the tests that need servers; these come from the environment, the machine or packages
+	@$(MAKE) --no-print-directory --jobs=2 spark-classes server-tests
+
+# Beside the first tests, whose Spark servers still start without.
+.PHONY: spark-classes server-tests
+spark-classes: venv
+	@$(RUN)/deltaforge warm >/dev/null
+
+server-tests: venv
 	$(RUN)/pytest -n $(SERVER_WORKERS) --dist worksteal --randomly-seed=$(SEED) -m "not soak and not ($(UNIT))" $(ARGS)
 
 .PHONY: soak

@@ -78,7 +78,7 @@ def test_java_that_makes_no_archive(tmp_path: Path, cache: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_server_maps_the_archive(tmp_path: Path) -> None:
-    """Once it is recorded, which `make check` does, Java has it in memory; it says so in /proc/PID/maps."""
+    """Once it is recorded, which `make test` does, Java has it in memory; it says so in /proc/PID/maps."""
     spark_recording.record()
 
     server = SparkServer.ensure(tmp_path)
