@@ -109,6 +109,7 @@ class Campaign:
         lease_seconds: The lease of its runs; a stall of the machine must not be as long.
         state_url: Where the state is; None for SQLite in the folder.
         moves: Whether rows get other keys.
+        reshapes: Whether the table is emptied and gets more columns, by a single writer.
         body: The most characters that a row's text has.
         chunk_rows: How many rows a snapshot's chunk has.
         lives: The runs that have ended.
@@ -125,6 +126,7 @@ class Campaign:
     lease_seconds: int = field(default_factory=lease_seconds)
     state_url: str | None = None
     moves: bool = False
+    reshapes: bool = False
     body: int = 300
     chunk_rows: int = 10_000
     lives: list[Life] = field(default_factory=list)
@@ -150,8 +152,10 @@ class Campaign:
         self.store = StateStore.open(self.settings.state_url)
         self.journal = Journal(self.settings.journal_url)
         self.rng = random.Random(self.seed)
-        connections = [self.database.connect() for _ in range(2)]
-        self.workload = Workload(connections, self.seed, moves=self.moves, body=self.body)
+        connections = [self.database.connect() for _ in range(1 if self.reshapes else 2)]
+        self.workload = Workload(
+            connections, self.seed, moves=self.moves, reshapes=self.reshapes, body=self.body
+        )
         self._runs: list[Run] = []
         self._readers: list[ForkServerProcess] = []
 
@@ -349,7 +353,11 @@ class Campaign:
             lengths = self.destination.lengths()
             if confirmed is not None:
                 self.observed.append(Observed(confirmed, lengths))
-            if self.workload.rows - sum(lengths) < BACKLOG_ROWS:
+            # A table's length is its commits.
+            if (
+                self.workload.rows - sum(lengths) < BACKLOG_ROWS
+                or self.workload.rows - self.acknowledged() < BACKLOG_ROWS
+            ):
                 self.workload.room.set()
             else:
                 self.workload.room.clear()

@@ -3,7 +3,8 @@
 Every row has a version, which its key counts up for ever, also through deletes; so a change is
 known by its key, op and version. A delete has the version of the row that it removed. A row that gets
 another key is a delete of the old and an insert of the new one. Each writer
-has keys of its own, and its transactions range from one row to all of its rows at once.
+has keys of its own, and its transactions range from one row to all of its rows at once. One that is alone may also empty the
+table and add columns to it; there a row that gets another key is one update.
 """
 
 from __future__ import annotations
@@ -22,14 +23,25 @@ LEDGER = "CREATE TABLE ledger (tx bigint PRIMARY KEY)"
 KEYS = 600
 """Keys of one writer."""
 
+_MOST_ADDED = 8
+"""How many columns a table gets."""
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Change:
-    """One change of one row."""
+    """One change of one row; that a table was emptied is `EMPTIED`.
+
+    Attributes:
+        was: The key that the row had before, where that is part of the change.
+    """
 
     key: int
     version: int
     op: str
+    was: int | None = None
+
+
+EMPTIED = Change(0, 0, "t")
 
 
 class Connection(Protocol):
@@ -74,6 +86,7 @@ class Workload:
 
     Attributes:
         moves: Rows get other keys, too.
+        reshapes: The table is emptied, and gets more columns, too; needs a writer that is alone.
         body: The most characters that a row's text has.
         room: They write while it is set: a slow machine shall not be left with a mountain.
     """
@@ -82,6 +95,7 @@ class Workload:
     seed: int
     pause: float = 0.03
     moves: bool = False
+    reshapes: bool = False
     body: int = 300
     room: threading.Event = field(default_factory=threading.Event)
     _writers: list[_Writer] = field(default_factory=list)
@@ -90,10 +104,18 @@ class Workload:
         """Begin writing, unless they have begun."""
         if self._writers:
             return
+        assert not self.reshapes or len(self.connections) == 1
         for number, connection in enumerate(self.connections):
             rng = random.Random(f"{self.seed}/{number}")
             writer = _Writer(
-                number, connection, rng, self.pause, self.room, moves=self.moves, body=self.body
+                number,
+                connection,
+                rng,
+                self.pause,
+                self.room,
+                moves=self.moves,
+                reshapes=self.reshapes,
+                body=self.body,
             )
             self._writers.append(writer)
         for writer in self._writers:
@@ -144,6 +166,7 @@ class _Writer:
         room: threading.Event,
         *,
         moves: bool,
+        reshapes: bool,
         body: int,
     ) -> None:
         self.connection = connection
@@ -158,6 +181,8 @@ class _Writer:
         self._pause = pause
         self._room = room
         self._moves = moves
+        self._reshapes = reshapes
+        self._added = 0
         self._body = body
         self._first = number * KEYS
         self._versions = dict.fromkeys(range(self._first, self._first + KEYS), 0)
@@ -177,7 +202,7 @@ class _Writer:
 
     def _write(self, tx: int) -> None:
         """Write one transaction; after a lost connection the ledger says whether it was committed."""
-        statements, changes = self._wide() if self._rng.random() < 0.02 else self._mixed()
+        statements, changes = self._next_transaction()
         statements.append(f"INSERT INTO ledger VALUES ({tx})")
         written = f"SELECT count(*) FROM ledger WHERE tx = {tx}"
         deadline = time.monotonic() + 120
@@ -195,6 +220,18 @@ class _Writer:
         self.committed.append(Committed(tuple(changes), log_end))
         self.rows += len(changes)
 
+    def _next_transaction(self) -> tuple[list[str], list[Change]]:
+        chance = self._rng.random()
+        if chance < 0.02:
+            return self._wide()
+        if self._reshapes and chance < 0.03:
+            self._live.clear()
+            return ["TRUNCATE TABLE items"], [EMPTIED]
+        if self._reshapes and chance < 0.04 and self._added < _MOST_ADDED:
+            self._added += 1
+            return [f"ALTER TABLE items ADD COLUMN added{self._added} bigint"], []
+        return self._mixed()
+
     def _wide(self) -> tuple[list[str], list[Change]]:
         """Change every row at once."""
         changes = [self._next(key, "u") for key in sorted(self._live)]
@@ -211,7 +248,9 @@ class _Writer:
             if key not in self._live:
                 change = self._next(key, "c")
                 self._live.add(key)
-                statements.append(f"INSERT INTO items VALUES ({key}, {change.version}, {body})")
+                statements.append(
+                    f"INSERT INTO items (id, version, body) VALUES ({key}, {change.version}, {body})"
+                )
             elif self._rng.random() < 0.2:
                 change = Change(key, self._versions[key], "d")
                 self._live.remove(key)
@@ -221,15 +260,20 @@ class _Writer:
                 to = self._rng.choice(sorted(self._versions.keys() - self._live))
                 change = self._next(to, "c")
                 self._live ^= {key, to}
-                changes.append(old)
+                if self._reshapes:
+                    change = Change(to, change.version, "u", was=key)
+                else:
+                    changes.append(old)
                 self.moved += 1
                 statements.append(
                     f"UPDATE items SET id = {to}, version = {change.version} WHERE id = {key}"
                 )
             else:
                 change = self._next(key, "u")
+                added = f", added{self._added} = {change.version}" if self._added else ""
                 statements.append(
-                    f"UPDATE items SET version = {change.version}, body = {body} WHERE id = {key}"
+                    f"UPDATE items SET version = {change.version}, body = {body}{added}"
+                    f" WHERE id = {key}"
                 )
             changes.append(change)
         return statements, changes
