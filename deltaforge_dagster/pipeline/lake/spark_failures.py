@@ -30,6 +30,8 @@ class SparkFailure(Enum):
     """The session or its server is gone."""
     CONFLICT = auto()
     """Somebody else has changed the table meanwhile."""
+    OCCUPIED = auto()
+    """Files are where the table should be: of something else, or of another writer's table that is being created."""
     MISSING = auto()
     """The server does not have the format."""
     PLACE = auto()
@@ -67,6 +69,7 @@ _CONFLICTS = re.compile(
     r"iceberg\.exceptions\.ValidationException(?!\W+Invalid )|"
     r"Cannot fast-forward|Cannot commit rewrite because of a |Snapshot \d+ is not an ancestor of |(?i:\b(ref|branch)\b[^\n]* does not exist|does not exist: deltaforge_)|Concurrent\w*Exception"
 )
+_OCCUPIED = re.compile(r"DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|DELTA_MISSING_DELTA_TABLE")
 _DENIED = re.compile(
     r"Permission denied|AccessControlException|AccessDenied|ForbiddenException|NotAuthorizedException|"
     r"Operation not permitted|Read-only file system|(?i:\bcode:? 403\b)|403 Forbidden|"
@@ -79,6 +82,13 @@ _TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
     SparkFailure.CONFLICT: (
         TableRejected,
         "{table}: others changed the table during each attempt to write to it ({reason}); it is tried again later",
+    ),
+    SparkFailure.OCCUPIED: (
+        TableRejected,
+        (
+            "{table}: there are files of something else where it should be ({reason}); remove them, "
+            "or change where the sink has its tables"
+        ),
     ),
     SparkFailure.MISSING: (
         SettingsError,
@@ -110,6 +120,10 @@ _TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
 """The errors to raise, and their texts."""
 
 
+PASSING = frozenset({SparkFailure.CONFLICT, SparkFailure.OCCUPIED})
+"""What may be over when the same is tried again at once."""
+
+
 def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailure:
     """Return what an error means."""
     if sessions.lost(error):
@@ -120,6 +134,7 @@ def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailu
         (_PLACE, SparkFailure.PLACE),
         (_UNAVAILABLE, SparkFailure.UNAVAILABLE),
         (_CONFLICTS, SparkFailure.CONFLICT),
+        (_OCCUPIED, SparkFailure.OCCUPIED),
         (_DENIED, SparkFailure.DENIED),
     ):
         if pattern.search(text):

@@ -31,7 +31,7 @@ from deltaforge_dagster.pipeline.lake.pending import (
     open_pending,
     replace_pending,
 )
-from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
+from deltaforge_dagster.pipeline.lake.spark_failures import PASSING, failure_of, translated
 from deltaforge_dagster.pipeline.lake.stamps import last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     LakeTarget,
@@ -198,7 +198,7 @@ class LakeWriter:
             except PySparkException as error:
                 self._forget(table.destination)
                 failure = failure_of(error, self.sessions)
-                if failure is not SparkFailure.CONFLICT or not left:
+                if failure not in PASSING or not left:
                     raise translated(error, failure, label) from None
             except BaseException:
                 self._forget(table.destination)

@@ -11,6 +11,8 @@ import pytest
 from pydantic import SecretStr
 
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError, SinkUnavailable, TableRejected
+from deltaforge_dagster.pipeline.lake import writer
+from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of
 from tests.fix_spark import SparkAddress
 from tests.pipeline.lake.lake_tables import Lake, Staging
 
@@ -89,3 +91,28 @@ def test_what_concerns_all_tables(
     given = {name: SecretStr(value) for name, value in catalog.items()}
     found = failure(lake, "orders", catalog=f"c{len(given)}", catalog_properties=given)
     assert (type(found), match in str(found)) == (error, True)
+
+
+@pytest.mark.parametrize("lake", ["delta"], indirect=True)
+def test_files_where_a_table_should_be(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be those of another writer that creates it, so it is tried again before the table is held."""
+    staging = Staging(lake, "changelog")
+    commit = staging.table(staging.step({"id": 1, "name": VALUE}))
+    file = lake.folder / "lake" / "public" / "orders" / "file"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    failures: list[SparkFailure] = []
+
+    def failed_twice(*given: Any) -> SparkFailure:
+        failures.append(failure_of(*given))
+        if len(failures) == 2:
+            file.unlink()
+        return failures[-1]
+
+    with pytest.raises(TableRejected, match="files of something else where it should be"):
+        lake.writer(mode="changelog").commit(commit, 0, lambda: None)
+    monkeypatch.setattr(writer, "failure_of", failed_twice)
+    lake.writer(mode="changelog").commit(commit, 0, lambda: None)
+
+    assert failures == [SparkFailure.OCCUPIED] * 2
+    assert len(lake.rows("id")) == 1
