@@ -1,9 +1,14 @@
-"""Create folders durably: an entry survives a crash once the folder that contains it is synced."""
+"""Create folders durably: an entry survives a crash once the folder that contains it is synced. And the cache of a user."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+
+def user_cache() -> Path:
+    """Return the folder for what this user's processes can make again: `$XDG_CACHE_HOME/deltaforge`, or below `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltaforge"
 
 
 def make_folder(path: Path) -> None:

@@ -20,6 +20,7 @@ import numba
 from numba.core import cgutils, types
 from numba.extending import lower_builtin, overload, type_callable
 
+from deltaforge_dagster.folders import user_cache
 from deltaforge_dagster.kernels import runtime
 
 _UNCOUNTED: Any = {"_nrt": False}
@@ -59,8 +60,7 @@ def cache_folder() -> Path:
     for name, text in sorted(compiled_from(Path(__file__).parents[1]).items()):
         digest.update(f"{name} {len(text)} ".encode() + text)
     given = os.environ.get("NUMBA_CACHE_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given or cache / "deltaforge" / "kernels") / digest.hexdigest()[:16]
+    return Path(given or user_cache() / "kernels") / digest.hexdigest()[:16]
 
 
 numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]  # set at import

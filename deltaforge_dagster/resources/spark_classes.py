@@ -1,7 +1,7 @@
 """Spark's Java classes in an archive that the server maps into memory: Java's class data sharing (JEP 310).
 
 In its first seconds a Spark server loads 16,000 classes. Parsing and verifying them takes half of the processor time of its
-start. `record` does that once for a Java and a PySpark, with a server of its own, and `archive` finds the file (200 MB) for
+start. `spark_recording.record` does that once for a Java and a PySpark, with a server of its own, and `archive` finds the file (200 MB) for
 later servers of the same user. Java checks itself whether an archive fits, and starts without one that does not.
 
 An archive belongs to a class path, with which the later one must begin, and which may have no folder. So Spark's jars come
@@ -21,6 +21,7 @@ from pathlib import Path
 import pyspark
 
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.folders import user_cache
 
 JARS = Path(pyspark.__file__).parent / "jars"
 
@@ -75,8 +76,7 @@ def dump(java: Path, options: Sequence[str], class_list: Path) -> None:
 
 
 def _folder() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "deltaforge" / "spark"
+    return user_cache() / "spark"
 
 
 def _prefix() -> str:

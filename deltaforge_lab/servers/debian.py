@@ -17,8 +17,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.folders import user_cache
 from deltaforge_dagster.processes.process import run_as
-from deltaforge_lab.servers.maven import cache_directory
 
 _LOADER = "ld-linux-x86-64.so.2"
 _ARCHIVE = "https://deb.debian.org/debian"
@@ -46,7 +46,7 @@ def unpack(
         raise SettingsError(
             f"{package} comes from Debian {release}: it needs apt-get and debian-archive-keyring"
         )
-    home = cache_directory() / "debian" / release / package
+    home = user_cache() / "debian" / release / package
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

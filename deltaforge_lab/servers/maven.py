@@ -6,12 +6,12 @@ Only the servers of this package use it, for the demo, benchmarks and tests. The
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.folders import user_cache
 from deltaforge_dagster.processes.maven import Artifact, download
 
 _AT_ONCE = 8
@@ -20,11 +20,6 @@ _AT_ONCE = 8
 def parse_pins(text: str) -> list[Artifact]:
     """Parse lines of `group:name:version sha256`."""
     return [Artifact(*line.split()) for line in text.strip().splitlines()]
-
-
-def cache_directory() -> Path:
-    """Return the cache directory for programs: `$XDG_CACHE_HOME/deltaforge`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltaforge"
 
 
 def fetch(artifacts: Iterable[Artifact]) -> list[Path]:
@@ -36,7 +31,7 @@ def fetch(artifacts: Iterable[Artifact]) -> list[Path]:
         SettingsError: Maven Central cannot be reached, the cache cannot be written, or a file is
             not the one that was pinned.
     """
-    cache = cache_directory() / "maven"
+    cache = user_cache() / "maven"
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda artifact: _cached(artifact, cache), artifacts))
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
 _ATTEMPTS = 3
+_NO_TABLE = {SparkFailure.REJECTED, SparkFailure.OCCUPIED}
 _ABORTS = {SparkFailure.LOST, SparkFailure.MISSING, SparkFailure.PLACE, SparkFailure.UNAVAILABLE}
 """Failures that other tables would meet as well."""
 
@@ -270,7 +271,7 @@ class LakeMaintenance:
         try:
             return table_properties(session, self._dialect.table(destination))
         except AnalysisException as error:
-            if failure_of(error, self._sessions) is SparkFailure.REJECTED:
+            if failure_of(error, self._sessions) in _NO_TABLE:
                 return None
             raise
 
