@@ -15,6 +15,7 @@ from deltaforge_dagster.pipeline.lake import writer
 from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of
 from tests.fix_spark import SparkAddress
 from tests.pipeline.lake.lake_tables import Lake, Staging
+from tests.pipeline.lake.test_maintenance import maintenance
 
 pytestmark = pytest.mark.spark
 
@@ -111,6 +112,7 @@ def test_files_where_a_table_should_be(lake: Lake, monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(TableRejected, match="files of something else where it should be"):
         lake.writer(mode="changelog").commit(commit, 0, lambda: None)
+    assert maintenance(lake).maintain(("public", "orders")).notes == ["the table is gone"]
     monkeypatch.setattr(writer, "failure_of", failed_twice)
     lake.writer(mode="changelog").commit(commit, 0, lambda: None)
 
