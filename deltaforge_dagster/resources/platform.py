@@ -16,6 +16,7 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.run.interrupts import interrupted_afterwards
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import SourceContext, source_types
 from deltaforge_dagster.state.store import StateStore
@@ -90,4 +91,5 @@ def build_source(spec: PipelineSpec) -> Source:
     """
     declared = spec.spec.source
     context = SourceContext(spec.metadata.name, spec.spec.engine)
-    return source_types()[declared.type].build(declared.config, context)
+    with interrupted_afterwards():  # imports the module of the source
+        return source_types()[declared.type].build(declared.config, context)

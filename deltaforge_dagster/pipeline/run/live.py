@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import LeaseLost, StoreLost, StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run.interrupts import uninterrupted
+from deltaforge_dagster.pipeline.run.interrupts import interrupted_afterwards, uninterrupted
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.state.records import DesiredState, HoldRow
@@ -105,7 +105,8 @@ class LiveRun:
         return outcome
 
     def _begin_work(self, lease: HeldLease) -> LeasedWork:
-        from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - takes seconds, so not before the lease
+        with interrupted_afterwards():
+            from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - takes seconds, so not before the lease
 
         run = LeasedRun(self._store, self._context.journal, lease, self._observer.warn)
         self._work = leased_work.LeasedWork(

@@ -301,6 +301,32 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     assert re.match(r"^[0-9T:.-]+Z INFO  run begins pipeline=shop tenant=acme run=", line)
 
 
+AMID_IMPORTS = """
+import json, os, signal, sys
+work = "deltaforge_dagster.pipeline.run.leased_work"
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == work:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from deltaforge_dagster.cli.main import app
+try: app(["run", "shop", "--json"])
+finally: print(json.dumps(work in sys.modules))
+"""
+"""`deltaforge run`, which gets a Ctrl-C when it begins to import its work, and then says whether it has imported it."""
+
+
+def test_ctrl_c_amid_imports() -> None:
+    """The import is completed first: Python may keep its lock, and other threads that import would wait for ever."""
+    command = [sys.executable, "-c", AMID_IMPORTS]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 130, run.stderr
+    answer, imported = map(json.loads, run.stdout.splitlines())
+    assert (answer["success"], answer["reason"]) == (False, "interrupted")
+    assert imported is True
+
+
 NOTE = """
 import gc, json, linecache, os, sys
 from deltaforge_dagster.pipeline.lease import HeldLease
