@@ -106,6 +106,7 @@ class Campaign:
         folder: Holds the pipeline file, the state and the journal.
         exactly_once: Whether the sink keeps its own position.
         spark: The Spark server; None for one of the campaign's own.
+        by_spark: Whether Spark encodes few rows, too, in every run; otherwise it does in every second one.
         lease_seconds: The lease of its runs; a stall of the machine must not be as long.
         state_url: Where the state is; None for SQLite in the folder.
         moves: Whether rows get other keys.
@@ -123,6 +124,7 @@ class Campaign:
     exactly_once: bool
     spark: SparkAddress | None
     seed: int
+    by_spark: bool = False
     lease_seconds: int = field(default_factory=lease_seconds)
     state_url: str | None = None
     moves: bool = False
@@ -186,6 +188,8 @@ class Campaign:
         self.destination.settle()
         self.lives.append(Life(self.acknowledged(), self.destination.lengths()))
         environment = self.environment | ({} if step is None else {VARIABLE: step})
+        if self.by_spark or len(self._runs) % 2:
+            environment |= {child.BY_SPARK: "1"}
         run_id = f"run-{len(self._runs) + 1}"
         process = child.start(self.file, environment, run_id, until_caught_up=until_caught_up)
         self._runs.append(Run(process, self.lives[-1], self.file.with_name(f"{run_id}.json")))

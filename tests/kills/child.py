@@ -22,6 +22,7 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.publication import pending
+from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
@@ -30,6 +31,9 @@ from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.store import StateStore
+
+BY_SPARK = "TESTS_BY_SPARK"
+"""Environment variable: Spark encodes every segment of the run, however few rows it has."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["pytest", "tests.kills.preload"])
@@ -88,6 +92,8 @@ def _execute(
     pipeline: Path, environment: dict[str, str], run_id: str, until_caught_up: bool
 ) -> None:
     os.environ.update(environment)
+    if BY_SPARK in os.environ:
+        encoder.SMALL_ROWS = -1
     report = pipeline.with_name(f"{run_id}.json")
     try:
         outcome = dataclasses.asdict(_work(pipeline, run_id, until_caught_up))

@@ -37,7 +37,7 @@ def going_on(campaign: Campaign) -> Iterator[None]:
 
 def test_a_killed_server(make_campaign: MakeCampaign) -> None:
     """The run starts another server, and delivers on: nothing is lost, nothing repeated."""
-    campaign = make_campaign(spark=None, lease_seconds=LEASE_SECONDS)
+    campaign = make_campaign(spark=None, by_spark=True, lease_seconds=LEASE_SECONDS)
     home = campaign.settings.home
     try:
         with going_on(campaign):
@@ -56,7 +56,7 @@ def test_a_killed_server(make_campaign: MakeCampaign) -> None:
 @pytest.mark.soak("kills")
 def test_an_ended_session(make_campaign: MakeCampaign, spark_server: SparkAddress) -> None:
     """The run makes a session of its own, stores it for the next one, and delivers on."""
-    campaign = make_campaign(lease_seconds=LEASE_SECONDS)
+    campaign = make_campaign(by_spark=True, lease_seconds=LEASE_SECONDS)
     with going_on(campaign):
         lease = campaign.store.leases.get(campaign.name)
         assert lease is not None

@@ -60,7 +60,7 @@ class SegmentCutter:
         open_hold: Opens a file for held events of one table, all of which come after the given position.
         start: Where the stream begins.
         someone_waits: Whether a sink at the journal's end waits for work, which lets a segment
-            end as soon as it is `min_ms` old.
+            end `min_ms` after the last one: a change that comes alone need not wait for others.
 
     Attributes:
         passed: A position the log has passed without a change for us since the last one that
@@ -92,6 +92,7 @@ class SegmentCutter:
         self._waiting_held: list[HeldEvent] = []
         self._writer: SegmentWriter | None = None
         self._began = 0.0
+        self._last_end = time.monotonic()
         self._end: Position | None = None  # None also while a spilled transaction is open
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -135,7 +136,8 @@ class SegmentCutter:
         """End the segment after the complete transactions written so far, if there are any."""
         if self._end is None:
             return
-        self.trigger, self.age = trigger, time.monotonic() - self._began
+        self._last_end = time.monotonic()
+        self.trigger, self.age = trigger, self._last_end - self._began
         writer, holds, end = self._writer, list(self._holds.values()), self._end
         self._writer = self._end = None
         self._holds.clear()
@@ -179,8 +181,8 @@ class SegmentCutter:
         written = 0 if writer is None else writer.bytes
         if written + sum(hold.size for hold in self._holds.values()) >= limits.max_bytes:
             return "limits"
-        age_ms = (time.monotonic() - self._began) * 1000
-        if age_ms >= limits.max_ms:
+        now = time.monotonic()
+        if (now - self._began) * 1000 >= limits.max_ms:
             return "timer"
-        awaited = writer is not None and age_ms >= limits.min_ms and self._someone_waits()
-        return "timer" if awaited else None
+        rested = (now - self._last_end) * 1000 >= limits.min_ms
+        return "timer" if writer is not None and rested and self._someone_waits() else None

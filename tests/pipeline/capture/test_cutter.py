@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -82,13 +83,40 @@ class Recorder:
 
 
 def test_a_waiting_sink_gets_each_transaction_at_once(tmp_path: Path) -> None:
-    """While a sink waits, a segment ends with the first transaction that is old enough."""
+    """While a sink waits, a segment ends with each transaction."""
     recorder = Recorder(tmp_path, WHENEVER, someone_waits=True)
 
     recorder.cutter.accept(transaction(1, 2))
     recorder.cutter.accept(transaction(3))
 
     assert recorder.sealed == [([1, 2], 2), ([3], 3)]
+
+
+def test_segments_that_are_waited_for_end_at_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end `min_ms` after the last one: a transaction that comes alone waits for nothing, others for each other."""
+    clock = SimpleNamespace(now=1.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(cutter_module, "time", clock)
+    recorder = Recorder(tmp_path, SegmentLimits(min_ms=50, max_ms=1000), someone_waits=True)
+    nothing_came = ChangeBatch(None, None)
+    sealed = []
+    for clock.now, batch in (
+        (1.03, transaction(1)),
+        (1.06, nothing_came),
+        (7.00, transaction(2)),
+        (7.02, transaction(3)),
+        (7.04, transaction(4)),
+        (7.06, transaction(5)),
+        (7.09, transaction(6)),
+        (7.12, nothing_came),
+    ):
+        recorder.cutter.accept(batch)
+        sealed.append(len(recorder.sealed))
+
+    assert sealed == [0, 1, 2, 2, 2, 3, 3, 4]
+    assert [ids for ids, _ in recorder.sealed] == [[1], [2], [3, 4, 5], [6]]
 
 
 def test_without_a_waiting_sink_transactions_gather(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def encoded_names(journal: Journal) -> list[Path]:
 def test_messages_of_a_sink(
     encoder: Encoder, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    """One sink's messages, column by column, on both ways back from Spark."""
+    """One sink's messages, column by column, on both ways, in the run and by Spark."""
     if not small:
         monkeypatch.setattr(encoder_module, "SMALL_ROWS", -1)
     one = segment(journal, 7, [row(headers='{"a":"b"}'), row(topic="audit", route_key="k")])
@@ -372,7 +372,7 @@ def test_missing_journal_file(
     one = segment(journal, 9, inserts(0, 1))
     journal.delete(one.path)
 
-    with pytest.raises(JournalDamaged, match="segments 9 to 9" if small else "is missing"):
+    with pytest.raises(JournalDamaged, match="is missing"):
         encoder.encode([one])
 
 
