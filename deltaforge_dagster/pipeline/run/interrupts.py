@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -18,15 +19,8 @@ def uninterrupted() -> Iterator[None]:
     supervisor, and the process that started the run. Outside of the main thread this does nothing, because
     Python runs signal handlers only there.
     """
-    if threading.current_thread() is not threading.main_thread():
+    with _handled_by(_already_ending):
         yield
-        return
-    before = {number: signal.signal(number, _already_ending) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -36,22 +30,25 @@ def interrupted_afterwards() -> Iterator[None]:
     Python may keep its import lock when a signal handler raises an error amid an import. Then every other thread that
     imports something waits for ever. Outside of the main thread this does nothing.
     """
+    received: list[int] = []
+    with _handled_by(lambda number, _frame: received.append(number)):
+        yield
+    if received:
+        signal.raise_signal(received[0])
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give both signals another handler in the block, in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[int] = []
-
-    def later(number: int, _frame: object) -> None:
-        received.append(number)
-
-    before = {number: signal.signal(number, later) for number in _SIGNALS}
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if received:
-        signal.raise_signal(received[0])
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _already_ending(*_: object) -> None:
