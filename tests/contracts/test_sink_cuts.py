@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -204,24 +204,24 @@ def deliver(far: Far) -> None:
     sink = far.make()
     sent, is_open = -1, False  # the last ordinal
     deadline = time.monotonic() + SECONDS
-    while sent < ordinals[-1]:
-        assert time.monotonic() < deadline
-        try:
-            if not is_open:
-                sink.open()
-                if sink.exactly_once:
-                    position = sink.position()
-                    sent = -1 if position is None else position.ordinal
-                is_open = True
-            first = sum(ordinal <= sent for ordinal in ordinals)
-            origin = ORIGIN if sink.exactly_once else None
-            batch = messages(rows[first : first + BATCH], first=first, origin=origin)
-            sent = sink.send(batch, allow)
-        except Retryable as error:
-            print(error)  # noqa: T201
-            sink.close()
-            is_open = False
-    sink.close()
+    with closing(sink):
+        while sent < ordinals[-1]:
+            assert time.monotonic() < deadline
+            try:
+                if not is_open:
+                    sink.open()
+                    if sink.exactly_once:
+                        position = sink.position()
+                        sent = -1 if position is None else position.ordinal
+                    is_open = True
+                first = sum(ordinal <= sent for ordinal in ordinals)
+                origin = ORIGIN if sink.exactly_once else None
+                batch = messages(rows[first : first + BATCH], first=first, origin=origin)
+                sent = sink.send(batch, allow)
+            except Retryable as error:
+                print(error)  # noqa: T201
+                sink.close()
+                is_open = False
 
 
 def check(far: Far, *, exactly_once: bool) -> None:

@@ -95,7 +95,14 @@ def _is_duplicate(buffer: Bytes, start: int, stop: int) -> bool:
 
 @kernel
 def _record(
-    buffer: Bytes, start: int, stop: int, number: int, base: int, answers: Bytes, state: Longs
+    buffer: Bytes,
+    start: int,
+    stop: int,
+    number: int,
+    base: int,
+    answers: Bytes,
+    sequences: Longs,
+    state: Longs,
 ) -> None:
     """Record the answer to message `number`, which is between these bounds."""
     index = number - base
@@ -107,6 +114,7 @@ def _record(
     # {"e... is an error, {"s... a success, NATS/1.0... a status.
     refused = stop - start < 3 or buffer[start] != 123 or buffer[start + 2] == 101
     sequence = -1 if refused else _sequence(buffer, start, stop)
+    sequences[index] = sequence
     if sequence < 0:
         answers[index] = _REFUSAL
         if number < state[_REFUSED]:
@@ -118,11 +126,19 @@ def _record(
 
 
 @kernel
-def _scan(buffer: Bytes, end: int, prefix: int, base: int, answers: Bytes, state: Longs) -> None:
+def _scan(
+    buffer: Bytes,
+    end: int,
+    prefix: int,
+    base: int,
+    answers: Bytes,
+    sequences: Longs,
+    state: Longs,
+) -> None:
     """Parse everything complete between `state[_AT]` and `end`.
 
     `prefix` is the length of a reply subject before its number, `base` the number of the message to
-    which the first element of `answers` belongs.
+    which the first elements of `answers` and `sequences` belong.
     """
     at = state[_AT]
     while state[_BROKEN] == 0 and state[_ERR_END] == 0 and state[_REPLY_END] == 0:
@@ -150,7 +166,7 @@ def _scan(buffer: Bytes, end: int, prefix: int, base: int, answers: Bytes, state
                 state[_REPLY], state[_REPLY_END] = first, last
             else:
                 number = _number(buffer, subject + prefix, subject_end)
-                _record(buffer, first, last, number, base, answers, state)
+                _record(buffer, first, last, number, base, answers, sequences, state)
             at = last + 2
             continue
         if kind == 80 and buffer[at + 1] == 73:  # PI
@@ -190,6 +206,7 @@ class Answers:
         self._state = np.zeros(13, np.int64)
         self._prefix = prefix
         self._answers = np.zeros(0, np.uint8)
+        self._sequences = np.zeros(0, np.int64)
         self._base = 1
         self._end = 0
         self.refusal: RefusedMessage | None = None
@@ -220,16 +237,23 @@ class Answers:
     def expect(self, messages: int) -> None:
         """Expect answers to this many more messages."""
         self._answers = np.concatenate([self._answers, np.zeros(messages, np.uint8)])
+        self._sequences = np.concatenate([self._sequences, np.zeros(messages, np.int64)])
 
     def outcomes(self, number: int, messages: int) -> Bytes:
         """Return the outcomes of the messages: `STORED`, `DUPLICATE`, or another value."""
         first = number - self._base
         return self._answers[first : first + messages]
 
+    def last_sequence(self, number: int, messages: int) -> int:
+        """Return the highest sequence of these messages, none of which was refused."""
+        first = number - self._base
+        return int(self._sequences[first : first + messages].max())
+
     def forget(self, number: int) -> None:
         """Discard the outcomes of the messages before `number`, all of which were answered."""
         passed = number - self._base
         self._answers = self._answers[passed:]
+        self._sequences = self._sequences[passed:]
         self._state[_FIRST] -= passed
         self._base = number
 
@@ -270,7 +294,15 @@ class Answers:
     def _inspect(self) -> None:
         state = self._state
         refused = int(state[_REFUSED])
-        _scan(self._buffer, self._end, self._prefix, self._base, self._answers, state)
+        _scan(
+            self._buffer,
+            self._end,
+            self._prefix,
+            self._base,
+            self._answers,
+            self._sequences,
+            state,
+        )
         if state[_REFUSED] != refused:
             self.refusal = RefusedMessage(
                 int(state[_REFUSED]), self._text(_TEXT, _TEXT_END).decode()

@@ -159,7 +159,7 @@ class Session:
             if answers.refusal is None and again is None:
                 waiting.popleft()
                 self._alone = False
-                self._stored(task, block.stop)
+                self._stored(task, block, block.stop)
                 answers.forget(block.number + block.rows)
                 self._most = min(2 * self._most, MAX_BLOCK_ROWS)
                 breaks = 0
@@ -171,7 +171,7 @@ class Session:
             if again is not None:
                 row = min(again, row)
             breaks = 1 if row > task.row else breaks + 1
-            self._stored(task, row)
+            self._stored(task, block, row)
             waiting.clear()
             answers.forget(answers.next_number)
             answers.forget_refusal()
@@ -219,12 +219,17 @@ class Session:
             self._break_chain()
             raise
 
-    def _stored(self, task: Task, row: int) -> None:
-        """Record that everything before this row has been stored."""
+    def _stored(self, task: Task, block: PackedMessages, row: int) -> None:
+        """Record that everything before this row of a block has been stored.
+
+        Messages behind the row may be stored too, where a connection that was lost before delivers the
+        row itself late. They are not what the sink left there.
+        """
         if row == task.row:
             return
         task.row = row
-        sequence = max(self.held.sequence, self.link.answers.sequence)
+        last = self.link.answers.last_sequence(block.number, row - block.start)
+        sequence = max(self.held.sequence, last)
         live = self.held.live if task.batch.origin is None else sequence
         self.held = Held(sequence, live)
 

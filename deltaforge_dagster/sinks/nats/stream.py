@@ -12,6 +12,7 @@ moves the position, or 0 if there is none.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,9 @@ from deltaforge_dagster.sinks.nats.errors import (
     refusal,
 )
 from deltaforge_dagster.sinks.nats.link import NatsLink
+
+_SHORT = re.compile(r"([1-9][0-9]*) ([0-9]+) (.*)")
+"""A position that refers to a message before it: places, ordinal, event id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +218,26 @@ class Reader:
             if before is not None and (sequence := _pointed(before.position)) is not None:
                 before = self._at(sequence)
             return None if before is None else self._position(before)[0], message.id
-        places, _, rest = text.partition(" ")
-        ordinal, _, event_id = rest.partition(" ")
-        if not places.isdecimal() or not ordinal.isdecimal():
+        short = _SHORT.match(text)
+        if short is None:
             return None, None  # sent without a position, at least once
-        anchor = self._at(message.sequence - int(places))
-        if anchor is None:
+        position = self._anchored(message.sequence, int(short[1]))
+        if position is None:
             return None, None
-        position = self._parsed(anchor, anchor.position)
-        return replace(position, ordinal=int(ordinal), event_id=event_id), None
+        return replace(position, ordinal=int(short[2]), event_id=short[3]), None
+
+    def _anchored(self, sequence: int, places: int) -> SinkPosition | None:
+        """Return the whole position so many places before a message; None if it is gone.
+
+        A connection that was lost before may have delivered that message late, amid a block that was
+        packed otherwise: then it refers to another one before it.
+        """
+        while (anchor := self._at(sequence - places)) is not None:
+            short = _SHORT.match(anchor.position)
+            if short is None:
+                return self._parsed(anchor, anchor.position)
+            sequence, places = anchor.sequence, int(short[1])
+        return None
 
     def _parsed(self, message: _Message, text: str) -> SinkPosition:
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -14,6 +17,9 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_dagster.sinks.nats.endpoint import Login, addresses
+from deltaforge_dagster.sinks.nats.link import NatsLink
+from deltaforge_dagster.sinks.nats.pack import Packer, PositionHeader
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.nats import NatsServer
@@ -128,6 +134,54 @@ def test_from_at_least_once(make_sink: MakeSink, nats_admin: Admin, nats_stream:
     more = numbered(f"{nats_stream}.a", 10, 10, origin=ORIGIN)
     sink.send(more, allow)
     assert sink.position() == more.position_at(9)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_lost_connection_delivers_amid_a_block(
+    nats_server: NatsServer, nats_admin: Admin, nats_stream: str, make_sink: MakeSink, before: int
+) -> None:
+    """What an earlier connection sent is stored late, so the next one's are duplicates, and behind them are not.
+
+    Nothing is stored twice, and the position is that of the last message.
+    """
+    whole = numbered(f"{nats_stream}.a", 20, origin=ORIGIN)
+    late = Packer(whole.messages, "|sink", "_INBOX.lost").pack(
+        0,
+        10,
+        1,
+        first={"Nats-Expected-Last-Subject-Sequence": "0"},
+        marks={},
+        keeping=PositionHeader(lambda row: whole.position_at(row).to_json(), None),
+    )
+    transmit = NatsLink.transmit
+    blocks = itertools.count()
+
+    def stored(messages: int) -> None:
+        while nats_admin.state(nats_stream)["last_seq"] < messages:
+            pass
+
+    def interrupted(link: NatsLink, data: memoryview | bytes, deadline: float) -> None:
+        if bytes(data[:4]) != b"HPUB" or next(blocks) != 1:
+            transmit(link, data, deadline)
+            return
+        cut = [found.start() for found in re.finditer(b"HPUB ", data)][before]
+        transmit(link, data[:cut], deadline)
+        stored(1 + before)
+        with closing(
+            NatsLink("lost", addresses("lost", nats_server.url)[0], "lost", 60, 60)
+        ) as lost:
+            lost.connect(Login())
+            transmit(lost, late.data, deadline)
+            stored(10)
+        transmit(link, data[cut:], deadline)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NatsLink, "transmit", interrupted)
+        with pytest.raises(PositionMoved):
+            make_sink().send(whole, allow)
+
+    assert values(nats_admin, nats_stream) == list(range(20))
+    assert make_sink().position() == whole.position_at(19)
 
 
 def test_a_reset_is_stored_whole(make_sink: MakeSink, nats_admin: Admin, nats_stream: str) -> None:
