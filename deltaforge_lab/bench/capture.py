@@ -204,7 +204,7 @@ class _Bench:
         assert row is not None
         assert lease is not None
         run = LeasedRun(self._store, self._journal, lease, warn=lambda _: None)
-        # As in a run whose sinks are faster than capture: only a full segment is closed.
+        # As in a run whose sinks are faster than capture: only the first segment is closed before it is full.
         limits = spec.spec.engine.segment.model_copy(update={"min_ms": 1000})
         backlog = None
         if self._sessions is not None:

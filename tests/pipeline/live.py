@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.publication import pending
+from deltaforge_dagster.pipeline.deliver.messages import MessageDelivery
 from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
@@ -39,9 +42,10 @@ def warm_tools(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     return dataclasses.replace(build_run_context(opened, loaded), sessions=sessions)
 
 
-def in_one_segment(events: int) -> str:
-    """Return the `segment` of a pipeline file, with which so many changes make one: all at once, or slowly."""
-    return f"{{min_ms: 1500, max_ms: 20000, max_events: {events}}}"
+def in_one_segment(events: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the `segment` of a pipeline file, with which so many changes make one: no sink asks for less."""
+    monkeypatch.setattr(MessageDelivery, "prompt", False)
+    return f"{{max_ms: 600000, max_events: {events}}}"
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -196,12 +196,14 @@ def test_a_replay_beside_a_live_run(
     assert outcome.sink_errors == {}
 
 
-def test_units_are_transactions(make_feed: MakeFeed, kafka_server: KafkaServer) -> None:
+def test_units_are_transactions(
+    make_feed: MakeFeed, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What `batch` says is one transaction, also when one of the source is larger; none is divided.
 
     The marker of a commit takes an offset of its own, between the messages of two transactions.
     """
-    feed = make_feed(kafka_server, segment=f"    segment: {in_one_segment(200)}\n")
+    feed = make_feed(kafka_server, segment=f"    segment: {in_one_segment(200, monkeypatch)}\n")
     feed.path.write_text(
         feed.path.read_text().replace("  engine:\n", "  batch: {max_events: 40}\n  engine:\n")
     )

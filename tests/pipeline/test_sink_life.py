@@ -252,12 +252,10 @@ class Spy:
         return [len(one) for one in taken]
 
 
-SEVENTEEN = f"    segment: {in_one_segment(17)}\n"
-
-
 def test_delivery_batches(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     """One segment is cut as the file says, and each delivery batch is followed by a checkpoint."""
     spy = Spy(monkeypatch)
+    seventeen = f"    segment: {in_one_segment(17, monkeypatch)}\n"
     for fields, sizes in (
         ("spec", [17]),
         ("  batch: {max_events: 4}\n", [3, 10, 4]),
@@ -266,11 +264,10 @@ def test_delivery_batches(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None
         ("  batch: {max_bytes: 1, respect_source_tx: false}\n", [1] * 17),
         ("  batch: {max_ms: 20}\n", [17]),
     ):
-        lives.file("a", spec="" if fields == "spec" else fields, engine=SEVENTEEN)
+        lives.file("a", spec="" if fields == "spec" else fields, engine=seventeen)
         spy.written.clear()
         segments = len(lives.store.segments.read("feed"))
-        # What waits 20 ms at most may be cut between two transactions.
-        lives.insert(*((17,) if "max_ms" in fields else (3, 10, 2, 2)))
+        lives.insert(3, 10, 2, 2)
 
         lives.feed.catch_up()
 
@@ -284,8 +281,9 @@ def test_delivery_batches(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_checkpoint_after_so_many_events(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are sent at most without a checkpoint: the most that could come again."""
     spy = Spy(monkeypatch)
+    seventeen = f"    segment: {in_one_segment(17, monkeypatch)}\n"
     for after, sizes in ((5, [5, 5, 5, 2]), (1, [1] * 17), (500, [17])):
-        lives.file("a", engine=f"{SEVENTEEN}    checkpoint: {{after: {after}}}\n")
+        lives.file("a", engine=f"{seventeen}    checkpoint: {{after: {after}}}\n")
         spy.written.clear()
         lives.insert(3, 14)
 
@@ -295,7 +293,7 @@ def test_a_checkpoint_after_so_many_events(lives: Lives, monkeypatch: pytest.Mon
         assert len(spy.written) >= 17 // after
         assert spy.written[-1] == 16
     lives.file(
-        "a", spec="  batch: {max_events: 2}\n", engine=f"{SEVENTEEN}    checkpoint: {{after: 6}}\n"
+        "a", spec="  batch: {max_events: 2}\n", engine=f"{seventeen}    checkpoint: {{after: 6}}\n"
     )
     spy.written.clear()
     lives.insert(*[1] * 17)

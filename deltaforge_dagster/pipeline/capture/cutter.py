@@ -11,6 +11,7 @@ segment, at the same position. If only held events arrive, these files end witho
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -92,7 +93,7 @@ class SegmentCutter:
         self._waiting_held: list[HeldEvent] = []
         self._writer: SegmentWriter | None = None
         self._began = 0.0
-        self._last_end = time.monotonic()
+        self._last_end = -math.inf
         self._end: Position | None = None  # None also while a spilled transaction is open
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0

@@ -46,10 +46,10 @@ from deltaforge_dagster.tables import fingerprints
 
 logger = logging.getLogger(__name__)
 
-SMALL_ROWS = 1_000
-SMALL_BYTES = 64 << 10
+SMALL_ROWS = 2_000
+SMALL_BYTES = 256 << 10
 """Limits of what is encoded in the run. The bytes are compressed; lz4 compresses by at most 255 to 1, so the rows
-take less than 20 MB."""
+take less than 70 MB."""
 
 PART_ROW_GROUPS = 6
 PART_ROWS = 300_000

@@ -1,7 +1,8 @@
 """The buffer between a log stream and its decoder.
 
 A decoder consumes complete events; the rest stays for its next call. The buffer normally has a fixed size. It
-grows for a larger row, and shrinks again afterwards.
+grows for a larger row, and shrinks again afterwards. It is filled a little at first, then more with each call, so that
+the first changes of a backlog are decoded, and on their way, before megabytes have been received.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ class ReadBuffer:
         self._usual = min(BUFFER_BYTES, max(max_bytes, _LEAST_BUFFER_BYTES))
         self.data = bytearray(self._usual)
         self.length = 0
+        self._most = _LEAST_BUFFER_BYTES
 
     def fill(self, receive: Callable[[memoryview, float], int], seconds: float) -> bool:
         """Append received bytes, waiting at most `seconds` for the first; return whether any arrived."""
         if self.length == len(self.data):  # one row larger than the buffer
             self.data = self.data.ljust(2 * self.length, b"\0")
         with memoryview(self.data) as view:
-            count = receive(view[self.length :], seconds)
+            count = receive(view[self.length : self.length + self._most], seconds)
+        if count == self._most:
+            self._most *= 2
         self.length += count
         return bool(count)
 

@@ -31,8 +31,8 @@ def test_a_backlog_is_captured_whole(source: str) -> None:
 
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.output.splitlines()[-1])
-    assert (found["source"], found["rows"], found["segments"]) == (source, 3000, 1)
+    assert (found["source"], found["rows"]) == (source, 3000)
     assert found["shape"] == "wide10"
-    for name in ("rows_per_second", "raw_rows_per_second", "ratio", "journal_bytes"):
+    for name in ("segments", "rows_per_second", "raw_rows_per_second", "ratio", "journal_bytes"):
         assert found[name] > 0
     assert set(found["cpu_seconds_per_million"]) == {"capture", "source"}

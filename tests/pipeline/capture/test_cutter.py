@@ -115,7 +115,7 @@ def test_segments_that_are_waited_for_end_at_intervals(
         recorder.cutter.accept(batch)
         sealed.append(len(recorder.sealed))
 
-    assert sealed == [0, 1, 2, 2, 2, 3, 3, 4]
+    assert sealed == [1, 1, 2, 2, 2, 3, 3, 4]
     assert [ids for ids, _ in recorder.sealed] == [[1], [2], [3, 4, 5], [6]]
 
 

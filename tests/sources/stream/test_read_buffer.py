@@ -41,12 +41,28 @@ def test_it_grows_for_one_large_row_and_shrinks_behind_it() -> None:
 
     buffer = ReadBuffer(1 << 20)
     usual = len(buffer.data)
-    for _ in range(5):
+    while buffer.length < 9 * usual:
         buffer.fill(receive, 1.0)
     assert len(buffer.data) == 16 * usual
 
     buffer.drop(buffer.length - 10)
     assert (len(buffer.data), buffer.length) == (usual, 10)
+
+
+def test_it_is_filled_a_little_at_first() -> None:
+    """Twice as much with each call that gets all it asks for, so that the first changes need not wait for megabytes."""
+    asked = []
+
+    def receive(view: memoryview, seconds: float) -> int:
+        asked.append(len(view) >> 10)
+        return len(view) if len(asked) != 2 else 5
+
+    buffer = ReadBuffer(1 << 20)
+    for _ in range(6):
+        buffer.fill(receive, 1.0)
+        buffer.drop(buffer.length)
+
+    assert asked == [64, 128, 128, 256, 512, 1024]
 
 
 def test_a_buffer_is_bounded_on_both_sides() -> None:
