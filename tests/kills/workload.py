@@ -74,10 +74,17 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A transaction that is durable: its changes, and a place in the log behind it."""
+    """A transaction that is durable.
+
+    Attributes:
+        changes: Its changes.
+        log_end: A place in the log behind it.
+        ordered: Whether the changes are in the log's order; in which order one statement changes rows, the database decides.
+    """
 
     changes: tuple[Change, ...]
     log_end: int
+    ordered: bool
 
 
 @dataclass
@@ -203,6 +210,7 @@ class _Writer:
     def _write(self, tx: int) -> None:
         """Write one transaction; after a lost connection the ledger says whether it was committed."""
         statements, changes = self._next_transaction()
+        ordered = len(statements) > 1
         statements.append(f"INSERT INTO ledger VALUES ({tx})")
         written = f"SELECT count(*) FROM ledger WHERE tx = {tx}"
         deadline = time.monotonic() + 120
@@ -217,7 +225,7 @@ class _Writer:
             except ConnectionError:
                 assert time.monotonic() < deadline, "the database has not come back in 120 s"
                 time.sleep(0.1)
-        self.committed.append(Committed(tuple(changes), log_end))
+        self.committed.append(Committed(tuple(changes), log_end, ordered))
         self.rows += len(changes)
 
     def _next_transaction(self) -> tuple[list[str], list[Change]]:
