@@ -29,7 +29,7 @@ from rich.table import Table
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.drain import fill, progress
-from deltaforge_lab.bench.installation import Installation, Say, installed
+from deltaforge_lab.bench.installation import PIPELINE, Installation, Say, installed
 from deltaforge_lab.bench.limits import MachineLimits, raw_write_rate
 from deltaforge_lab.bench.shapes import ORDERS6, SHAPES, TRANSACTION_ROWS, Shape
 from deltaforge_lab.bench.sources import STARTS, BenchSource, PostgresBench, SourceKind
@@ -62,6 +62,7 @@ class TableDrain:
         mode: What the table has.
         shape: Shape of the source's table.
         rows: Changes of the backlog.
+        from_journal: Whether the backlog was in the journal before, so that the run captured nothing.
         seconds: How long the run took.
         events_per_second: `rows / seconds`.
         cpu_seconds_per_million: Processor seconds per million changes, of the run, Spark (JVM and Python
@@ -76,6 +77,7 @@ class TableDrain:
     mode: TableMode
     shape: str
     rows: int
+    from_journal: bool
     seconds: float
     events_per_second: int
     cpu_seconds_per_million: dict[str, float]
@@ -121,6 +123,12 @@ def table_command(pair: str) -> Callable[..., None]:
             Literal["orders6", "wide10", "documents3"],
             typer.Option(help="Columns of the table."),
         ] = "orders6",
+        from_journal: Annotated[
+            bool,
+            typer.Option(
+                "--from-journal", help="Capture the backlog before, and measure only its delivery."
+            ),
+        ] = False,
         as_json: Annotated[
             bool, typer.Option("--json", help="Print one JSON object on the last line.")
         ] = False,
@@ -131,7 +139,7 @@ def table_command(pair: str) -> Callable[..., None]:
             progress(quiet=as_json) as say,
             _opened(pair, mode, SHAPES[shape], min(_WARM_ROWS, rows), say) as bench,
         ):
-            result = bench.drain_with_limits(pair, rows)
+            result = bench.drain_with_limits(pair, rows, from_journal=from_journal)
         if as_json:
             typer.echo(json.dumps(asdict(result)))
         else:
@@ -208,9 +216,13 @@ class _OpenBench:
         for written in self.source.write(1 + self.rows, rows):
             self.say(f"filling the backlog: {written:,} of {rows:,} rows")
 
-    def drain(self, pair: str, rows: int, write: Callable[[], None]) -> TableDrain:
-        """Write a backlog of `rows` changes, and deliver it."""
+    def drain(
+        self, pair: str, rows: int, write: Callable[[], None], *, from_journal: bool = False
+    ) -> TableDrain:
+        """Write a backlog of `rows` changes, and deliver it; with `from_journal` it is captured before the measurement."""
         write()
+        if from_journal:
+            self.capture()
         self.say(f"draining {rows:,} changes")
         groups = {
             "run": os.getpid(),
@@ -228,6 +240,7 @@ class _OpenBench:
             mode=self.mode,
             shape=self.shape.name,
             rows=rows,
+            from_journal=from_journal,
             seconds=round(seconds, 3),
             events_per_second=round(rows / seconds),
             cpu_seconds_per_million={
@@ -238,7 +251,7 @@ class _OpenBench:
             cores=len(os.sched_getaffinity(0)),
         )
 
-    def drain_with_limits(self, pair: str, rows: int) -> TableDrain:
+    def drain_with_limits(self, pair: str, rows: int, *, from_journal: bool) -> TableDrain:
         """Write a backlog of `rows` inserts, deliver it, check that all have arrived, and measure the limits."""
 
         def write() -> None:
@@ -246,7 +259,7 @@ class _OpenBench:
             self.fill(rows)
             self.source.end_backlog()
 
-        result = self.drain(pair, rows, write)
+        result = self.drain(pair, rows, write, from_journal=from_journal)
         self.expect(self.rows + rows)
         self.say("reading the raw log")
         raw_read = rows / self.source.read_raw()
@@ -254,6 +267,14 @@ class _OpenBench:
         raw_write = raw_write_rate(self.tables.raw_writer())
         limits = MachineLimits.of(rows / result.seconds, raw_read=raw_read, raw_write=raw_write)
         return dataclasses.replace(result, limits=limits)
+
+    def capture(self) -> None:
+        """Execute a run that captures everything and delivers nothing."""
+        self.say("capturing the backlog")
+        checkpoints = self.installation.store.checkpoints
+        checkpoints.pause(PIPELINE, "sink")
+        self.deliver()
+        checkpoints.resume(PIPELINE, "sink")
 
     def deliver(self) -> None:
         """Execute a run until everything is delivered."""

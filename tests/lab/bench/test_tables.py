@@ -43,13 +43,16 @@ def test_wrong_options_start_nothing(words: list[str]) -> None:
 )
 def test_every_pair_is_measured(pair: str, mode: str) -> None:
     """A small backlog arrives completely, which the command checks, and the last line has every number."""
+    from_journal = pair.endswith("delta")
     options = ["--rows", "3000", "--mode", mode, "--json"]
+    options += ["--from-journal"] if from_journal else []
 
     outcome = CliRunner().invoke(app, ["bench", pair, *options])
 
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(outcome.stdout.splitlines()[-1])
     assert (found["pair"], found["mode"], found["rows"]) == (pair, mode, 3000)
+    assert found["from_journal"] == from_journal
     assert found["events_per_second"] == pytest.approx(3000 / found["seconds"], rel=0.01)
     assert {"run", "spark", "source"} <= set(found["cpu_seconds_per_million"])
     assert min(found["cpu_seconds_per_million"][name] for name in ("run", "spark")) > 0
