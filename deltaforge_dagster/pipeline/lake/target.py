@@ -105,7 +105,7 @@ class TableCommit:
     def columns(self) -> Sequence[LakeColumn]:
         """The source's columns."""
         return [
-            LakeColumn(one.name, sql_type(one.type), one.source_type)
+            LakeColumn(one.name, sql_type(one.type), one.source_type, one.name in self.table.key)
             for one in self.table.columns.columns
         ]
 

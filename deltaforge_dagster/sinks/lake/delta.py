@@ -31,6 +31,10 @@ _STEPS = 1 << 20
 _MAPPED = set(" ,;{}()\n\t=")
 """Characters that a column's name can have only with column mapping."""
 _MAPPING: Mapping[str, str] = {"delta.columnMapping.mode": "name"}
+_ORDERED = {
+    "tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "date", "timestamp", "timestamp_ntz",
+}  # fmt: skip
+"""Types of which Delta knows the smallest and largest value, beside texts."""
 _RESERVED = {"_metadata", "_change_type", "_commit_version", "_commit_timestamp"}
 
 
@@ -171,6 +175,7 @@ class DeltaDialect:
         if self.config.mode != "changelog":  # to which rows are only added
             vectors = self.config.write_mode == "merge_on_read"
             own["delta.enableDeletionVectors"] = str(vectors).lower()
+        own["delta.dataSkippingStatsColumns"] = _with_statistics(columns, layout)
         if any(_MAPPED & set(column.name) for column in columns):
             own |= _MAPPING
         if self.config.type_widening:
@@ -219,6 +224,25 @@ class DeltaDialect:
         if not properties:
             return ()
         return (f"ALTER TABLE {table} SET TBLPROPERTIES ({properties_text(properties)})",)
+
+
+def _with_statistics(columns: Sequence[LakeColumn], layout: TableLayout) -> str:
+    """Return the columns of which Delta keeps the smallest and largest value of each file, as a property says it.
+
+    To find the smallest and largest text takes almost as long as to write it, so of texts they are only those by which the
+    sink or its user looks for rows.
+    """
+    looked_for = {one.lower() for one in layout.cluster_by}
+    parts = {one.column.lower() for one in layout.partition_by}
+    return ",".join(
+        quoted(one.name)
+        for one in columns
+        if one.name.lower() not in parts  # which have no others
+        and (
+            one.type.partition("(")[0] in _ORDERED
+            or (one.type == "string" and (one.is_key or one.name.lower() in looked_for))
+        )
+    )
 
 
 def _checksum(version: int, location: str | None) -> str:

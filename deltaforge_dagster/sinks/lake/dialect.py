@@ -61,11 +61,13 @@ class LakeColumn:
         name: Its name.
         type: Its type, as `sql` writes it.
         comment: What it was in the source, if known.
+        is_key: Whether it is part of the key.
     """
 
     name: str
     type: str
     comment: str | None = None
+    is_key: bool = False
 
     @property
     def definition(self) -> str:
