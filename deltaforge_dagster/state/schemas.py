@@ -111,6 +111,19 @@ class TableHistory:
                 sequence = one
         return next((one for one in self.versions if one.stamp.sequence == sequence), None)
 
+    def columns_until(self, version: SchemaVersion) -> frozenset[str]:
+        """Return the names of all columns that the table had had when a version was in force for the last time."""
+        passed = [sequence for _, sequence in self.in_force]
+        own = version.stamp.sequence
+        if own in passed:
+            passed = passed[: len(passed) - passed[::-1].index(own)]
+        return frozenset(
+            column.name
+            for one in self.versions
+            if one.stamp.sequence <= own or one.stamp.sequence in passed
+            for column in one.table.columns
+        )
+
     def before(self, version: SchemaVersion) -> SchemaVersion | None:
         """Return the version before `version`, or None for the first one."""
         return self.version(version.stamp.version - 1)

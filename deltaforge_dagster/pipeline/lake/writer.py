@@ -49,7 +49,7 @@ from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import PENDING, Branches, LakeDialect
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
-from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, WrittenColumn
+from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, Truncate, WrittenColumn
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.writer import FoldTime, TableOwner, WrittenTable, check_names
 from deltaforge_dagster.state.lake_commits import TableFigures
@@ -257,8 +257,7 @@ class LakeWriter:
             pending.align(target)
         name = self._written(target)
         statements = Statements(name, columns, table.key, table.absent, target.base)
-        steps = (self._statement(commit, statements, step) for step in table.steps)
-        version = self._execute(commit, target, through, steps)
+        version = self._execute(commit, target, through, self._steps(commit, statements))
         target.committed = through
         return _written_table(target, self._figures_of(commit, version))
 
@@ -386,11 +385,36 @@ class LakeWriter:
             self._session = session
         return session
 
+    def _steps(self, commit: TableCommit, statements: Statements) -> Iterator[str]:
+        """Yield the statements that apply the steps of a commit.
+
+        Where each statement is a version that readers see, rows behind a truncate are applied with it: a table that the
+        source has filled again is never seen empty.
+        """
+        together = self.config.mode == "current" and self.dialect.branches is None
+        truncate: Truncate | None = None
+        for step in commit.table.steps:
+            if truncate is not None and together and step.kind == "rows":
+                self._read_staged(commit, step)
+                yield statements.merge_current(
+                    rekey=False, soft_deletes=self.config.soft_deletes, truncate=truncate
+                )
+                truncate = None
+                continue
+            if truncate is not None:
+                yield self._truncate(statements, truncate)
+                truncate = None
+            if step.kind == "truncate":
+                place = statements.base + step.last.segment, step.last.ordinal
+                truncate = Truncate(*place, step.event_time_us)
+            else:
+                self._read_staged(commit, step)
+                yield self._statement(commit, statements, step)
+        if truncate is not None:
+            yield self._truncate(statements, truncate)
+
     def _statement(self, commit: TableCommit, statements: Statements, step: StagedStep) -> str:
-        """Return the statement that applies a step."""
-        if step.kind == "truncate":
-            return self._truncate(statements, step)
-        self._read_staged(commit, step)
+        """Return the statement that applies a step with rows, which are staged."""
         if self.config.mode == "changelog":
             return statements.append()
         if (
@@ -427,15 +451,14 @@ class LakeWriter:
         query = statements.bounds()
         return "" if query is None else statements.within(commit.rows(query)[0])
 
-    def _truncate(self, statements: Statements, step: StagedStep) -> str:
-        place = (statements.base + step.last.segment, step.last.ordinal, step.event_time_us)
+    def _truncate(self, statements: Statements, truncate: Truncate) -> str:
         match self.config.mode:
             case "changelog":
-                return statements.truncated_changelog(*place)
+                return statements.truncated_changelog(truncate)
             case "current":
-                return statements.truncate_current(*place, soft_deletes=self.config.soft_deletes)
+                return statements.truncate_current(truncate, soft_deletes=self.config.soft_deletes)
             case "history":
-                return statements.truncate_history(*place)
+                return statements.truncate_history(truncate)
 
     def _all_new(self, commit: TableCommit, statements: Statements) -> bool:
         """Return whether the table is sure not to have the keys of inserts.

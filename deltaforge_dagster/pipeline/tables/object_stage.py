@@ -79,8 +79,8 @@ class ObjectStager(CommitStager[StagedSinkConfig]):
     ) -> ObjectPlan:
         chosen, skipped = self._versions(segments, wants)
         schemas = {
-            name: {one.stamp.fingerprint: self._typed_schema(one.table) for one in versions}
-            for name, versions in chosen.items()
+            name: {one.stamp.fingerprint: self._typed_schema(one.table) for one in used.versions}
+            for name, used in chosen.items()
         }
         declared = {full: self._declared(types) for full, types in self._config.types.items()}
         return ObjectPlan(

@@ -51,7 +51,7 @@ from deltaforge_dagster.sinks.tables.writer import check_names
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.state.records import SegmentRow
-from deltaforge_dagster.state.schemas import SchemaVersion
+from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema, fingerprints
 from deltaforge_dagster.typed_rows.schema import (
@@ -67,6 +67,14 @@ _Config = TypeVar("_Config", bound=StagedSinkConfig)
 BUCKET_ROWS = 250_000
 BUCKET_BYTES = 32 << 20
 """Most rows, and bytes of segment files, whose keys are folded by one task; one key may have more."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedVersions:
+    """The versions of a table that rows of a commit have, oldest first, and all that there are."""
+
+    history: TableHistory
+    versions: Sequence[SchemaVersion]
 
 
 class CommitStager(ABC, Generic[_Config]):
@@ -172,22 +180,22 @@ class CommitStager(ABC, Generic[_Config]):
 
     def _versions(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
-    ) -> tuple[dict[TableName, list[SchemaVersion]], frozenset[TableName]]:
-        """Return the versions of each wanted table that rows of segments have, oldest first, and the tables not wanted."""
-        used: dict[str, set[str]] = {}
+    ) -> tuple[dict[TableName, UsedVersions], frozenset[TableName]]:
+        """Return the versions of each wanted table that rows of segments have, and the tables not wanted."""
+        of_rows: dict[str, set[str]] = {}
         for segment in segments:
             for full, found in segment.schema_versions.items():
-                used.setdefault(full, set()).update(fingerprints(found))
-        chosen: dict[TableName, list[SchemaVersion]] = {}
+                of_rows.setdefault(full, set()).update(fingerprints(found))
+        chosen: dict[TableName, UsedVersions] = {}
         skipped: set[TableName] = set()
         for history in self._store.schemas.histories(self._spec.metadata.name):
             newest = history.newest.table
             name = newest.db, newest.schema, newest.table
-            wanted = used.get(history.name, ())
+            wanted = of_rows.get(history.name, ())
             if not wants(name):
                 skipped.add(name)
             elif versions := [one for one in history.versions if one.stamp.fingerprint in wanted]:
-                chosen[name] = versions
+                chosen[name] = UsedVersions(history, versions)
         return chosen, frozenset(skipped)
 
     @abstractmethod
@@ -291,9 +299,10 @@ class TableStager(CommitStager[TableSinkConfig]):
         schemas: dict[TableName, TypedSchema] = {}
         keys: dict[TableName, tuple[str, ...]] = {}
         refused: dict[TableName, str] = {}
+        later: dict[tuple[TableName, str | None], frozenset[str]] = {}
         chosen, skipped = self._versions(segments, wants)
-        for name, versions in chosen.items():
-            tables = [one.table for one in versions]
+        for name, used in chosen.items():
+            tables = [one.table for one in used.versions]
             keys[name] = tables[-1].primary_key
             typed = [self._typed_schema(one) for one in tables]
             schemas[name] = typed[-1]
@@ -301,6 +310,10 @@ class TableStager(CommitStager[TableSinkConfig]):
                 schemas[name] = union(typed, full_name(name))
             except TableRejected as error:
                 refused[name] = str(error)
+            columns = {column.name for table in tables for column in table.columns}
+            for one in used.versions:
+                missing = columns - used.history.columns_until(one)
+                later[name, one.stamp.fingerprint] = frozenset(missing)
         declared = {full: self._declared(types) for full, types in self._config.types.items()}
         return StagePlan(
             mode=self._config.mode,
@@ -309,6 +322,7 @@ class TableStager(CommitStager[TableSinkConfig]):
             schemas=schemas,
             declared=declared,
             unknown=self._declared({}),
+            later=later,
             keys=keys,
             declared_keys=self._config.keys,
             refused=refused,

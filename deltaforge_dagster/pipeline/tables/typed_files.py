@@ -63,6 +63,7 @@ class StagePlan:
         schemas: The columns of each table that the source has registered.
         declared: By full name of a table, the columns of its rows if it is not registered.
         unknown: The columns of other tables: none, all fields are text.
+        later: By table and version, the columns that the table had never had by then: rows of the version are null there.
         keys: The key columns of each registered table.
         declared_keys: By full name of a table, its key columns.
         refused: Why tables cannot be staged.
@@ -75,6 +76,7 @@ class StagePlan:
     schemas: Mapping[TableName, TypedSchema]
     declared: Mapping[str, TypedSchema]
     unknown: TypedSchema
+    later: Mapping[tuple[TableName, str | None], frozenset[str]]
     keys: Mapping[TableName, tuple[str, ...]]
     declared_keys: Mapping[str, tuple[str, ...]]
     refused: Mapping[TableName, str]
@@ -263,7 +265,7 @@ class _TableRows:
         try:
             self._plan.check(self._file.table)
             check_values(self._file.table, typed.rows, rows)
-            batch = self._keyed(typed.rows, rows) if self._key else self._logged(typed.rows, rows)
+            batch = self._keyed(typed, rows) if self._key else self._logged(typed.rows, rows)
         except TableRejected as error:
             self._file.error = str(error)
             self._batches.clear()
@@ -320,16 +322,17 @@ class _TableRows:
         every = {**columns, **{name: meta[name] for name in META.names}}
         return pa.RecordBatch.from_pydict(every)
 
-    def _keyed(self, typed: TypedRows, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _keyed(self, of_version: TypedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a table with a key, an update of the key as a delete and an update where possible."""
-        count = rows.num_rows
+        typed, count = of_version.rows, rows.num_rows
+        later = self._plan.later.get((self._file.table, of_version.version.schema_version), ())
         columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
         updates = is_op(rows, "u")
         self._file.inserts &= bool(is_op(rows, "c").all())
         columns |= self._full_key(typed, rows)
         old = self._old_key(columns, rows, np.flatnonzero(updates))
         lacking = _lacking(typed, updates)
-        for name in self._key:
+        for name in (*self._key, *later):
             lacking.pop(name, None)
         self._note(lacking)
         changed, partial = np.zeros(count, np.bool_), np.zeros(count, np.bool_)

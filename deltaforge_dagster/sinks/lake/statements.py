@@ -69,6 +69,32 @@ class WrittenColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class Truncate:
+    """A truncate: its place, and when it was committed, in microseconds since 1970 UTC."""
+
+    position: int
+    ordinal: int
+    time_us: int
+
+    @property
+    def moment(self) -> str:
+        """Its time in SQL."""
+        return f"timestamp_micros({self.time_us})"
+
+    @property
+    def earlier(self) -> str:
+        """The condition that a row `t` of the table is from before it."""
+        same = f"t.df_position = {self.position} AND t.df_ordinal < {self.ordinal}"
+        return f"(t.df_position < {self.position} OR ({same}))"
+
+    @property
+    def deleted(self) -> str:
+        """The assignments that mark a row deleted."""
+        place = f"df_position = {self.position}, df_ordinal = {self.ordinal}"
+        return f"df_deleted = true, df_event_time = {self.moment}, {place}"
+
+
+@dataclass(frozen=True, slots=True)
 class Statements:
     """Makes the statements of one table.
 
@@ -118,39 +144,44 @@ class Statements:
         values = [*(column.value("s") for column in self.columns), "s.df_op", absent]
         return self._insert([*_PENDING], [*values, "s.df_event_time"])
 
-    def truncated_changelog(self, position: int, ordinal: int, time_us: int) -> str:
+    def truncated_changelog(self, truncate: Truncate) -> str:
         """Return the statement that adds a row about a truncate."""
         return (
             f"INSERT INTO {self.table} (df_op, df_event_time, df_position, df_ordinal)"
-            f" VALUES ('t', {_moment(time_us)}, {position}, {ordinal})"
+            f" VALUES ('t', {truncate.moment}, {truncate.position}, {truncate.ordinal})"
         )
 
-    def truncate_current(
-        self, position: int, ordinal: int, time_us: int, *, soft_deletes: bool
-    ) -> str:
+    def truncate_current(self, truncate: Truncate, *, soft_deletes: bool) -> str:
         """Return the statement that deletes all rows, or marks them deleted."""
-        before = _before(position, ordinal)
         if not soft_deletes:
-            return f"DELETE FROM {self.table} WHERE {before}"
+            return f"DELETE FROM {self.table} AS t WHERE {truncate.earlier}"
         return (
-            f"UPDATE {self.table} SET df_deleted = true, df_event_time = {_moment(time_us)},"
-            f" df_position = {position}, df_ordinal = {ordinal} WHERE NOT df_deleted AND {before}"
+            f"UPDATE {self.table} AS t SET {truncate.deleted}"
+            f" WHERE NOT t.df_deleted AND {truncate.earlier}"
         )
 
-    def truncate_history(self, position: int, ordinal: int, time_us: int) -> str:
+    def truncate_history(self, truncate: Truncate) -> str:
         """Return the statement that ends all versions that are current."""
         return (
-            f"UPDATE {self.table} SET df_valid_to = {_moment(time_us)}, df_is_current = false"
-            f" WHERE df_is_current AND {_before(position, ordinal)}"
+            f"UPDATE {self.table} AS t SET df_valid_to = {truncate.moment}, df_is_current = false"
+            f" WHERE t.df_is_current AND {truncate.earlier}"
         )
 
-    def merge_current(self, *, rekey: bool, soft_deletes: bool, within: str = "") -> str:
+    def merge_current(
+        self,
+        *,
+        rekey: bool,
+        soft_deletes: bool,
+        within: str = "",
+        truncate: Truncate | None = None,
+    ) -> str:
         """Return the statement that applies rows, one per key, to a table of current rows.
 
         Args:
             rekey: Whether the rows are of a step of that kind.
             soft_deletes: Whether deleted rows stay, marked.
             within: A condition on `t` that holds for all keys of the rows (`within`).
+            truncate: A truncate before the rows, which is applied with them.
         """
         meta = ["df_event_time", *_PLACE]
         changed = [f"t.{name} = s.{name}" for name in meta]
@@ -161,7 +192,12 @@ class Statements:
             gone = f"UPDATE SET t.df_deleted = true, {', '.join(changed)}"
             changed.append("t.df_deleted = false")
             names, values = [*names, "df_deleted"], [*values, "false"]
-        changed += [self._kept(column.name, column.staged) for column in self.columns]
+        if truncate is None:
+            changed += [self._kept(column.name, column.staged) for column in self.columns]
+        else:  # what the table has is gone, whatever a row lacks
+            changed += [
+                f"t.{name} = s.{name}" for name in (quoted(column.name) for column in self.columns)
+            ]
         return (
             f"MERGE INTO {self.table} AS t USING ({self._rows(meta[:1], rekey=rekey)}) AS s"
             f" ON {self._same_key('t', 's')}{within}"
@@ -169,6 +205,7 @@ class Statements:
             f" WHEN MATCHED AND s.df_op <> 'd' AND {LATER} THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
             f" INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
+            + (_with_rest(truncate, soft_deletes=soft_deletes) if truncate is not None else "")
         )
 
     def merge_history(self, *, rekey: bool, within: str = "") -> str:
@@ -317,10 +354,11 @@ class Statements:
         return f"{row}.df_segment + {self.base}L" if self.base else f"{row}.df_segment"
 
 
-def _before(position: int, ordinal: int) -> str:
-    """Return the condition that a row of the table is from before a place."""
-    return f"(df_position < {position} OR (df_position = {position} AND df_ordinal < {ordinal}))"
-
-
-def _moment(time_us: int) -> str:
-    return f"timestamp_micros({time_us})"
+def _with_rest(truncate: Truncate, *, soft_deletes: bool) -> str:
+    """Return the clause of a MERGE that truncates the rows whose keys no applied row has."""
+    if not soft_deletes:
+        return f" WHEN NOT MATCHED BY SOURCE AND {truncate.earlier} THEN DELETE"
+    return (
+        f" WHEN NOT MATCHED BY SOURCE AND NOT t.df_deleted AND {truncate.earlier}"
+        f" THEN UPDATE SET {truncate.deleted}"
+    )

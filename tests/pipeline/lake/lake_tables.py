@@ -125,6 +125,16 @@ class Lake:
         found = self.arrow(*names, destination=destination)
         return [tuple(row.values()) for row in found.to_pylist()]
 
+    def versions(self) -> int:
+        """How many versions of the table readers could see so far."""
+        table = dialect_of(self.config()).table(("public", "orders"))
+        query = (
+            f"DESCRIBE HISTORY {table}"
+            if self.format == "delta"
+            else f"SELECT * FROM {table}.history"
+        )
+        return self.reading().sql(query).count()
+
     def arrow(self, *names: str, destination: Sequence[str] = ("public", "orders")) -> pa.Table:
         """The same in Arrow."""
         dialect = dialect_of(self.config())

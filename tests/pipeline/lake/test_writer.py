@@ -114,6 +114,38 @@ def test_a_current_table_has_the_source_s_rows(lake: Lake) -> None:
     assert lake.rows("id", "name", "note", "df_position") == [(1, "after", None, 3)]
 
 
+@BOTH_FORMATS
+@pytest.mark.parametrize("soft_deletes", [False, True])
+def test_a_table_that_is_filled_again_is_never_empty(lake: Lake, soft_deletes: bool) -> None:
+    """A truncate and the rows behind it are one version of the table, also for keys that it had before."""
+    staging, writer = Staging(lake, "current"), lake.writer(soft_deletes=soft_deletes)
+    rows = [{"id": key, "name": f"n{key}", "note": f"x{key}"} for key in range(4)]
+    writer.commit(staging.table(staging.step(*rows, inserts_only=True)), 0, unguarded)
+    before = lake.versions()
+    again = staging.table(
+        staging.truncate(1, 5),
+        staging.step(
+            {"id": 1, "name": "again", "df_ordinal": 6, "df_absent": ["note"]},
+            {"id": 2, "df_op": "d", "df_ordinal": 8, "df_absent": ["name", "note"]},
+            {"id": 7, "name": "new", "df_ordinal": 9},
+            segment=1,
+        ),
+        absent=["name", "note"],
+    )
+    for _ in range(2):
+        writer.commit(again, 1, unguarded)
+    lake.writer(soft_deletes=soft_deletes).commit(again, 1, unguarded)
+
+    assert lake.versions() == before + 1
+    if not soft_deletes:
+        assert sorted(lake.rows("id", "name", "note")) == [(1, "again", None), (7, "new", None)]
+        return
+    assert sorted(lake.rows("id", "name", "df_deleted", "df_position", "df_ordinal")) == [
+        (0, "n0", True, 1, 5), (1, "again", False, 1, 6), (2, "n2", True, 1, 8), (3, "n3", True, 1, 5),
+        (7, "new", False, 1, 9),
+    ]  # fmt: skip
+
+
 @pytest.mark.soak("formats")
 def test_soft_deletes_keep_rows(lake: Lake) -> None:
     """With soft deletes, deletes, truncates and changes of keys mark rows, and inserts bring them back."""

@@ -114,6 +114,39 @@ def test_changes_without_a_key(version: str, stage: Stage, image: dict[str, Any]
     assert "key column a" in text
 
 
+def test_a_column_that_comes_later(sqlite_store: StateStore, stage: Stage) -> None:
+    """Rows of the time before a table had a column are null there; those of the time after it was dropped lack it."""
+    lease = held(sqlite_store)
+    with sqlite_store.fenced(lease) as writer:
+        first, second, third = (
+            writer.schemas.register("acme", table(*columns), position(number)).fingerprint
+            for number, columns in enumerate([("id", "a"), ("id", "a", "b"), ("id", "b")], 1)
+        )
+    commit = stage(
+        [
+            change("u", 1, first, before={"id": 1}, after={"id": 2, "a": 1}),
+            change("c", 2, second, after={"id": 3, "a": 2, "b": 2}),
+            change("u", 3, third, after={"id": 4, "b": 3}),
+        ]
+    )
+    (step,) = steps(commit)
+    assert rows(step, "df_op", "id", "a", "b", "df_absent") == [
+        ("d", 1, None, None, None),
+        ("u", 2, 1, None, None),
+        ("u", 3, 2, 2, None),
+        ("u", 4, None, 3, ["a"]),
+    ]
+
+    with sqlite_store.fenced(lease) as writer:
+        writer.schemas.register("acme", table("id", "a"), position(4))
+    again = [
+        change("u", 5, first, after={"id": 5, "a": 5}),
+        change("c", 6, second, after={"id": 6, "a": 6, "b": 6}),
+    ]
+    (step,) = steps(stage(again))
+    assert rows(step, "id", "a", "b", "df_absent") == [(5, 5, None, ["b"]), (6, 6, 6, None)]
+
+
 def test_added_fields(stage: Stage) -> None:
     """Fields and tables of processors are text; an update in a file without a field lacks it, an insert has null."""
     commit = stage(
