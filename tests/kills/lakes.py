@@ -21,8 +21,8 @@ _PLACES: Mapping[Format, str] = {
     "delta": "path: {folder}",
     "iceberg": "catalog_properties: {{type: hadoop, warehouse: {folder}}}",
 }
-_COMMITS: Mapping[Format, str] = {"delta": "_delta_log/*.json", "iceberg": "metadata/*.metadata.json"}  # fmt: skip
-"""The files of which a commit to the table writes one."""
+_COMMITS: Mapping[Format, str] = {"delta": "_delta_log/*.json", "iceberg": "metadata/v*.metadata.json"}  # fmt: skip
+"""The files of which a commit to the table writes one; Iceberg's have another name until they are complete."""
 _OWN = "df_"
 """What the names of our own columns begin with."""
 
