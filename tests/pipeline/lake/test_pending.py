@@ -295,7 +295,9 @@ def test_tables_that_are_gone_or_somebody_else_s(lake: Lake) -> None:
     reader = Reader(lake, columns=("id", "a"))
     if lake.format == "iceberg":
         session.sql(f"DROP TABLE {reader.dialect.table(pending_name(ORDERS))}")
-        with pytest.raises(TableRejected, match=r"orders_pending.* is gone.* deltaforge resync shop"):
+        with pytest.raises(
+            TableRejected, match=r"orders_pending.* is gone.* deltaforge resync shop"
+        ):
             writing(lake).append(second, 2, unguarded, exists=True, required=True)
         with pytest.raises(TableRejected, match=r"orders_pending.* is gone"):
             writing(lake).fold(second, 2, unguarded, "later", required=True)
