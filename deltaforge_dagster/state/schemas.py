@@ -112,7 +112,7 @@ class TableHistory:
         return next((one for one in self.versions if one.stamp.sequence == sequence), None)
 
     def columns_until(self, version: SchemaVersion) -> frozenset[str]:
-        """Return the names of all columns that the table had had when a version was in force for the last time."""
+        """Return the names of all columns that the table has had up to the last time that a version was in force."""
         passed = [sequence for _, sequence in self.in_force]
         own = version.stamp.sequence
         if own in passed:

@@ -22,7 +22,7 @@ _PLACES: Mapping[Format, str] = {
     "iceberg": "catalog_properties: {{type: hadoop, warehouse: {folder}}}",
 }
 _COMMITS: Mapping[Format, str] = {"delta": "_delta_log/*.json", "iceberg": "metadata/v*.metadata.json"}  # fmt: skip
-"""The files of which a commit to the table writes one; Iceberg's have another name until they are complete."""
+"""Each commit to the table writes one such file; Iceberg gives it this name when it is complete."""
 _OWN = "df_"
 """What the names of our own columns begin with."""
 

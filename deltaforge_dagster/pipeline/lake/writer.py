@@ -394,14 +394,7 @@ class LakeWriter:
         together = self.config.mode == "current" and self.dialect.branches is None
         truncate: Truncate | None = None
         for step in commit.table.steps:
-            if truncate is not None and together and step.kind == "rows":
-                self._read_staged(commit, step)
-                yield statements.merge_current(
-                    rekey=False, soft_deletes=self.config.soft_deletes, truncate=truncate
-                )
-                truncate = None
-                continue
-            if truncate is not None:
+            if truncate is not None and not (together and step.kind == "rows"):
                 yield self._truncate(statements, truncate)
                 truncate = None
             if step.kind == "truncate":
@@ -409,14 +402,25 @@ class LakeWriter:
                 truncate = Truncate(*place, step.event_time_us)
             else:
                 self._read_staged(commit, step)
-                yield self._statement(commit, statements, step)
+                yield self._statement(commit, statements, step, truncate)
+                truncate = None
         if truncate is not None:
             yield self._truncate(statements, truncate)
 
-    def _statement(self, commit: TableCommit, statements: Statements, step: StagedStep) -> str:
-        """Return the statement that applies a step with rows, which are staged."""
+    def _statement(
+        self,
+        commit: TableCommit,
+        statements: Statements,
+        step: StagedStep,
+        truncate: Truncate | None,
+    ) -> str:
+        """Return the statement that applies a step with rows, which are staged, and a truncate before them."""
         if self.config.mode == "changelog":
             return statements.append()
+        if truncate is not None:
+            return statements.merge_current(
+                rekey=False, soft_deletes=self.config.soft_deletes, truncate=truncate
+            )
         if (
             self.config.mode == "current"
             and step.inserts_only

@@ -24,17 +24,14 @@ from deltaforge_dagster.sinks.lake.dialect import (
     partition_text,
     properties_text,
 )
-from deltaforge_dagster.sinks.lake.sql import literal, quoted
+from deltaforge_dagster.sinks.lake.sql import is_ordered, literal, quoted
 
 _TRANSACTION = "spark.databricks.delta.write.txn"
 _STEPS = 1 << 20
 _MAPPED = set(" ,;{}()\n\t=")
 """Characters that a column's name can have only with column mapping."""
 _MAPPING: Mapping[str, str] = {"delta.columnMapping.mode": "name"}
-_ORDERED = {
-    "tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "date", "timestamp", "timestamp_ntz",
-}  # fmt: skip
-"""Types of which Delta knows the smallest and largest value, beside texts."""
+_FLOATS = {"float", "double"}
 _RESERVED = {"_metadata", "_change_type", "_commit_version", "_commit_timestamp"}
 
 
@@ -239,7 +236,8 @@ def _with_statistics(columns: Sequence[LakeColumn], layout: TableLayout) -> str:
         for one in columns
         if one.name.lower() not in parts  # which have no others
         and (
-            one.type.partition("(")[0] in _ORDERED
+            is_ordered(one.type)
+            or one.type in _FLOATS
             or (one.type == "string" and (one.is_key or one.name.lower() in looked_for))
         )
     )

@@ -78,7 +78,7 @@ class Truncate:
 
     @property
     def moment(self) -> str:
-        """Its time in SQL."""
+        """The time of its commit, as SQL has it."""
         return f"timestamp_micros({self.time_us})"
 
     @property

@@ -245,7 +245,7 @@ class Answers:
         return self._answers[first : first + messages]
 
     def last_sequence(self, number: int, messages: int) -> int:
-        """Return the highest sequence of these messages, none of which was refused."""
+        """Return the highest stream sequence in the answers to these messages; none of them may have been refused."""
         first = number - self._base
         return int(self._sequences[first : first + messages].max())
 

@@ -28,7 +28,7 @@ from deltaforge_dagster.sinks.nats.errors import (
 )
 from deltaforge_dagster.sinks.nats.link import NatsLink
 
-_SHORT = re.compile(r"([1-9][0-9]*) ([0-9]+) (.*)")
+_SHORT = re.compile(r"([1-9][0-9]*) ([0-9]+)(?: (.*))?$")
 """A position that refers to a message before it: places, ordinal, event id."""
 
 
@@ -224,7 +224,7 @@ class Reader:
         position = self._anchored(message.sequence, int(short[1]))
         if position is None:
             return None, None
-        return replace(position, ordinal=int(short[2]), event_id=short[3]), None
+        return replace(position, ordinal=int(short[2]), event_id=short[3] or ""), None
 
     def _anchored(self, sequence: int, places: int) -> SinkPosition | None:
         """Return the whole position so many places before a message; None if it is gone.

@@ -1,4 +1,4 @@
-"""The statements of Delta's dialect."""
+"""Tests of the statements that Delta's dialect makes."""
 
 from __future__ import annotations
 
