@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Self
 
 
@@ -22,6 +22,8 @@ class Column:
         type_oid: PostgreSQL: OID of the type; None for other databases.
         nullable: Whether it may be null, as far as the source knows.
         ordinal_position: Its number in the table: 1, 2, 3 ...
+        former: Its name in the version before, if the source knows that it was renamed since. Not a part of the version: it
+            says how this version came about.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Column:
     type_oid: int | None
     nullable: bool
     ordinal_position: int
+    former: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,18 @@ stamps remain valid across restarts. A table that returns to an earlier form get
 again.
 
 A marker of a table is a value in the key-value namespace of the same name, under the table's key: the JSON
-object `{in_force: [[position, sequence], ...], pending: [sequence, ...]}`. `in_force` lists the positions
-of the source's log from which each version applies, so that the version at a position is also known for a
-table that returned to an earlier form; `pending` are the versions that wait for approval.
+object `{in_force: [[position, sequence], ...], pending: [sequence, ...], renamed: {sequence: {name: former name}}}`.
+`in_force` lists the positions of the source's log from which each version applies, so that the version at a position is
+also known for a table that returned to an earlier form; `pending` are the versions that wait for approval; `renamed` are
+the columns that had another name in the version before, as was known when a version was registered (left out if empty).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -69,11 +70,13 @@ class TableHistory:
         in_force: Pairs of a position (JSON text) and the sequence of the version that is in force from
             there on, in the order of the log.
         pending: Sequences of the versions that wait for approval.
+        renamed: By sequence of a version, the columns that had another name in the version before, with that name.
     """
 
     versions: tuple[SchemaVersion, ...]
     in_force: tuple[tuple[str, int], ...]
     pending: frozenset[int]
+    renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -111,18 +114,33 @@ class TableHistory:
                 sequence = one
         return next((one for one in self.versions if one.stamp.sequence == sequence), None)
 
-    def columns_until(self, version: SchemaVersion) -> frozenset[str]:
-        """Return the names of all columns that the table has had up to the last time that a version was in force."""
+    def until(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
+        """Return all versions that the table has had up to the last time that a version was in force."""
         passed = [sequence for _, sequence in self.in_force]
         own = version.stamp.sequence
         if own in passed:
             passed = passed[: len(passed) - passed[::-1].index(own)]
-        return frozenset(
-            column.name
+        return [
+            one
             for one in self.versions
             if one.stamp.sequence <= own or one.stamp.sequence in passed
-            for column in one.table.columns
-        )
+        ]
+
+    def identities(self) -> Mapping[int, Mapping[str, str]]:
+        """Return by sequence of a version what identifies each of its columns, by name.
+
+        It stays the same when a column is renamed. A column that is dropped and added again under its name between two
+        versions counts as the same one. The text is always the same, in whatever process.
+        """
+        versions = {one.stamp.sequence: one for one in self.versions}
+        found: dict[int, Mapping[str, str]] = {}
+        before: Mapping[str, str] = {}
+        for sequence in (*(one for _, one in self.in_force), *sorted(versions)):
+            if sequence in versions and sequence not in found:
+                renamed = self.renamed.get(sequence, {})
+                found[sequence] = _identified(versions[sequence], before, renamed)
+            before = found.get(sequence, before)
+        return found
 
     def before(self, version: SchemaVersion) -> SchemaVersion | None:
         """Return the version before `version`, or None for the first one."""
@@ -135,6 +153,7 @@ class Marker:
 
     in_force: tuple[tuple[str, int], ...] = ()
     pending: frozenset[int] = frozenset()
+    renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def reached(self, position: str, sequence: int) -> Marker:
         """Return the marker with a version in force from a position (JSON text) on.
@@ -150,6 +169,12 @@ class Marker:
         elif not notes or notes[-1][1] != sequence:
             notes.append(again)
         return replace(self, in_force=tuple(notes))
+
+    def with_renamed(self, sequence: int, renamed: Mapping[str, str]) -> Marker:
+        """Return the marker with the columns of a new version that had another name before, with that name."""
+        return replace(
+            self, renamed={**self.renamed, sequence: renamed} if renamed else self.renamed
+        )
 
     def waiting_for(self, sequence: int) -> Marker:
         """Return the marker with another version that waits for approval."""
@@ -263,6 +288,9 @@ class SchemaWrites:
         changed = marker
         if streamed or not marker.in_force:
             changed = changed.reached(position_json, stamp.sequence)
+        if is_new:
+            renamed = {one.name: one.former for one in table.columns if one.former is not None}
+            changed = changed.with_renamed(stamp.sequence, renamed)
         if pause and is_new and known:
             changed = changed.waiting_for(stamp.sequence)
         if changed != marker or is_new:
@@ -318,6 +346,33 @@ def is_pending(connection: Connection, pipeline: str, table: str) -> bool:
     )
 
 
+def _identified(
+    version: SchemaVersion, before: Mapping[str, str], renamed: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return what identifies the columns of a version, by name.
+
+    Args:
+        version: The version.
+        before: What identified those of the version before.
+        renamed: The columns that had another name then, with that name.
+    """
+    folded = {name.lower(): identity for name, identity in before.items()}
+    found: dict[str, str] = {}
+    for column in version.table.columns:
+        former = renamed.get(column.name)
+        if former is not None:  # MySQL's statements may write it in another case
+            same = before.get(former) or folded.get(former.lower())
+            if same is not None:
+                found[column.name] = same
+    taken = set(found.values())
+    for column in version.table.columns:
+        if column.name not in found:
+            same = before.get(column.name)
+            new = f"{column.name}@{version.stamp.sequence}"
+            found[column.name] = new if same is None or same in taken else same
+    return found
+
+
 def _histories(connection: Connection, pipeline: str) -> list[TableHistory]:
     namespace = registry(pipeline)
     found: dict[str, list[SchemaVersion]] = {}
@@ -325,7 +380,7 @@ def _histories(connection: Connection, pipeline: str) -> list[TableHistory]:
         found.setdefault(entry.key, []).append(_version(entry))
     kept = _markers(connection, namespace)
     return [
-        TableHistory(tuple(versions), marker.in_force, marker.pending)
+        TableHistory(tuple(versions), marker.in_force, marker.pending, marker.renamed)
         for key, versions in found.items()
         for marker in [kept.get(key) or _first_marker(versions)]
     ]
@@ -411,11 +466,14 @@ def _markers(connection: Connection, namespace: str) -> dict[str, Marker]:
 
 
 def _write_marker(connection: Connection, namespace: str, key: str, marker: Marker) -> None:
-    fields = {"in_force": marker.in_force, "pending": sorted(marker.pending)}
+    fields: dict[str, Any] = {"in_force": marker.in_force, "pending": sorted(marker.pending)}
+    if marker.renamed:
+        fields["renamed"] = {str(sequence): one for sequence, one in marker.renamed.items()}
     put_value(connection, namespace, key, orjson.dumps(fields))
 
 
 def _parse_marker(value: bytes) -> Marker:
     fields = orjson.loads(value)
     notes = tuple((position, sequence) for position, sequence in fields["in_force"])
-    return Marker(notes, frozenset(fields["pending"]))
+    renamed = {int(sequence): one for sequence, one in fields.get("renamed", {}).items()}
+    return Marker(notes, frozenset(fields["pending"]), renamed)

@@ -150,6 +150,7 @@ def take(
     *,
     limits: ReadLimits = LIMITS,
     source: Source | None = None,
+    versions: Versions | None = None,
     seconds: float = SECONDS,
 ) -> Taken:
     """Read from `start` until `until` returns True, and close the source."""
@@ -157,7 +158,7 @@ def take(
     taken = Taken([], start, [])
     deadline = time.monotonic() + seconds
     try:
-        for batch in source.read(start, limits, Versions()):
+        for batch in source.read(start, limits, versions or Versions()):
             add(taken, batch)
             if until(taken):
                 return taken

@@ -110,7 +110,7 @@ class Campaign:
         lease_seconds: The lease of its runs; a stall of the machine must not be as long.
         state_url: Where the state is; None for SQLite in the folder.
         moves: Whether rows get other keys.
-        reshapes: Whether the table is emptied and gets more columns, by a single writer.
+        reshapes: Whether the table is emptied, gets more columns, and these get other names, by a single writer.
         body: The most characters that a row's text has.
         chunk_rows: How many rows a snapshot's chunk has.
         lives: The runs that have ended.

@@ -93,7 +93,7 @@ class Workload:
 
     Attributes:
         moves: Rows get other keys, too.
-        reshapes: The table is emptied, and gets more columns, too; needs a writer that is alone.
+        reshapes: The table is emptied, gets more columns, and these get other names, too; needs a writer that is alone.
         body: The most characters that a row's text has.
         room: They write while it is set: a slow machine shall not be left with a mountain.
     """
@@ -189,7 +189,8 @@ class _Writer:
         self._room = room
         self._moves = moves
         self._reshapes = reshapes
-        self._added = 0
+        self._added: list[str] = []
+        self._renamed = 0
         self._body = body
         self._first = number * KEYS
         self._versions = dict.fromkeys(range(self._first, self._first + KEYS), 0)
@@ -235,9 +236,14 @@ class _Writer:
         if self._reshapes and chance < 0.03:
             self._live.clear()
             return ["TRUNCATE TABLE items"], [EMPTIED]
-        if self._reshapes and chance < 0.04 and self._added < _MOST_ADDED:
-            self._added += 1
-            return [f"ALTER TABLE items ADD COLUMN added{self._added} bigint"], []
+        if self._reshapes and chance < 0.04 and len(self._added) < _MOST_ADDED:
+            self._added.append(f"added{len(self._added)}")
+            return [f"ALTER TABLE items ADD COLUMN {self._added[-1]} bigint"], []
+        if self._reshapes and chance < 0.05 and self._added:
+            self._renamed += 1
+            number = self._rng.randrange(len(self._added))
+            old, self._added[number] = self._added[number], f"renamed{self._renamed}"
+            return [f"ALTER TABLE items RENAME COLUMN {old} TO {self._added[number]}"], []
         return self._mixed()
 
     def _wide(self) -> tuple[list[str], list[Change]]:
@@ -278,7 +284,7 @@ class _Writer:
                 )
             else:
                 change = self._next(key, "u")
-                added = f", added{self._added} = {change.version}" if self._added else ""
+                added = f", {self._added[-1]} = {change.version}" if self._added else ""
                 statements.append(
                     f"UPDATE items SET version = {change.version}, body = {body}{added}"
                     f" WHERE id = {key}"

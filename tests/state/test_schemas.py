@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from deltaforge_dagster.state.database.primitives import Log
-from deltaforge_dagster.state.schemas import fingerprint, registry, table_key
+from deltaforge_dagster.state.records import Lease
+from deltaforge_dagster.state.schemas import TableHistory, fingerprint, registry, table_key
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema
 from tests.state.make import NAME, held, position, table
@@ -93,3 +94,49 @@ def test_entry(sqlite_store: StateStore) -> None:
         },
         "checkpoint": json.loads(position(7)),
     }
+
+
+def history(store: StateStore, lease: Lease, *versions: tuple[str, ...]) -> TableHistory:
+    """Return the history of a table with these versions; `new<old` is a column that was renamed."""
+    with store.fenced(lease) as writer:
+        for number, columns in enumerate(versions, 1):
+            pairs = [column.partition("<") for column in columns]
+            former = {new: old or None for new, _, old in pairs}
+            made = table("id", *former)
+            known = tuple(replace(one, former=former.get(one.name)) for one in made.columns)
+            writer.schemas.register("acme", replace(made, columns=known), position(number))
+    return store.schemas.history(NAME, "public.orders")
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ([("a",), ("b<a",), ("c<b",)], [{"a": "a@1"}, {"b": "a@1"}, {"c": "a@1"}]),
+        ([("a",), ("b<A",)], [{"a": "a@1"}, {"b": "a@1"}]),
+        ([("a",), ("b",)], [{"a": "a@1"}, {"b": "b@2"}]),
+        ([("a",), ("b<a", "a")], [{"a": "a@1"}, {"b": "a@1", "a": "a@2"}]),
+        ([("a", "b"), ("b<a", "a<b")], [{"a": "a@1", "b": "b@1"}, {"b": "a@1", "a": "b@1"}]),
+        ([("a", "b"), ("a<b",)], [{"a": "a@1", "b": "b@1"}, {"a": "b@1"}]),
+        ([("a",), ("b<a",), ("a<b",), ("c<a",)], [{"a": "a@1"}, {"b": "a@1"}, {"c": "a@1"}]),
+        ([("a",), (), ("a", "x")], [{"a": "a@1"}, {}, {"a": "a@3", "x": "x@3"}]),
+        ([("a",), ("b<x",)], [{"a": "a@1"}, {"b": "b@2"}]),
+    ],
+)
+def test_a_column_stays_the_same_when_it_is_renamed(
+    sqlite_store: StateStore, versions: list[tuple[str, ...]], expected: list[dict[str, str]]
+) -> None:
+    """A version that was there before keeps what identified its columns; whatever is not known to be renamed is new."""
+    found = history(sqlite_store, held(sqlite_store), *versions).identities()
+    assert list(found.values()) == [{"id": "id@1"} | one for one in expected]
+
+
+def test_what_a_snapshot_has_registered_is_not_renamed_later(sqlite_store: StateStore) -> None:
+    """What identifies a column never changes: rows may have been delivered with it."""
+    lease = held(sqlite_store)
+    history(sqlite_store, lease, ("a",))
+    newer = table("id", "b")
+    with sqlite_store.fenced(lease) as writer:
+        writer.schemas.register("acme", newer, position(1), streamed=False)
+    before = sqlite_store.schemas.history(NAME, "public.orders").identities()
+    again = history(sqlite_store, lease, ("a",), ("b<a",)).identities()
+    assert again == before == {1: {"id": "id@1", "a": "a@1"}, 2: {"id": "id@1", "b": "b@2"}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import orjson
@@ -12,6 +12,7 @@ from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig, TableLayout
 from deltaforge_dagster.sinks.lake.dialect import (
+    COLUMNS,
     COMMITTED,
     OWNER,
     PENDING,
@@ -156,6 +157,7 @@ class LakeTarget:
         columns: Name and type of each column, by the name in lower case.
         base: See `Ownership`.
         committed: Number of the last commit that it is known to contain, -1 if none is known.
+        identities: What identifies each column of the source, by name in lower case, as far as it is known.
         branch: The branch that the next commit writes to, which equals the table; None if there is none.
         token: What it has in common with the table of its pending changes, None without such a table.
     """
@@ -164,8 +166,63 @@ class LakeTarget:
     columns: dict[str, tuple[str, str]]
     base: int = 0
     committed: int = -1
+    identities: dict[str, str] = field(default_factory=dict)
     branch: str | None = None
     token: str | None = None
+
+    def renames(self, commit: TableCommit) -> Sequence[tuple[str, str]]:
+        """Return the columns that the source has renamed, and their new names, in an order in which no name is taken.
+
+        Raises:
+            TableRejected: There is no such order.
+        """
+        names = {
+            one: self.columns[name][0]
+            for name, one in self.identities.items()
+            if name in self.columns
+        }
+        left = {
+            names[identity]: new
+            for new, identity in commit.table.identities.items()
+            if identity in names and names[identity].lower() != new.lower()
+        }
+        taken = set(self.columns)
+        ordered: list[tuple[str, str]] = []
+        while left:
+            free = [old for old, new in left.items() if new.lower() not in taken]
+            if not free:
+                old, new = next(iter(left.items()))
+                raise TableRejected(
+                    f"{commit.label}: the source has renamed column {old} to {new}, and the table has another column "
+                    f"{new}; have the table loaded again: {commit.owner.resync_command(commit.table)}"
+                )
+            for old in free:
+                new = left.pop(old)
+                taken = taken - {old.lower()} | {new.lower()}
+                ordered.append((old, new))
+        return ordered
+
+    def rename(self, commit: TableCommit, renames: Sequence[tuple[str, str]]) -> None:
+        """Rename columns, as far as the table has them, and note after each what identifies it."""
+        for old, new in renames:
+            if old.lower() in self.columns and new.lower() not in self.columns:
+                properties = table_properties(commit.session, self.name)
+                commit.execute(*commit.dialect.rename(self.name, old, new, properties))
+                self.columns = columns_of(commit.session, self.name)
+            if (identity := self.identities.get(old.lower())) is not None:
+                self._note(commit, self.identities | {new.lower(): identity})
+
+    def identify(self, commit: TableCommit) -> None:
+        """Note in the table what identifies the columns that it has now, if that is not known."""
+        found = {name.lower(): one for name, one in commit.table.identities.items()}
+        self._note(commit, self.identities | found)
+
+    def _note(self, commit: TableCommit, identities: Mapping[str, str]) -> None:
+        now = {name: one for name, one in identities.items() if name in self.columns}
+        if now != self.identities:
+            text = properties_text({COLUMNS: identities_text(now)})
+            commit.execute(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({text})")
+            self.identities = now
 
     def fit(self, commit: TableCommit) -> Sequence[WrittenColumn]:
         """Return where the columns of staged rows go, after adding and widening columns of the table.
@@ -284,7 +341,12 @@ def _create(commit: TableCommit, stamps: Mapping[str, str], *, replace: bool) ->
             destination,
             [*commit.columns, *commit.own_columns],
             commit.layout,
-            {OWNER: owned.to_json(), SOURCE: commit.table.source_name, **stamps},
+            {
+                OWNER: owned.to_json(),
+                SOURCE: commit.table.source_name,
+                COLUMNS: identities_text(commit.table.identities),
+                **stamps,
+            },
             replace=replace,
         ),
     )
@@ -310,6 +372,7 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     """Return the base of positions, after making sure that the table is this sink's."""
     found = _owned(commit, target.name, properties)
     if found is not None:
+        target.identities = orjson.loads(properties.get(COLUMNS) or "{}")
         return found.base
     beside = commit.dialect.table(pending_name(commit.table.destination))
     found_in = [target.name] if "df_position" in target.columns else []
@@ -318,7 +381,13 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     base = max((last + 1 for last in lasts if last is not None), default=0)
     owner = commit.owner
     owned = Ownership(owner.uid, owner.pipeline, owner.sink_id, base)
-    changed = properties_text({OWNER: owned.to_json(), SOURCE: commit.table.source_name})
+    changed = properties_text(
+        {
+            OWNER: owned.to_json(),
+            SOURCE: commit.table.source_name,
+            COLUMNS: "{}",  # which the new owner does not know
+        }
+    )
     commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({changed})")
     return owned.base
 
@@ -362,6 +431,11 @@ def table_exists(commit: TableCommit, name: str) -> bool:
     except AnalysisException:
         return False
     return True
+
+
+def identities_text(identities: Mapping[str, str]) -> str:
+    """Return the property `COLUMNS` for columns with these identities, by name."""
+    return orjson.dumps({name.lower(): one for name, one in identities.items()}).decode()
 
 
 def columns_of(session: SparkSession, table: str) -> dict[str, tuple[str, str]]:

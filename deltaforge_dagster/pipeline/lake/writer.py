@@ -248,7 +248,9 @@ class LakeWriter:
         self._look(commit, target, through)
         if through <= target.committed:
             return _written_table(target)
+        self._rename(commit, target, through, required=required)
         columns = target.fit(commit)
+        target.identify(commit)
         # The table beside it is made as well, so that the view works from the beginning.
         make = self.config.pending is not None
         pending = self._opened_pending(commit, target, make=make, required=required)
@@ -265,7 +267,9 @@ class LakeWriter:
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
     ) -> WrittenTable:
         commit, target = self._opened(table, guard, exists=exists)
+        self._rename(commit, target, through, required=required)
         target.fit(commit)
+        target.identify(commit)
         pending = self._opened_pending(commit, target, make=True, required=required)
         assert pending is not None
         if not pending.takes(commit, target):
@@ -292,6 +296,23 @@ class LakeWriter:
         self._execute(added, pending.table, through, append())
         pending.table.committed = through
         return _written_table(target)
+
+    def _rename(
+        self, commit: TableCommit, target: LakeTarget, through: int, *, required: bool
+    ) -> None:
+        """Give columns the new names that they have in the source.
+
+        Pending changes are folded under the old names first, because they name columns in their rows. Their table is
+        renamed before the table itself, which thus says until the end what is to be done.
+        """
+        renames = target.renames(commit)
+        if not renames:
+            return
+        pending = self._opened_pending(commit, target, make=False, required=required)
+        if pending is not None:
+            self._fold(commit, target, through, "before")
+            pending.table.rename(pending.commit, renames)
+        target.rename(commit, renames)
 
     def _fold(
         self,

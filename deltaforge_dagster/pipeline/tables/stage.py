@@ -29,6 +29,7 @@ from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.tables.columns import union
 from deltaforge_dagster.pipeline.tables.fold_job import FoldedFile, FoldJob, FoldTask
+from deltaforge_dagster.pipeline.tables.renames import SAME_NAMES, RowNames, commit_columns
 from deltaforge_dagster.pipeline.tables.reports import REPORT, TaskReport, reported
 from deltaforge_dagster.pipeline.tables.steps import StepPlan, step_plan
 from deltaforge_dagster.pipeline.tables.typed_files import (
@@ -53,7 +54,7 @@ from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import TableSchema, fingerprints
+from deltaforge_dagster.tables import Contained, TableSchema, contained, fingerprints
 from deltaforge_dagster.typed_rows.schema import (
     TargetTypes,
     TypedColumn,
@@ -71,7 +72,7 @@ BUCKET_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class UsedVersions:
-    """The versions of a table that rows of a commit have, oldest first, and all that there are."""
+    """The versions of a table that rows of a commit have, in the order of their last rows, and all that there are."""
 
     history: TableHistory
     versions: Sequence[SchemaVersion]
@@ -169,7 +170,10 @@ class CommitStager(ABC, Generic[_Config]):
                 key = self._key_of(newest)
                 missing = set(key) - {column.name for column in columns.columns}
                 columns = columns.with_added(sorted(missing))
-                return StagedTable(destination, name, columns, key, frozenset(), (), 0)
+                return StagedTable(
+                    destination, name, columns, key, frozenset(), (), 0,
+                    identities=self._identities(history)[history.newest.stamp.sequence],
+                )  # fmt: skip
         raise TableRejected(
             f"no table of the source is written to {'.'.join(destination)} any more"
         )
@@ -178,23 +182,33 @@ class CommitStager(ABC, Generic[_Config]):
         """Return the key of a table at the sink, empty if it needs none."""
         return ()
 
+    def _identities(self, history: TableHistory) -> Mapping[int, Mapping[str, str]]:
+        """Return by sequence of a version what identifies its columns; if the sink does not follow renames, their names."""
+        if self._config.follows_renames:
+            return history.identities()
+        return {
+            one.stamp.sequence: {column.name: column.name for column in one.table.columns}
+            for one in history.versions
+        }
+
     def _versions(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
     ) -> tuple[dict[TableName, UsedVersions], frozenset[TableName]]:
         """Return the versions of each wanted table that rows of segments have, and the tables not wanted."""
-        of_rows: dict[str, set[str]] = {}
+        of_rows: dict[str, Contained] = {}
         for segment in segments:
             for full, found in segment.schema_versions.items():
-                of_rows.setdefault(full, set()).update(fingerprints(found))
+                of_rows[full] = contained(of_rows.get(full), found)
         chosen: dict[TableName, UsedVersions] = {}
         skipped: set[TableName] = set()
         for history in self._store.schemas.histories(self._spec.metadata.name):
             newest = history.newest.table
             name = newest.db, newest.schema, newest.table
-            wanted = of_rows.get(history.name, ())
+            known = {one.stamp.fingerprint: one for one in history.versions}
+            wanted = fingerprints(of_rows.get(history.name, ()))
             if not wants(name):
                 skipped.add(name)
-            elif versions := [one for one in history.versions if one.stamp.fingerprint in wanted]:
+            elif versions := [known[one] for one in wanted if one in known]:
                 chosen[name] = UsedVersions(history, versions)
         return chosen, frozenset(skipped)
 
@@ -239,9 +253,13 @@ class CommitStager(ABC, Generic[_Config]):
         except TableRejected as error:
             return tuple(part for part in table if part is not None), error
 
-    def _typed_schema(self, table: TableSchema) -> TypedSchema:
+    def _typed_schema(self, table: TableSchema, names: RowNames = SAME_NAMES) -> TypedSchema:
+        """Return the columns of rows of a version, as the commit names them."""
         declared = self._config.types_of(table.db, table.schema, table.table)
-        return typed_schema(table, self._source, self._spec.spec.engine, declared, self._types)
+        found = typed_schema(
+            table, self._source, self._spec.spec.engine, names.declared(declared), self._types
+        )
+        return names.of_commit(found)
 
     def _declared(self, types: Mapping[str, str]) -> TypedSchema:
         """Return the columns of a table that the source has not registered."""
@@ -300,20 +318,32 @@ class TableStager(CommitStager[TableSinkConfig]):
         keys: dict[TableName, tuple[str, ...]] = {}
         refused: dict[TableName, str] = {}
         later: dict[tuple[TableName, str | None], frozenset[str]] = {}
+        renamed: dict[tuple[TableName, str | None], RowNames] = {}
+        identities: dict[TableName, Mapping[str, str]] = {}
         chosen, skipped = self._versions(segments, wants)
         for name, used in chosen.items():
             tables = [one.table for one in used.versions]
             keys[name] = tables[-1].primary_key
-            typed = [self._typed_schema(one) for one in tables]
-            schemas[name] = typed[-1]
+            schemas[name] = self._typed_schema(tables[-1])
+            known = self._identities(used.history)
             try:
+                columns = commit_columns(
+                    [(one.stamp.fingerprint, known[one.stamp.sequence]) for one in used.versions],
+                    full_name(name),
+                )
+                names = [columns.rows[one.stamp.fingerprint] for one in used.versions]
+                typed = [self._typed_schema(*one) for one in zip(tables, names, strict=True)]
                 schemas[name] = union(typed, full_name(name))
             except TableRejected as error:
                 refused[name] = str(error)
-            columns = {column.name for table in tables for column in table.columns}
+                continue
+            identities[name] = columns.identities
             for one in used.versions:
-                missing = columns - used.history.columns_until(one)
-                later[name, one.stamp.fingerprint] = frozenset(missing)
+                version = name, one.stamp.fingerprint
+                past = (known[each.stamp.sequence] for each in used.history.until(one))
+                later[version] = columns.missing(past)
+                if columns.rows[one.stamp.fingerprint] is not SAME_NAMES:
+                    renamed[version] = columns.rows[one.stamp.fingerprint]
         declared = {full: self._declared(types) for full, types in self._config.types.items()}
         return StagePlan(
             mode=self._config.mode,
@@ -323,6 +353,8 @@ class TableStager(CommitStager[TableSinkConfig]):
             declared=declared,
             unknown=self._declared({}),
             later=later,
+            renamed=renamed,
+            identities=identities,
             keys=keys,
             declared_keys=self._config.keys,
             refused=refused,
@@ -333,13 +365,14 @@ class TableStager(CommitStager[TableSinkConfig]):
         """Return the plan with the registered tables that have events but no rows: they were truncated."""
         if not any(name not in plan.schemas for name in reported):
             return plan
-        schemas, keys = dict(plan.schemas), dict(plan.keys)
+        schemas, keys, identities = dict(plan.schemas), dict(plan.keys), dict(plan.identities)
         for history in self._store.schemas.histories(self._spec.metadata.name):
             newest = history.newest.table
             name = newest.db, newest.schema, newest.table
             if name in reported and name not in schemas:
                 schemas[name], keys[name] = self._typed_schema(newest), newest.primary_key
-        return replace(plan, schemas=schemas, keys=keys)
+                identities[name] = self._identities(history)[history.newest.stamp.sequence]
+        return replace(plan, schemas=schemas, keys=keys, identities=identities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +394,7 @@ class _TableReports:
     name: TableName
     destination: tuple[str, ...]
     columns: TypedSchema
+    identities: Mapping[str, str]
     key: tuple[str, ...]
     files: list[TypedFile]
     plan: StepPlan = field(init=False)
@@ -416,8 +450,9 @@ class _TableReports:
 
     def _staged(self, lacking: frozenset[str], steps: Sequence[StagedStep]) -> StagedTable:
         return StagedTable(
-            self.destination, self.name, self.columns, self.key, lacking, steps, self.changes
-        )
+            self.destination, self.name, self.columns, self.key, lacking, steps, self.changes,
+            identities=self.identities,
+        )  # fmt: skip
 
 
 _NOWHERE = ChangePlace(0, 0)
@@ -479,7 +514,7 @@ def _table(
         added |= set(key) - {column.name for column in known.columns}
     columns = known.with_added(sorted(added))
     check_names((column.name for column in columns.columns), f"table {full_name(name)}")
-    return _TableReports(name, destination, columns, key, files)
+    return _TableReports(name, destination, columns, plan.identities.get(name, {}), key, files)
 
 
 def _fold_tasks(tables: Sequence[_TableReports], most: int) -> list[list[FoldTask]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import FRAME_COLUMNS, Share
 from deltaforge_dagster.pipeline.tables import absent
 from deltaforge_dagster.pipeline.tables.keys import Words, key_hashes, normal
+from deltaforge_dagster.pipeline.tables.renames import SAME_NAMES, RowNames
 from deltaforge_dagster.pipeline.tables.reports import TaskReport, run_tasks
 from deltaforge_dagster.processors.messages.envelope import (
     EventOrigin,
@@ -64,6 +65,8 @@ class StagePlan:
         declared: By full name of a table, the columns of its rows if it is not registered.
         unknown: The columns of other tables: none, all fields are text.
         later: By table and version, the columns that the table had never had by then: rows of the version are null there.
+        renamed: By table and version, the names in rows of those versions that have other names than the commit.
+        identities: Of each registered table, by name of a column what identifies it (`StagedTable.identities`).
         keys: The key columns of each registered table.
         declared_keys: By full name of a table, its key columns.
         refused: Why tables cannot be staged.
@@ -77,6 +80,8 @@ class StagePlan:
     declared: Mapping[str, TypedSchema]
     unknown: TypedSchema
     later: Mapping[tuple[TableName, str | None], frozenset[str]]
+    renamed: Mapping[tuple[TableName, str | None], RowNames]
+    identities: Mapping[TableName, Mapping[str, str]]
     keys: Mapping[TableName, tuple[str, ...]]
     declared_keys: Mapping[str, tuple[str, ...]]
     refused: Mapping[TableName, str]
@@ -96,6 +101,10 @@ class StagePlan:
     def key(self, name: TableName) -> tuple[str, ...]:
         """Return the key columns of a table."""
         return self.declared_keys.get(full_name(name)) or self.keys.get(name, ())
+
+    def names(self, name: TableName, version: VersionName) -> RowNames:
+        """Return the names of columns in rows of a version of a table."""
+        return self.renamed.get((name, version.schema_version), SAME_NAMES)
 
     def check(self, name: TableName) -> None:
         """Check that rows of a table can be staged.
@@ -218,7 +227,8 @@ class TypingJob:
             rows_of(name).truncate(frame.take(places))
 
         def schema_of(version: VersionName) -> TypedSchema:
-            return rows_of((version.db, version.schema, version.table)).schema
+            name = version.db, version.schema, version.table
+            return self.plan.names(name, version).of_rows(rows_of(name).schema)
 
         memory = 0
         for typed in typed_tables(frame, schema_of):
@@ -257,13 +267,16 @@ class _TableRows:
 
     def accept(self, typed: TypedTable, frame: pa.RecordBatch) -> int:
         """Add rows; return the memory that they take."""
-        self.schema = typed.rows.schema
         rows = frame if len(typed.places) == frame.num_rows else frame.take(typed.places)
         self._count(rows)
         if self._file.error is not None:
             return 0
         try:
             self._plan.check(self._file.table)
+            names = self._plan.names(self._file.table, typed.version)
+            if names is not SAME_NAMES:
+                typed = replace(typed, rows=names.renamed(typed.rows, self.schema))
+            self.schema = typed.rows.schema
             check_values(self._file.table, typed.rows, rows)
             batch = self._keyed(typed, rows) if self._key else self._logged(typed.rows, rows)
         except TableRejected as error:
@@ -325,12 +338,13 @@ class _TableRows:
     def _keyed(self, of_version: TypedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a table with a key, an update of the key as a delete and an update where possible."""
         typed, count = of_version.rows, rows.num_rows
+        names = self._plan.names(self._file.table, of_version.version)
         later = self._plan.later.get((self._file.table, of_version.version.schema_version), ())
         columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
         updates = is_op(rows, "u")
         self._file.inserts &= bool(is_op(rows, "c").all())
-        columns |= self._full_key(typed, rows)
-        old = self._old_key(columns, rows, np.flatnonzero(updates))
+        columns |= self._full_key(typed, rows, names)
+        old = self._old_key(columns, rows, np.flatnonzero(updates), names)
         lacking = _lacking(typed, updates)
         for name in (*self._key, *later):
             lacking.pop(name, None)
@@ -395,7 +409,9 @@ class _TableRows:
         by_name |= {column.name: column for column in self.schema.with_added(missing).columns}
         return TypedSchema(tuple(by_name[name] for name in self._key), self.schema.marks_unchanged)
 
-    def _full_key(self, typed: TypedRows, rows: pa.RecordBatch) -> dict[str, pa.Array[Any]]:
+    def _full_key(
+        self, typed: TypedRows, rows: pa.RecordBatch, row_names: RowNames
+    ) -> dict[str, pa.Array[Any]]:
         """Return the key columns. What the image of a row lacks is in that of the key, or the same as before."""
         schema = self._key_schema
         names = typed.batch.schema.names
@@ -415,7 +431,7 @@ class _TableRows:
             wanted = np.logical_or.reduce(list(missing.values())) & _numpy(rows.column(image).is_valid())  # fmt: skip
             if not wanted.any():
                 continue
-            found = self._typed_key(rows, image, np.flatnonzero(wanted))
+            found = self._typed_key(rows, image, np.flatnonzero(wanted), row_names)
             for name, present in found.present.items():
                 filled = np.zeros(rows.num_rows, np.bool_)
                 filled[wanted] = present
@@ -433,9 +449,14 @@ class _TableRows:
                 )
         return columns
 
-    def _typed_key(self, rows: pa.RecordBatch, image: str, at: npt.NDArray[np.int64]) -> _KeyImages:
+    def _typed_key(
+        self, rows: pa.RecordBatch, image: str, at: npt.NDArray[np.int64], names: RowNames
+    ) -> _KeyImages:
         images = cast("pa.StringArray", rows.column(image).take(at))
-        typed = typed_rows(images, self._key_schema, other_fields=False)
+        schema = self._key_schema
+        typed = typed_rows(images, names.of_rows(schema), other_fields=False)
+        if names is not SAME_NAMES:
+            typed = names.renamed(typed, schema)
         check_values(self._file.table, typed, rows.take(at) if typed.misfits else rows)
         return _KeyImages(
             {name: typed.batch.column(name) for name in self._key},
@@ -452,12 +473,13 @@ class _TableRows:
         columns: Mapping[str, pa.Array[Any]],
         rows: pa.RecordBatch,
         updates: npt.NDArray[np.int64],
+        names: RowNames,
     ) -> _OldKeys | None:
         """Return the old keys of those updates that change the key; None if there are none."""
         updates = updates[_numpy(rows.column("before").is_valid())[updates]]
         if not len(updates):
             return None
-        found = self._typed_key(rows, "before", updates)
+        found = self._typed_key(rows, "before", updates, names)
         changed = np.zeros(len(updates), np.bool_)
         old = []
         for name in self._key:

@@ -23,6 +23,7 @@ from deltaforge_dagster.sinks.lake.dialect import (
     create_text,
     partition_text,
     properties_text,
+    rename_text,
 )
 from deltaforge_dagster.sinks.lake.sql import is_ordered, literal, quoted
 
@@ -203,6 +204,16 @@ class DeltaDialect:
         return (
             *self._set(table, {"delta.enableTypeWidening": "true"}),
             f"ALTER TABLE {table} ALTER COLUMN {quoted(column)} TYPE {new}",
+        )
+
+    def rename(
+        self, table: str, column: str, new: str, properties: Mapping[str, str]
+    ) -> Sequence[str]:
+        """Return the statements, the first of which lets columns have other names than in the files."""
+        mapped = properties.keys() >= _MAPPING.keys()
+        return (
+            *self._set(table, {} if mapped else _MAPPING),
+            rename_text(table, column, new),
         )
 
     def bad_name(self, column: str) -> str | None:

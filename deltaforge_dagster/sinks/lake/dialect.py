@@ -31,6 +31,9 @@ PENDING = "deltaforge.pending"
 KEY = "deltaforge.key"
 """Property of a table of pending changes: the key columns, JSON."""
 
+COLUMNS = "deltaforge.columns"
+"""Property of a table: by name of a column what identifies it, JSON (`StagedTable.identities`)."""
+
 CLUSTERED = "deltaforge.clustered"
 """Property of a table whose format does not know it itself: the columns by which compaction clusters it, JSON."""
 
@@ -45,6 +48,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.shuffle.partitions": "16",
+    # Changes are few beside the table that they are joined with, which then needs no sort.
+    "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": str(64 << 20),
     "spark.sql.caseSensitive": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
@@ -233,6 +238,12 @@ class LakeDialect(Protocol):
         """Return the statements that widen a column, None if the format or the options do not allow that."""
         ...
 
+    def rename(
+        self, table: str, column: str, new: str, properties: Mapping[str, str]
+    ) -> Sequence[str]:
+        """Return the statements that rename a column, which keeps its values; `properties` are the table's."""
+        ...
+
     def bad_name(self, column: str) -> str | None:
         """Return why the format cannot have a column of that name, None if it can."""
         ...
@@ -254,6 +265,11 @@ def create_text(*, replace: bool) -> str:
     Not `CREATE OR REPLACE`: with Delta, it replaces nothing if the table is a path, and succeeds if the table is alike.
     """
     return "REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
+
+
+def rename_text(table: str, column: str, new: str) -> str:
+    """Return the statement that renames a column."""
+    return f"ALTER TABLE {table} RENAME COLUMN {quoted(column)} TO {quoted(new)}"
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

@@ -28,6 +28,7 @@ from deltaforge_dagster.sinks.lake.dialect import (
     create_text,
     partition_text,
     properties_text,
+    rename_text,
 )
 from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
@@ -240,6 +241,18 @@ class IcebergDialect:
         if (old, new) not in _WIDER and not _more_digits(old, new):
             return None
         return (f"ALTER TABLE {table} ALTER COLUMN {quoted(column)} TYPE {new}",)
+
+    def rename(
+        self, table: str, column: str, new: str, properties: Mapping[str, str]
+    ) -> Sequence[str]:
+        """Return the statement, and one for what `CLUSTERED` says; all else goes by the column's id."""
+        statements = [rename_text(table, column, new)]
+        clustered: list[str] = orjson.loads(properties.get(CLUSTERED, "[]"))
+        now = [new if one.lower() == column.lower() else one for one in clustered]
+        if now != clustered:
+            changed = properties_text({CLUSTERED: orjson.dumps(now).decode()})
+            statements.append(f"ALTER TABLE {table} SET TBLPROPERTIES ({changed})")
+        return statements
 
     def bad_name(self, column: str) -> str | None:
         """Return why there can be no such column."""

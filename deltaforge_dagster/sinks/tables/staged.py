@@ -184,6 +184,8 @@ class StagedTable:
         steps: The changes, in order.
         changes: Number of changes of the source that the steps contain.
         segments: The segments of the commit, by number.
+        identities: By name of a column what identifies it; it stays the same when the source renames the column. Fields that
+            a processor has added have none.
     """
 
     destination: tuple[str, ...]
@@ -194,6 +196,7 @@ class StagedTable:
     steps: Sequence[StagedStep]
     changes: int
     segments: Mapping[int, StagedSegment] = field(default_factory=dict)
+    identities: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source_name(self) -> str:

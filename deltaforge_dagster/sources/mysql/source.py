@@ -240,13 +240,13 @@ class MysqlSource:
     ) -> Generator[ChangeBatch]:
         begin = self._check(start)
         stream = self._open(begin, reader_id)
+        ask = MysqlCatalog(self._server, registry, begin, server_id(self._config.id, "look ahead"))
         decoder = MysqlDecoder(
             source_id=self._config.id,
             progress=StreamProgress(begin),
             registry=registry,
-            catalog=MysqlCatalog(
-                self._server, registry, begin, server_id(self._config.id, "look ahead")
-            ),
+            catalog=ask,
+            renames=ask.renames,
             captures=self._patterns.matches,
             forms=self._forms,
             outboxes=self._outboxes,
@@ -301,6 +301,7 @@ class MysqlSource:
             progress=StreamProgress(begin),
             registry=remembering,
             catalog=remembering,
+            renames=ask.renames,
             captures=self._patterns.matches,
             forms=self._forms,
             prepared=tables,

@@ -35,6 +35,7 @@ from deltaforge_dagster.sources.postgres.connection.server import PostgresSource
 from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.decoder import DecodedPgoutput, PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
+from deltaforge_dagster.sources.postgres.decode.renames import CatalogRenames
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
@@ -306,12 +307,14 @@ class PostgresSource:
         assert isinstance(start, LsnPosition)
         stream = self._open(start)
         unchanged_toast = self._unchanged_toast()
+        ask = catalog.PostgresCatalog(self._server.query)
         decoder = PostgresDecoder(
             source_id=self._config.id,
             db=self._server.database,
             start=start,
             registry=registry,
-            catalog=catalog.PostgresCatalog(self._server.query),
+            catalog=ask,
+            renames=CatalogRenames(ask.column_numbers, registry, start),
             captures=self._patterns.matches,
             unchanged_toast=unchanged_toast,
             outboxes=self._outboxes,

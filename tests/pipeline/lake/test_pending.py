@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from deltaforge_dagster.errors import LeaseLost, TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lake import writer as module
+from deltaforge_dagster.pipeline.lake.target import LakeTarget
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
 from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.sinks.lake.pending import DUCKDB, PendingRows, pending_name
@@ -282,6 +283,40 @@ def test_columns_and_keys_that_change(lake: Lake) -> None:
     assert sorted(reader.rows, key=str) == expected
     writer.fold(staging.table(), 3, unguarded, "later")
     assert (sorted(reader.table, key=str), reader.waiting) == (expected, 0)
+
+
+def test_a_column_that_is_renamed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pending changes are folded before, also if the writer dies when only the table of them has the new name."""
+    staging = Staging(lake, "current", {"id": INT32, "a": TEXT, "b": TEXT})
+    identities = {"id": "id@1", "a": "a@1", "b": "b@1"}
+    rows = [{"id": 1, "a": "a1", "b": "b1"}, {"id": 2, "a": "a2", "b": "b2"}]
+    first = replace(staging.table(staging.step(*rows)), identities=identities)
+    writing(lake).append(first, 0, unguarded)
+    staging.types = {"id": INT32, "c": TEXT, "b": TEXT}
+    step = staging.step({"id": 1, "c": "c1", "df_absent": ["b"]}, {"id": 3, "c": "c3"}, segment=1)
+    identities = {"id": "id@1", "c": "a@1", "b": "b@1"}
+    second = replace(staging.table(step, absent=["b"]), identities=identities)
+    reader = Reader(lake, columns=("id", "a", "b"))
+
+    rename = LakeTarget.rename
+
+    def dies(target: LakeTarget, *arguments: Any) -> None:
+        if target.identities:
+            raise Killed
+        rename(target, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeTarget, "rename", dies)
+        with pytest.raises(Killed):
+            writing(lake).append(second, 1, unguarded)
+    assert reader.table == [(1, "a1", "b1"), (2, "a2", "b2")]
+    reader.columns = ("id", "c", "b")
+    for _ in range(2):
+        writing(lake).append(second, 1, unguarded)
+        expected = [(1, "c1", "b1"), (2, "a2", "b2"), (3, "c3", None)]
+        assert (reader.waiting, reader.rows) == (2, expected)
+    writing(lake).fold(second, 1, unguarded, "later")
+    assert (reader.table, reader.waiting) == (expected, 0)
 
 
 @pytest.mark.soak("formats")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from importlib.metadata import distribution
 from pathlib import Path
@@ -95,14 +96,29 @@ def test_readers_agree_about_every_type(lake: Lake, mode: str) -> None:
         assert sorted(expected) == [(1, *whole), (2, *updated), (3, *[None] * len(whole))]
     folder = lake.folder / "lake" / "public" / "orders"
     order = f"SELECT {', '.join(TYPES)} FROM t ORDER BY df_position, df_ordinal"
-    for reader, table in _readers(lake, folder, order).items():
+    for reader, table in _readers(lake, folder, order, list(TYPES)).items():
         assert [tuple(row.values()) for row in table.to_pylist()] == expected, reader
         assert [_plain(one.type) for one in table.schema] == [
             _plain(one.type) for one in lake.arrow(*TYPES).schema
         ], reader
 
 
-def _readers(lake: Lake, folder: Path, order: str) -> dict[str, pa.Table]:
+def test_readers_agree_about_a_renamed_column(lake: Lake) -> None:
+    """Files from before have its values for them, too."""
+    writer = lake.writer()
+    first, second = (Staging(lake, "current", {"id": INT32, name: TEXT}) for name in "ab")
+    before = first.table(first.step({"id": 1, "a": "x"}, {"id": 2, "a": "y"}))
+    after = second.table(second.step({"id": 2, "b": "z"}, {"id": 3, "b": "n"}, segment=1))
+    writer.commit(replace(before, identities={"id": "id@1", "a": "a@1"}), 0, lambda: None)
+    writer.commit(replace(after, identities={"id": "id@1", "b": "a@1"}), 1, lambda: None)
+    folder = lake.folder / "lake" / "public" / "orders"
+    order = "SELECT id, b FROM t ORDER BY df_position, df_ordinal"
+    for reader, table in _readers(lake, folder, order, ["id", "b"]).items():
+        rows = [tuple(row.values()) for row in table.to_pylist()]
+        assert rows == [(1, "x"), (2, "z"), (3, "n")], reader
+
+
+def _readers(lake: Lake, folder: Path, order: str, names: list[str]) -> dict[str, pa.Table]:
     """Return the table as each reader of the format has it."""
     if lake.format == "iceberg":
         newest = max(
@@ -111,7 +127,7 @@ def _readers(lake: Lake, folder: Path, order: str) -> dict[str, pa.Table]:
         )
         found = StaticTable.from_metadata(str(newest)).scan().to_arrow()
         in_order = found.sort_by([("df_position", "ascending"), ("df_ordinal", "ascending")])
-        return {"pyiceberg": in_order.select(list(TYPES))}
+        return {"pyiceberg": in_order.select(names)}
     deltars = QueryBuilder().register("t", DeltaTable(str(folder))).execute(order)
     database = duckdb.connect(config={"allow_unsigned_extensions": True})
     try:

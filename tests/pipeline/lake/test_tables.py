@@ -110,6 +110,30 @@ def test_current_tables_equal_those_of_the_source(make_lake: MakeLake, format_: 
     assert lake.checkpoint.whole_segment == lake.feed.store.segments.read("feed")[-1].segment
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+def test_renamed_columns_equal_those_of_the_source(make_lake: MakeLake, format_: Format) -> None:
+    """Rows that nobody has touched have their values under the new name, also where another column has had it."""
+    lake = make_lake(format_)
+    execute = lake.feed.shop.execute
+    execute("INSERT INTO orders SELECT n, n + 10, n + 20 FROM generate_series(1, 4) AS n")
+    assert lake.feed.catch_up().sink_errors == {}
+    execute("UPDATE orders SET total = 1 WHERE id = 1")
+    execute("ALTER TABLE orders RENAME COLUMN customer TO buyer")
+    execute("ALTER TABLE orders RENAME COLUMN total TO customer")
+    execute("UPDATE orders SET buyer = 2 WHERE id = 2", "DELETE FROM orders WHERE id = 3")
+    last = (
+        "ALTER TABLE orders RENAME COLUMN customer TO price",
+        "UPDATE orders SET price = 7 WHERE id = 4",
+    )
+    for columns, then in (("id, buyer, customer", last), ("id, buyer, price", ())):
+        outcome = lake.feed.catch_up()
+        assert (outcome.sink_errors, outcome.behind) == ({}, {})
+        wanted = lake.in_source(f"SELECT {columns} FROM orders ORDER BY id")
+        assert lake.rows("orders", columns) == wanted
+        assert len(wanted) == 3
+        execute(*then)
+
+
 @pytest.mark.soak("formats")
 def test_a_live_run_commits_after_a_while_and_ends(make_lake: MakeLake) -> None:
     """What waits for the next commit keeps the run from being idle."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +16,7 @@ import pytest
 from deltaforge_dagster.errors import LeaseLost, TableRejected
 from deltaforge_dagster.pipeline.lake.target import TableCommit
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
-from deltaforge_dagster.sinks.tables.staged import StagedStep
+from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
 from deltaforge_dagster.sources.value_types import (
     DATE,
     FLOAT32,
@@ -452,6 +454,82 @@ def test_delta_widens_by_choice_only(lake: Lake) -> None:
     else:
         writer.commit(wider, 1, unguarded)
         assert sorted(lake.rows("id", "list")) == [(1, [1.5]), (2**40, None)]
+
+
+def named(staging: Staging, step: StagedStep, **identities: str) -> StagedTable:
+    """The changes of a commit whose columns are identified like that."""
+    return replace(staging.table(step), identities=identities)
+
+
+@BOTH_FORMATS
+@pytest.mark.parametrize(
+    "mode", ["current", pytest.param("history", marks=pytest.mark.soak("formats"))]
+)
+def test_renamed_columns_keep_their_values(lake: Lake, mode: str) -> None:
+    """Whoever repeats the commit; the table is partitioned or clustered by the column as before."""
+    first = Staging(lake, mode, {"id": INT32, "a": INT32, "b": TEXT})
+    options: dict[str, Any] = {"mode": mode, "cluster_by": {"public.orders": ("a",)}}
+    before = first.step({"id": 1, "a": 1, "b": "x"}, {"id": 2, "a": 2, "b": "y"})
+    writer = lake.writer(**options)
+    writer.commit(named(first, before, id="id@1", a="a@1", b="b@1"), 0, unguarded)
+
+    # a is c now, and b has the name that a had
+    second = Staging(lake, mode, {"id": INT32, "c": INT32, "a": TEXT})
+    after = second.step({"id": 2, "c": 5, "a": "z"}, {"id": 3, "c": 6, "a": "n"}, segment=1)
+    commit = named(second, after, id="id@1", c="a@1", a="b@1")
+    for one in (writer, writer, lake.writer(**options)):
+        one.commit(commit, 1, unguarded)
+    replaced = [(2, 2, "y")] if mode == "history" else []
+    assert sorted(lake.rows("id", "c", "a")) == sorted(
+        [(1, 1, "x"), (2, 5, "z"), (3, 6, "n"), *replaced]
+    )
+
+
+def test_a_rename_takes_effect_once_wherever_its_writer_dies(lake: Lake) -> None:
+    """Before each statement; the successor goes on with it. One column gets the name that another one had."""
+    first = Staging(lake, "current", {"id": INT32, "a": INT32, "b": TEXT})
+    second = Staging(lake, "current", {"id": INT32, "b": INT32, "c": TEXT})
+    calls = 0
+
+    def die_at(number: int) -> Callable[[], None]:
+        def guard() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise LeaseLost("killed")
+
+        return guard
+
+    for number in range(1, 30):
+        first.destination = second.destination = ("public", f"t{number}")
+        made = named(first, first.step({"id": 1, "a": 1, "b": "x"}), id="id@1", a="a@1", b="b@1")
+        lake.writer().commit(made, 0, unguarded)
+        step = second.step({"id": 2, "b": 2, "c": "y"}, segment=1)
+        commit = named(second, step, id="id@1", b="a@1", c="b@1")
+        calls = 0
+        with contextlib.suppress(LeaseLost):
+            lake.writer().commit(commit, 1, die_at(number))
+            break
+        lake.writer().commit(commit, 1, unguarded)
+        found = lake.rows("id", "b", "c", destination=first.destination)
+        assert sorted(found) == [(1, 1, "x"), (2, 2, "y")]
+    assert calls > 4
+
+
+def test_a_name_that_the_table_has_for_another_column(lake: Lake) -> None:
+    """A column of the source cannot get it: the table is held, and the reason says what to do."""
+    first = Staging(lake, "current", {"id": INT32, "a": INT32, "b": INT32})
+    made = named(first, first.step({"id": 1, "a": 1, "b": 2}), id="id@1", a="a@1", b="b@1")
+    writer = lake.writer()
+    writer.commit(made, 0, unguarded)
+    for names in ({"b": "a@1"}, {"b": "a@1", "a": "b@1"}):
+        other = Staging(lake, "current", {"id": INT32} | dict.fromkeys(names, INT32))
+        step = other.step({"id": 2} | dict.fromkeys(names, 5), segment=1)
+        with pytest.raises(
+            TableRejected, match=r"has renamed column . to ., and the table has another column"
+        ):
+            writer.commit(named(other, step, id="id@1", **names), 1, unguarded)
+    assert lake.rows("id", "a", "b") == [(1, 1, 2)]
 
 
 @pytest.mark.parametrize("name", ["df_x", "DF_y", "ID", ""])

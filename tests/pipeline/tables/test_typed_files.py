@@ -147,6 +147,135 @@ def test_a_column_that_comes_later(sqlite_store: StateStore, stage: Stage) -> No
     assert rows(step, "id", "a", "b", "df_absent") == [(5, 5, None, ["b"]), (6, 6, 6, None)]
 
 
+@pytest.fixture
+def register(sqlite_store: StateStore) -> Callable[..., list[str]]:
+    """Registers versions of `public.orders` with column id, the key, and others; `new<old` is one that was renamed."""
+    lease = held(sqlite_store)
+
+    def of(*versions: Sequence[str], key: str = "id") -> list[str]:
+        found = []
+        with sqlite_store.fenced(lease) as writer:
+            for number, columns in enumerate(versions, 1):
+                former = dict(one.split("<") for one in columns if "<" in one)
+                made = table("id", *(one.partition("<")[0] for one in columns))
+                known = (
+                    dataclasses.replace(one, former=former.get(one.name)) for one in made.columns
+                )
+                made = dataclasses.replace(made, columns=tuple(known), primary_key=(key,))
+                if number > 1 and key in former.values():
+                    new = next(name for name, old in former.items() if old == key)
+                    made = dataclasses.replace(made, primary_key=(new,))
+                stamp = writer.schemas.register("acme", made, position(number))
+                found.append(stamp.fingerprint)
+        return found
+
+    return of
+
+
+def test_renamed_columns(register: Callable[..., list[str]], stage: Stage) -> None:
+    """Rows have the values of a column under its last name, also where names are swapped or used again."""
+    first, second = register(("a", "b"), ("b<a", "a<b", "c"))
+    commit = stage(
+        [change("c", 1, first, after={"id": 1, "a": 1, "b": 2})],
+        [
+            change("u", 2, first, after={"id": 2, "a": 3, "b": {"_unchanged": True}}),
+            change("c", 3, second, after={"id": 3, "a": 4, "b": 5, "c": 6}),
+        ],
+    )
+    (step,) = steps(commit)
+    assert rows(step, "id", "a", "b", "c", "df_absent") == [
+        (1, 2, 1, None, None), (2, None, 3, None, ["a"]), (3, 4, 5, 6, None),
+    ]  # fmt: skip
+    (found,) = commit.tables
+    assert found.identities == {"id": "id@1", "b": "a@1", "a": "b@1", "c": "c@2"}
+
+    (again,) = stage([change("c", 4, first, after={"id": 4, "a": 1, "b": 2})]).tables
+    assert again.identities == {"id": "id@1", "a": "a@1", "b": "b@1"}
+
+
+def test_a_name_that_is_used_again(register: Callable[..., list[str]], stage: Stage) -> None:
+    """A new column with the name that another one had is null in rows from before; in a changelog, too."""
+    first, second = register(("a",), ("b<a", "a"))
+    changes = [
+        change("c", 1, first, after={"id": 1, "a": 1}),
+        change("u", 2, first, after={"id": 1, "a": 2}),
+        change("c", 3, second, after={"id": 3, "a": 4, "b": 5}),
+    ]
+    (step,) = steps(stage(changes))
+    assert rows(step, "id", "a", "b", "df_absent") == [(1, None, 2, None), (3, 4, 5, None)]
+    (step,) = steps(stage(changes, options="mode: changelog"))
+    assert rows(step, "id", "a", "b") == [(1, None, 1), (1, None, 2), (3, 4, 5)]
+
+
+def test_a_renamed_key(register: Callable[..., list[str]], stage: Stage) -> None:
+    """Keys before and after are the same, in whatever image of a row they are."""
+    first, second = register(("k", "a"), ("n<k", "a"), key="k")
+    commit = stage(
+        [
+            change("c", 1, first, after={"id": 1, "k": 1, "a": 1}),
+            change("u", 2, first, before={"k": 1}, after={"id": 1, "k": 2, "a": 1}),
+            change("u", 3, first, after={"a": 5}, key={"k": 7}),
+            change("u", 4, second, after={"id": 1, "n": 2, "a": 9}),
+            change("d", 5, second, key={"n": 7}),
+        ]
+    )
+    (step,) = steps(commit)
+    assert rows(step, "df_op", "n", "a") == [("d", 1, None), ("d", 7, None), ("u", 2, 9)]
+
+
+def test_a_processor_s_field_with_the_name_of_a_renamed_column(
+    register: Callable[..., list[str]], stage: Stage
+) -> None:
+    """Rows with both cannot be stored; a name that a dropped column had, neither."""
+    first, second = register(("a",), ("b<a",))
+    changes = [
+        change("c", 1, first, after={"id": 1, "a": 1, "b": "x"}),
+        change("c", 2, second, after={"id": 2, "b": 5}),
+    ]
+    assert "a processor adds the field b" in error(stage(changes))
+
+
+def test_a_name_that_a_dropped_column_had(register: Callable[..., list[str]], stage: Stage) -> None:
+    """A commit with rows of both cannot be stored in one table."""
+    first, second = register(("a", "b"), ("b<a",))
+    changes = [
+        change("c", 1, first, after={"id": 1, "a": 1, "b": 2}),
+        change("c", 2, second, after={"id": 2, "b": 5}),
+    ]
+    assert "given the name of its column b to another one" in error(stage(changes))
+
+
+def test_a_column_that_is_dropped_and_added_again(
+    register: Callable[..., list[str]], stage: Stage
+) -> None:
+    """It is the same column in a table; what an update of the time before lacks is not null."""
+    first, second, third = register(("a", "b"), ("b",), ("b", "a"))
+    changes = [
+        change("u", 1, first, after={"id": 1, "a": 1, "b": 2}),
+        change("u", 2, first, after={"id": 2, "a": {"_unchanged": True}, "b": 2}),
+        change("u", 3, second, after={"id": 3, "b": 3}),
+        change("u", 4, third, after={"id": 4, "b": 4, "a": 5}),
+    ]
+    (step,) = steps(stage(changes))
+    assert rows(step, "id", "a", "df_absent") == [
+        (1, 1, None), (2, None, ["a"]), (3, None, ["a"]), (4, 5, None),
+    ]  # fmt: skip
+
+
+def test_declared_types_go_by_the_last_name(
+    register: Callable[..., list[str]], stage: Stage
+) -> None:
+    """They apply to rows from before as well."""
+    first, second = register(("a",), ("b<a",))
+    changes = [
+        change("c", 1, first, after={"id": 1, "a": 1}),
+        change("c", 2, second, after={"id": 2, "b": 5}),
+    ]
+    commit = stage(changes, options="mode: current, types: {public.orders: {b: text}}")
+    (step,) = steps(commit)
+    assert rows(step, "id", "b") == [(1, "1"), (2, "5")]
+
+
 def test_added_fields(stage: Stage) -> None:
     """Fields and tables of processors are text; an update in a file without a field lacks it, an insert has null."""
     commit = stage(

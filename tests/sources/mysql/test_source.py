@@ -306,6 +306,34 @@ class TestTables:
         images = [json.loads(str(row["after"])) for row in taken.rows]
         assert images == [{"id": 1, "v": "1"}, {"id": 2, "x": "2"}]
 
+    @pytest.mark.parametrize("metadata", ["MINIMAL", "FULL"])
+    def test_renamed_columns(self, bench: MysqlBench, metadata: str) -> None:
+        """The statement says so, whichever run reads it, and whichever reads the rows behind it."""
+        bench.run(f"SET GLOBAL binlog_row_metadata = {metadata}")
+        try:
+            versions = Versions()
+            start: Position = bench.source().ensure_start()
+            bench.execute(insert("orders", 1))
+            start = take(bench, start, whole(1), versions=versions).end
+            bench.run("ALTER TABLE orders RENAME COLUMN v TO w")
+            bench.execute(insert("items", 1))
+            start = take(bench, start, whole(1), versions=versions).end
+            bench.run("ALTER TABLE orders ADD COLUMN v int, CHANGE w x longtext")
+            bench.execute("INSERT INTO orders (id, x) VALUES (2, '2')")
+            start = take(bench, start, whole(1), versions=versions).end
+            bench.run("ALTER TABLE orders ADD COLUMN w int")
+            bench.execute("INSERT INTO orders (id, x) VALUES (3, '3')")
+            take(bench, start, whole(1), versions=versions)
+        finally:
+            bench.run("SET GLOBAL binlog_row_metadata = MINIMAL")
+        found = [
+            {column.name: column.former for column in table.columns}
+            for table, _ in versions.registered
+            if table.table == "orders"
+        ]
+        unnamed = dict.fromkeys(("id", "x", "v", "w"))
+        assert found == [{"id": None, "v": None}, {"id": None, "x": "v", "v": None}, unnamed]
+
     def test_a_harmless_statement_stops_nothing(self, bench: MysqlBench) -> None:
         """An index, a partition or another table's change leaves rows before it readable."""
         start = bench.source().ensure_start()

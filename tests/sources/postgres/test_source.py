@@ -21,6 +21,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres import source
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
@@ -346,6 +347,39 @@ class TestPublication:
         assert bench.source().maintain(None) == [finding]
         bench.execute(finding.remedy)
         assert bench.source().maintain(start) == []
+
+    def test_renamed_columns(self, bench: PostgresBench) -> None:
+        """They are known if the catalog still has the log's names then, in another run as well; a new table is another one."""
+        of_all = {"tables": ("public.*",)}
+        versions = Versions()
+        start: Position = bench.source(**of_all).ensure_start()
+
+        def former(*statements: str) -> list[dict[str, str]]:
+            nonlocal start
+            for one in statements:
+                bench.execute(one)
+            count = sum(one.startswith("INSERT") for one in statements)
+            known = len(versions.registered)
+            start = take(
+                bench, start, whole(count), source=bench.source(**of_all), versions=versions
+            ).end
+            return [
+                {column.name: column.former for column in table.columns if column.former}
+                for table, _ in versions.registered[known:]
+            ]
+
+        rename = "ALTER TABLE orders RENAME COLUMN"
+        assert former(insert("orders", 1)) == [{}]
+        assert former(f"{rename} v TO w", insert("orders", 2)) == [{"w": "v"}]
+        assert former(insert("orders", 3)) == [{}]
+        swap = f"{rename} id TO x; {rename} w TO id; {rename} x TO w"
+        assert former(swap, "INSERT INTO orders VALUES (4, '4')") == [{"w": "id", "id": "w"}]
+        assert former(f"{rename} w TO x", insert("orders", 5), f"{rename} id TO y") == [{}]
+        assert former(insert("orders", 6)) == [{}]
+        assert former(f"{rename} y TO v", insert("orders", 7)) == [{"v": "y"}]
+        bench.execute("DROP TABLE orders", "CREATE TABLE orders (x int PRIMARY KEY, z text)")
+        bench.source(**of_all).maintain(start)
+        assert former(insert("orders", 1)) == [{}]
 
     def test_an_identity_that_was_taken_away(self, bench: PostgresBench) -> None:
         """Its users' statements fail as long as it is published: an error with the statement."""

@@ -64,6 +64,7 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.schema.renames import StatementRenames
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.prepared import FindsPrepared
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
@@ -113,6 +114,7 @@ class MysqlDecoder:
         until: The end of a transaction after which nothing is decoded; None for no limit.
         outboxes: Tables whose changes are marked as those of an outbox.
         rules: The column rules.
+        renames: Which columns were renamed; None if it does not matter.
     """
 
     _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents
@@ -131,6 +133,7 @@ class MysqlDecoder:
         until: BinlogPosition | None = None,
         outboxes: MysqlOutboxTables = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
+        renames: StatementRenames | None = None,
     ) -> None:
         self._nested: list[NestedEvents] = []
         self._nested_bytes = 0
@@ -141,6 +144,7 @@ class MysqlDecoder:
             forms=forms,
             held=held,
             rules=rules,
+            renames=renames,
         )
         self._writer = MysqlBatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
         self._found = TransactionAssembler(self._writer, progress)

@@ -38,6 +38,7 @@ from deltaforge_dagster.sources.mysql.schema.definitions import (
     parse_definition,
     text_of,
 )
+from deltaforge_dagster.sources.mysql.schema.renames import StatementRenames, is_rename
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan
 from deltaforge_dagster.tables import ColumnDetails, TableDetails
 
@@ -92,6 +93,9 @@ class MysqlCatalog:
         registry: Where definitions are stored, and where earlier ones come from.
         start: Where the reader begins.
         reader_id: A replication server id for scanning the log ahead of the reader.
+
+    Attributes:
+        renames: Which columns the statements have renamed.
     """
 
     def __init__(
@@ -108,8 +112,11 @@ class MysqlCatalog:
         self._looked: BinlogPosition | None = None
         self._ahead: list[tuple[BinlogPosition, TableChange]] = []
         self._fold: bool | None = None
+        self.renames = StatementRenames(registry, start)
         self._tables: Definitions = {
-            name_of(key): parse_definition(text) for key, text in registry.defined(start).items()
+            name_of(key): parse_definition(text)
+            for key, text in registry.defined(start).items()
+            if not is_rename(key)
         }
 
     def table(
@@ -143,7 +150,9 @@ class MysqlCatalog:
     def statement(self, db: str, sql: str, position: Position) -> None:
         """Apply a statement in the log that may define tables, and store the changed definitions."""
         assert isinstance(position, BinlogPosition)
-        touched = apply(self._tables, sql, db, fold=self._folds())
+        fold = self._folds()
+        touched = apply(self._tables, sql, db, fold=fold)
+        self.renames.statement(db, sql, position, touched, fold=fold)
         for name in touched:
             self._now.pop(name, None)
         if touched:

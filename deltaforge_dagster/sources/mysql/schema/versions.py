@@ -39,6 +39,7 @@ from deltaforge_dagster.sources.mysql.events.table_map import (
     parse_table_map,
 )
 from deltaforge_dagster.sources.mysql.schema.column_types import ANY_SIGN, is_unsigned, labels_text
+from deltaforge_dagster.sources.mysql.schema.renames import StatementRenames
 from deltaforge_dagster.sources.mysql.values.charsets import (
     BINARY_COLLATION,
     Charset,
@@ -104,6 +105,7 @@ class MysqlTableVersions:
         forms: The formats of values where there is a choice.
         held: Full names of tables whose changes are held, with the reasons.
         rules: The column rules.
+        renames: Which columns were renamed; None if it does not matter.
 
     Attributes:
         held: The tables of the argument, and those that are held since some place in this stream.
@@ -124,6 +126,7 @@ class MysqlTableVersions:
         forms: ValueForms,
         held: Mapping[str, str] | None = None,
         rules: ColumnRules = NO_RULES,
+        renames: StatementRenames | None = None,
     ) -> None:
         self.held = dict(held or {})
         self.hiding = Hiding(rules)
@@ -131,6 +134,7 @@ class MysqlTableVersions:
         self._forms = forms
         self._catalog = catalog
         self._captures = captures
+        self._renames = renames
         self.fixed_binary = False
         self._known: dict[tuple[bytes, CatalogTable | None, bool], int] = {}
         self._newest: dict[str, int] = {}
@@ -176,13 +180,19 @@ class MysqlTableVersions:
         if version is None:
             if known is not None:
                 version = self._add(described, types, known, position)
+                self._described(described, position)
             else:
                 version = self._add_skipped(described, name, HELD if captured else 0)
             self._known[key] = version
         elif version in self._shown and self._newest.get(name) != version:
             self._registry.register(self._shown[version], position)  # it is in force again
+            self._described(described, position)
         self._newest[name] = version
         self._put_in_force(content, version)
+
+    def _described(self, described: TableMap, position: Position) -> None:
+        if self._renames is not None:
+            self._renames.described((described.db, described.table), position)
 
     def map_of(self, table_id: int) -> bytes:
         """Return the body of the TABLE_MAP event that is in force for a table id."""
@@ -261,6 +271,8 @@ class MysqlTableVersions:
     ) -> int:
         """Register a new version, lay it out for the kernels, and return its number."""
         names = [column.name for column in known.columns]
+        table = described.db, described.table
+        former = {} if self._renames is None else self._renames.former(table)
         schema = TableSchema(
             db=described.db,
             schema=None,
@@ -272,6 +284,7 @@ class MysqlTableVersions:
                     type_oid=None,
                     nullable=nullable,
                     ordinal_position=ordinal,
+                    former=former.get(column.name),
                 )
                 for ordinal, (column, type_, nullable) in enumerate(
                     zip(known.columns, types, described.nullable, strict=True), start=1

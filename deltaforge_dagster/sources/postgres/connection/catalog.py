@@ -464,6 +464,16 @@ class PostgresCatalog:
         with self._connect(self._SECONDS) as connection:
             return primary_key(connection, relation)
 
+    def column_numbers(self, relation: int) -> dict[str, int]:
+        """Return the numbers of a table's current columns, by name; none if it does not exist."""
+        with self._connect(self._SECONDS) as connection:
+            rows = connection.execute(
+                "SELECT attname, attnum FROM pg_attribute"
+                " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
+                (relation,),
+            ).fetchall()
+        return dict(rows)
+
     def type(self, oid: int) -> CatalogType | None:
         """Return a type from the catalog; None if it no longer exists."""
         with self._connect(self._SECONDS) as connection:

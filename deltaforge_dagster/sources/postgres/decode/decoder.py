@@ -56,6 +56,7 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     parse_message,
     xlog,
 )
+from deltaforge_dagster.sources.postgres.decode.renames import CatalogRenames
 from deltaforge_dagster.sources.postgres.decode.rows import MARK
 from deltaforge_dagster.sources.postgres.decode.scan import (
     BAD_COMMIT,
@@ -140,6 +141,7 @@ class PostgresDecoder:
         held: Full names of tables whose changes are returned undecoded, with the reasons
             (`held_events`). Tables that cannot be decoded now are added.
         built_in: The built-in types, with the formats of their values.
+        renames: Finds renamed columns; None if it does not matter which they are.
     """
 
     def __init__(
@@ -156,6 +158,7 @@ class PostgresDecoder:
         rules: ColumnRules = NO_RULES,
         held: Mapping[str, str] | None = None,
         built_in: Mapping[int, PostgresValueType] = BUILT_IN,
+        renames: CatalogRenames | None = None,
     ) -> None:
         self._versions = PostgresTableVersions(
             db=db,
@@ -166,6 +169,7 @@ class PostgresDecoder:
             rules=rules,
             held=held or {},
             built_in=built_in,
+            renames=renames,
         )
         self._writer = PostgresBatchWriter(
             db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast

@@ -28,6 +28,7 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     parse_type,
     xlog,
 )
+from deltaforge_dagster.sources.postgres.decode.renames import CatalogRenames, NumberedColumns
 from deltaforge_dagster.sources.postgres.decode.scan import HELD, IGNORED, UNKNOWN
 from deltaforge_dagster.sources.postgres.decode.types import (
     BUILT_IN,
@@ -66,6 +67,7 @@ class PostgresTableVersions:
         rules: ColumnRules,
         held: Mapping[str, str],
         built_in: Mapping[int, PostgresValueType] = BUILT_IN,
+        renames: CatalogRenames | None = None,
     ) -> None:
         self.held = dict(held)
         self.hiding = Hiding(rules)
@@ -75,6 +77,7 @@ class PostgresTableVersions:
         self._captures = captures
         self._outboxes = outboxes
         self._built_in = built_in
+        self._renames = renames
         self._known: dict[tuple[bytes, tuple[str, ...]], int] = {}
         self._shown: dict[int, TableSchema] = {}
         self._by_relation: dict[int, int] = {}
@@ -159,10 +162,19 @@ class PostgresTableVersions:
         try:
             key = self._key(relation, position)
             version = self._known.get((message, key))
+            if version is not None and self._by_relation.get(relation.oid) == version:
+                return version
+            columns: NumberedColumns | None = None
+            renamed: Mapping[str, str] = {}
+            if self._renames is not None:
+                columns, renamed = self._renames.compare(relation)
             if version is None:
-                version = self._known[message, key] = self._add(relation, key, position)
-            elif self._by_relation.get(relation.oid) != version:
+                version = self._add(relation, key, renamed, position)
+                self._known[message, key] = version
+            else:
                 self._registry.register(self._shown[version], position)  # it is in force again
+            if self._renames is not None and columns is not None:
+                self._renames.note(relation, columns, position)
         except UnsupportedEvent as error:
             self.hiding.refuse_to_hold(relation.schema, relation.table, str(error))
             self.held[relation.full_name] = str(error)
@@ -184,7 +196,13 @@ class PostgresTableVersions:
             )
         return tuple(name for name in names if name in primary_key)
 
-    def _add(self, relation: Relation, key: tuple[str, ...], position: LsnPosition) -> int:
+    def _add(
+        self,
+        relation: Relation,
+        key: tuple[str, ...],
+        renamed: Mapping[str, str],
+        position: LsnPosition,
+    ) -> int:
         """Register a new version, lay it out for the kernels, and return its number."""
         types = [
             self._type(relation, column.name, column.type_oid, position)
@@ -201,6 +219,7 @@ class PostgresTableVersions:
                     type_oid=column.type_oid,
                     nullable=column.name not in key,  # the log says no more than that
                     ordinal_position=ordinal,
+                    former=renamed.get(column.name),
                 )
                 for ordinal, (column, type_) in enumerate(
                     zip(relation.columns, types, strict=True), start=1

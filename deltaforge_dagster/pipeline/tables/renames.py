@@ -1,0 +1,152 @@
+"""What the columns of a table are called in a commit, whose rows may have older names for them.
+
+The rows of a commit may have several table versions, and a column may have another name in each. In the commit it has the
+name that it has in the last one. Workers import this module: it needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.sources.value_types import ValueType
+from deltaforge_dagster.typed_rows.rows import TypedRows
+from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
+
+
+@dataclass(frozen=True, slots=True)
+class RowNames:
+    """The names of columns in rows of one table version.
+
+    Attributes:
+        former: By name in the commit the name in these rows, of columns for which they differ.
+    """
+
+    former: Mapping[str, str]
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Names in these rows that are those of other columns in the commit."""
+        return frozenset(self.former.values()) - self.former.keys()
+
+    def declared(self, types: Mapping[str, ValueType]) -> Mapping[str, ValueType]:
+        """Return declared types, which go by the names in the commit, by the names in these rows."""
+        return {
+            self.former.get(name, name): type_
+            for name, type_ in types.items()
+            if name not in self.hidden
+        }
+
+    def of_commit(self, schema: TypedSchema) -> TypedSchema:
+        """Return columns of these rows with their names in the commit."""
+        return replace(schema, columns=tuple(map(self._named, schema.columns)))
+
+    def of_rows(self, schema: TypedSchema) -> TypedSchema:
+        """Return columns of the commit with their names in these rows, without those that the rows do not have."""
+        columns = (
+            replace(column, name=self.former.get(column.name, column.name))
+            for column in schema.columns
+            if column.name not in self.hidden
+        )
+        return replace(schema, columns=tuple(columns))
+
+    def renamed(self, rows: TypedRows, schema: TypedSchema) -> TypedRows:
+        """Return rows, whose columns are `of_rows(schema)` and then added fields, with the names in the commit.
+
+        Raises:
+            TableRejected: An added field has the name of another column.
+        """
+        known = {column.name for column in schema.columns}
+        asked = len(schema.columns) - len(self.hidden & known)
+        added = rows.schema.columns[asked:]
+        for column in added:
+            if column.name in known:
+                raise TableRejected(
+                    f"a processor adds the field {column.name}, and a column of the source has been given this name "
+                    "since; let the processor use another one"
+                )
+        columns = [*map(self._named, rows.schema.columns[:asked]), *added]
+        values = {
+            column.name: values for column, values in zip(columns, rows.batch.columns, strict=True)
+        }
+        whole = replace(schema, columns=(*schema.columns, *added))
+        arrays = [
+            values[field.name] if field.name in values else pa.nulls(len(rows.batch), field.type)
+            for field in whole.arrow
+        ]
+        now = self._now
+        return replace(
+            rows,
+            schema=whole,
+            batch=pa.RecordBatch.from_arrays(arrays, schema=whole.arrow),
+            present={now.get(name, name): mask for name, mask in rows.present.items()},
+            misfits=tuple(
+                replace(one, column=now.get(one.column, one.column))
+                if one.column is not None
+                else one
+                for one in rows.misfits
+            ),
+        )
+
+    def _named(self, column: TypedColumn) -> TypedColumn:
+        return replace(column, name=self._now.get(column.name, column.name))
+
+    @property
+    def _now(self) -> Mapping[str, str]:
+        return {former: name for name, former in self.former.items()}
+
+
+SAME_NAMES = RowNames({})
+"""Those of rows whose columns have the names of the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitColumns:
+    """The columns of the source in a commit.
+
+    Attributes:
+        names: Their names in the commit, by what identifies them (`TableHistory.identities`). A column that was dropped and
+            one that was added later under its name have the same name.
+        identities: By name in the commit, what identifies the newest column of that name.
+        rows: By fingerprint of a table version, the names in its rows.
+    """
+
+    names: Mapping[str, str]
+    identities: Mapping[str, str]
+    rows: Mapping[str, RowNames]
+
+    def missing(self, versions: Iterable[Mapping[str, str]]) -> frozenset[str]:
+        """Return the columns that none of these versions has; each is given by what identifies its columns."""
+        had = {self.names.get(one) for version in versions for one in version.values()}
+        return frozenset(self.identities.keys() - had)
+
+
+def commit_columns(versions: Sequence[tuple[str, Mapping[str, str]]], table: str) -> CommitColumns:
+    """Return what the columns of a table are called.
+
+    Args:
+        versions: The table versions, in the order of their last rows: fingerprint, and by name of a column what identifies it.
+        table: Name of the table, for errors.
+
+    Raises:
+        TableRejected: A column has the name of another one that there was at the same time.
+    """
+    names: dict[str, str] = {}
+    identities: dict[str, str] = {}
+    for _, own in reversed(versions):
+        for name, identity in own.items():
+            identities.setdefault(names.setdefault(identity, name), identity)
+    rows: dict[str, RowNames] = {}
+    for fingerprint, own in versions:
+        if len({names[one] for one in own.values()}) < len(own):
+            taken = next(name for name, one in own.items() if identities[names[one]] != one)
+            raise TableRejected(
+                f"table {table}: the source has given the name of its column {taken} to another one; have the table loaded "
+                "again"
+            )
+        former = {names[one]: name for name, one in own.items() if names[one] != name}
+        rows[fingerprint] = RowNames(former) if former else SAME_NAMES
+    return CommitColumns(names, identities, rows)
