@@ -173,6 +173,12 @@ def changes_of_rows(
         int, typer.Option(min=10, help="Changes of each of the small commits that follow.")
     ] = 1_000,
     commits: Annotated[int, typer.Option(min=1, help="How many small commits.")] = 5,
+    from_journal: Annotated[
+        bool,
+        typer.Option(
+            "--from-journal", help="Capture the changes before, and measure only their delivery."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
@@ -187,7 +193,9 @@ def changes_of_rows(
         bench.fill(table_rows - warm)
         say("delivering the rows")
         bench.deliver()
-        result = _changes(bench, pair, table_rows, changes, (commits, commit_changes))
+        result = _changes(
+            bench, pair, table_rows, changes, (commits, commit_changes), from_journal=from_journal
+        )
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
@@ -309,7 +317,13 @@ def _opened(pair: str, mode: TableMode, shape: Shape, rows: int, say: Say) -> It
 
 
 def _changes(
-    bench: _OpenBench, pair: str, table_rows: int, changes: int, small: tuple[int, int]
+    bench: _OpenBench,
+    pair: str,
+    table_rows: int,
+    changes: int,
+    small: tuple[int, int],
+    *,
+    from_journal: bool,
 ) -> TableChanges:
     commits, size = small
     total = changes + commits * size
@@ -320,8 +334,11 @@ def _changes(
         bench.say(f"writing {changes:,} changes")
         writer.write(changes)
 
-    backlog = bench.drain(pair, changes, write)
-    measured = [bench.drain(pair, size, lambda: writer.write(size)) for _ in range(commits)]
+    backlog = bench.drain(pair, changes, write, from_journal=from_journal)
+    measured = [
+        bench.drain(pair, size, lambda: writer.write(size), from_journal=from_journal)
+        for _ in range(commits)
+    ]
     if bench.mode == "current":
         bench.expect(table_rows + writer.inserted - writer.deleted)
         bench.expect(writer.updated, f"note = '{_CHANGED}'")
