@@ -47,7 +47,12 @@ from deltaforge_dagster.pipeline.lake.target import (
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
-from deltaforge_dagster.sinks.lake.dialect import PENDING, Branches, LakeDialect
+from deltaforge_dagster.sinks.lake.dialect import (
+    PENDING,
+    WRITER_SETTINGS,
+    Branches,
+    LakeDialect,
+)
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, Truncate, WrittenColumn
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
@@ -401,6 +406,8 @@ class LakeWriter:
         session = self.sessions.session()
         if session is not self._session:
             self._forget()
+            for name, value in WRITER_SETTINGS.items():
+                session.conf.set(name, value)
             configure(session, self.dialect, self.config)
             self._figures = FigureReader(session, self.dialect)
             self._session = session

@@ -118,8 +118,13 @@ class DeltaDialect:
     @property
     def settings(self) -> Mapping[str, str]:
         """Settings of a session."""
-        # With the default of 50 partitions, reading the log of a small table takes longer than all else.
-        return {**SESSION_SETTINGS, "spark.databricks.delta.snapshotPartitions": "2"}
+        return {
+            **SESSION_SETTINGS,
+            # With the default of 50 partitions, reading the log of a small table takes longer than all else.
+            "spark.databricks.delta.snapshotPartitions": "2",
+            # MERGE reads its source twice, and copies it before unless it is a Delta table. Staged files do not change.
+            "spark.databricks.delta.merge.materializeSource": "none",
+        }
 
     def location(self, destination: Sequence[str]) -> str:
         """Return a query for the folder of a table, which has its log."""

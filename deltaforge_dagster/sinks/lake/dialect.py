@@ -48,14 +48,25 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.shuffle.partitions": "16",
-    # Changes are few beside the table that they are joined with, which then needs no sort.
-    "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": str(64 << 20),
     "spark.sql.caseSensitive": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     # Staged rows have timestamps with and without a time zone.
     "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
 }
+
+
+WRITER_SETTINGS: Mapping[str, str] = {
+    # Changes are few beside the table that they are joined with, which then needs no sort.
+    "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": str(64 << 20),
+    # A Bloom filter of the keys of changes leaves out most rows of a table where they are read. Spark makes none for what it
+    # might broadcast, even in joins that cannot; and of changes, not of a table, because only these are few.
+    "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "10MB",
+    "spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold": "100MB",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",  # by what was read, not estimated
+}
+"""Settings of a session that writes, besides those of every session and before the sink's own."""
 
 
 @dataclass(frozen=True, slots=True)

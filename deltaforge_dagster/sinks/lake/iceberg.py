@@ -169,6 +169,8 @@ class IcebergDialect:
             **SESSION_SETTINGS,
             **({catalog: "org.apache.iceberg.spark.SparkCatalog"} if given else {}),
             **{f"{catalog}.{name}": value.get_secret_value() for name, value in given.items()},
+            # Otherwise one task would write what MERGE has changed, up to 384 MB of it.
+            "spark.sql.iceberg.advisory-partition-size": str(32 << 20),
             # Otherwise a session does not see what others commit.
             f"{catalog}.cache-enabled": "false",
         }

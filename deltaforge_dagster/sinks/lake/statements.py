@@ -25,6 +25,8 @@ _CHANGELOG = {
 _PLACE = {"df_position": "bigint", "df_ordinal": "bigint"}
 _PENDING = {"df_op": "string", "df_absent": "array<string>", "df_event_time": "timestamp"}
 _VALIDITY = {"df_valid_from": "timestamp", "df_valid_to": "timestamp"}
+_ALL = "s.df_segment >= 0"
+"""Condition that all staged rows fulfil. Spark makes a Bloom filter of the keys of rows only if they are chosen by one."""
 LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
 """Condition that a change `s` is later in the source's log than the row `t` of a table."""
 
@@ -284,7 +286,7 @@ class Statements:
         chosen = [f"{column.value('s')} AS {quoted(column.name)}" for column in self.columns]
         more = ["df_op", "df_absent", *meta]
         chosen += [*(f"s.{name}" for name in more), f"{self._position('s')} AS df_position"]
-        return f"SELECT {', '.join(chosen)}, s.df_ordinal FROM {STAGED} AS s"
+        return f"SELECT {', '.join(chosen)}, s.df_ordinal FROM {STAGED} AS s WHERE {_ALL}"
 
     def _rekeyed(self, meta: Sequence[str]) -> str:
         """Return a query for rows of a rekey step: those of the new keys, filled, and deletes of the old ones.
@@ -345,7 +347,7 @@ class Statements:
 
     def _same_key(self, left: str, right: str) -> str:
         columns = [quoted(name) for name in self._key_names()]
-        return " AND ".join(f"{left}.{column} <=> {right}.{column}" for column in columns)
+        return " AND ".join(f"{left}.{column} = {right}.{column}" for column in columns)
 
     def _key_names(self) -> Sequence[str]:
         return [column.name for column in self.columns if column.staged in self.key]
