@@ -27,6 +27,13 @@ _IDLE_SECONDS = 20.0
 """How long the server outlives the last process of the tests."""
 
 
+_POSTGRES_DRIVER = (
+    "org.postgresql:postgresql:42.7.8",
+    "2a32a9dcbc42d67a50ad3a0de5efd102c8d2be46720045f2cbd6689f160ab7c7",
+)
+"""For catalogs of Iceberg that are in a database: coordinates and checksum."""
+
+
 @dataclass(frozen=True, slots=True)
 class SparkAddress:
     """Where the Spark server of the tests is.
@@ -67,6 +74,7 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
     if given:
         yield SparkAddress(given, None)
         return
+    from deltaforge_dagster.processes.maven import Artifact  # noqa: PLC0415 - only here
     from deltaforge_dagster.resources.lake_jars import LAKE_JARS  # noqa: PLC0415 - only here
     from deltaforge_dagster.resources.spark_server import SparkServer  # noqa: PLC0415 - only here
     from deltaforge_lab.servers.maven import fetch  # noqa: PLC0415 - only here
@@ -75,7 +83,8 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
     home = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "installation"
     try:
         # The jars cost 0.1 s of processor time and 10 MB, so all tests share one server with them.
-        server = SparkServer.ensure(home, jars=fetch(LAKE_JARS), idle_seconds=_IDLE_SECONDS)
+        jars = fetch([*LAKE_JARS, Artifact(*_POSTGRES_DRIVER)])
+        server = SparkServer.ensure(home, jars=jars, idle_seconds=_IDLE_SECONDS)
     except DeltaforgeError as error:
         pytest.fail(str(error), pytrace=False)
     yield SparkAddress(server.remote, home / "spark")

@@ -21,7 +21,12 @@ from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.lake.figures import FigureReader
 from deltaforge_dagster.pipeline.lake.pending import pending_writer
-from deltaforge_dagster.pipeline.lake.spark_failures import SparkFailure, failure_of, translated
+from deltaforge_dagster.pipeline.lake.spark_failures import (
+    SparkFailure,
+    failure_of,
+    has_no_views,
+    translated,
+)
 from deltaforge_dagster.pipeline.lake.stamps import CommitCopy, last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     Ownership,
@@ -265,13 +270,14 @@ class LakeMaintenance:
 
     def _properties(self, destination: Destination) -> Mapping[str, str] | None:
         """Return the properties of a table, None if it does not exist."""
-        from pyspark.errors import AnalysisException  # noqa: PLC0415 - slow
+        from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - slow
 
         session, _ = self._connected()
         try:
             return table_properties(session, self._dialect.table(destination))
-        except AnalysisException as error:
-            if failure_of(error, self._sessions) in _NO_TABLE:
+        except PySparkException as error:
+            unknown = isinstance(error, AnalysisException)
+            if has_no_views(error) or (unknown and failure_of(error, self._sessions) in _NO_TABLE):
                 return None
             raise
 

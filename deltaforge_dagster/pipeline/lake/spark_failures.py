@@ -142,6 +142,11 @@ def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailu
     return SparkFailure.REJECTED
 
 
+def has_no_views(error: PySparkException) -> bool:
+    """Return whether a catalog says that it has no views, which Spark asks it for if it has no table of a name."""
+    return "without view support" in str(error)
+
+
 def translated(error: PySparkException, failure: SparkFailure, table: str) -> DeltaforgeError:
     """Return the error to raise for a table.
 

@@ -57,8 +57,6 @@ SESSION_SETTINGS: Mapping[str, str] = {
 
 
 WRITER_SETTINGS: Mapping[str, str] = {
-    # Changes are few beside the table that they are joined with, which then needs no sort.
-    "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": str(64 << 20),
     # A Bloom filter of the keys of changes leaves out most rows of a table where they are read. Spark makes none for what it
     # might broadcast, even in joins that cannot; and of changes, not of a table, because only these are few.
     "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "10MB",

@@ -9,17 +9,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import duckdb
 import orjson
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pydantic import SecretStr
 
+from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.pipeline.lake.maintenance import LakeMaintenance, MaintainedTable
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig
 from deltaforge_dagster.sinks.lake.dialect import CLUSTERED
 from deltaforge_dagster.sinks.lake.pending import pending_name
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.fix_spark import SparkAddress
 from tests.pipeline.lake.lake_tables import Lake, Staging, dialect_of
 
@@ -376,3 +380,37 @@ def test_clustering_is_for_new_tables(lake: Lake) -> None:
     for options, columns in ((later, ["id"]), ({}, [])):
         lake.writer(**options).recreate(staging.table(), unguarded)
         assert clustered(lake) == columns
+
+
+@ICEBERG
+@pytest.mark.postgres
+def test_a_catalog_in_a_database(
+    lake: Lake, spark_server: SparkAddress, postgres_server: PostgresServer
+) -> None:
+    """It has no views, and says so when it is asked for a table that it does not have."""
+    if spark_server.folder is None:
+        pytest.skip("only our own server has the driver of the catalog's database")
+    dsn = urlsplit(postgres_server.create_database())
+    where = {
+        "type": "jdbc",
+        "uri": f"jdbc:postgresql://{dsn.hostname}:{dsn.port}{dsn.path}",
+        "jdbc.user": dsn.username or "",
+        "jdbc.password": dsn.password or "",
+        "warehouse": str(lake.folder / "warehouse"),
+    }
+    options: dict[str, Any] = {
+        "catalog_properties": {name: SecretStr(value) for name, value in where.items()}
+    }
+    staging, writer = Staging(lake, "current"), lake.writer(**options)
+    for number in range(2):
+        step = staging.step({"id": number, "name": "x"}, segment=number)
+        writer.commit(staging.table(step), number, unguarded, exists=number > 0)
+    found = writer.sessions.session().sql("SELECT id FROM lake.public.orders ORDER BY id")
+    assert [row.id for row in found.collect()] == [0, 1]
+
+    made = maintenance(lake, **options)
+    assert not made.maintain(ORDERS).problems
+    assert made.maintain_pending(ORDERS) is None
+    staging.destination = ("public", "gone")
+    with pytest.raises(TableRejected, match="is gone"):
+        writer.commit(staging.table(step), 2, unguarded, exists=True)
