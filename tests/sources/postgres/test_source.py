@@ -374,8 +374,13 @@ class TestPublication:
         assert former(insert("orders", 3)) == [{}]
         swap = f"{rename} id TO x; {rename} w TO id; {rename} x TO w"
         assert former(swap, "INSERT INTO orders VALUES (4, '4')") == [{"w": "id", "id": "w"}]
-        assert former(f"{rename} w TO x", insert("orders", 5), f"{rename} id TO y") == [{}]
-        assert former(insert("orders", 6)) == [{}]
+        more = "ALTER TABLE orders ADD COLUMN more int"
+        ahead = f"{rename} more TO later", f"{rename} id TO y"
+        assert former(f"{rename} w TO x", more, insert("orders", 5), *ahead) == [{"x": "w"}]
+        assert former(insert("orders", 6)) == [{"y": "id", "later": "more"}]
+        drop = "ALTER TABLE orders DROP COLUMN later"
+        assert former(f"{rename} x TO w", insert("orders", 8), drop, f"{rename} w TO x") == [{}]
+        assert former(insert("orders", 9)) == [{}]
         assert former(f"{rename} y TO v", insert("orders", 7)) == [{"v": "y"}]
         bench.execute("DROP TABLE orders", "CREATE TABLE orders (x int PRIMARY KEY, z text)")
         bench.source(**of_all).maintain(start)

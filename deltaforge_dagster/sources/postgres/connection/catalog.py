@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from deltaforge_dagster.sources.postgres.decode.renames import CatalogNumber
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
 from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -464,15 +465,15 @@ class PostgresCatalog:
         with self._connect(self._SECONDS) as connection:
             return primary_key(connection, relation)
 
-    def column_numbers(self, relation: int) -> dict[str, int]:
-        """Return the numbers of a table's current columns, by name; none if it does not exist."""
+    def column_numbers(self, relation: int) -> dict[int, CatalogNumber]:
+        """Return the columns that a table has now, and those that were dropped, by number; none if it does not exist."""
         with self._connect(self._SECONDS) as connection:
             rows = connection.execute(
-                "SELECT attname, attnum FROM pg_attribute"
-                " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
+                "SELECT attnum, CASE WHEN NOT attisdropped THEN attname END, atttypid::int8"
+                " FROM pg_attribute WHERE attrelid = %s AND attnum > 0",
                 (relation,),
             ).fetchall()
-        return dict(rows)
+        return {row[0]: CatalogNumber(*row[1:]) for row in rows}
 
     def type(self, oid: int) -> CatalogType | None:
         """Return a type from the catalog; None if it no longer exists."""

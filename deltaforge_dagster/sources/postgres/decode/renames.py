@@ -2,8 +2,10 @@
 
 The log has names only. So the numbers are asked for when the log describes a table with other names than before, and
 stored with the position, because they cannot be asked for later. The catalog may be ahead of the log. Then it has other
-names, the numbers remain unknown, and no column counts as renamed. That it has the same names again, but for other
-columns, is not noticed: for that, columns would have to be renamed, dropped and added in a circle within the lag of the log.
+names. As long as no column has been dropped since the numbers were known, the numbers are those from before and then those
+that were given next, because the log has columns by number, too. Otherwise they remain unknown, and no column counts as
+renamed. That the catalog has the same names again, but for other columns, is not noticed: for that, columns would have to be
+renamed, dropped and added in a circle within the lag of the log.
 """
 
 from __future__ import annotations
@@ -16,8 +18,17 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.postgres.decode.pgoutput import Relation
 
-ColumnNumbers = Callable[[int], Mapping[str, int]]
-"""Returns the numbers (`attnum`) of the columns that a table has now, by name; the table is given by its OID."""
+
+@dataclass(frozen=True, slots=True)
+class CatalogNumber:
+    """What the catalog has under a column's number: name and OID of the type; None if the column was dropped."""
+
+    name: str | None
+    type_oid: int
+
+
+ColumnNumbers = Callable[[int], Mapping[int, CatalogNumber]]
+"""Returns what the catalog has now of a table, which is given by its OID, by number of a column (`attnum`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +73,11 @@ class CatalogRenames:
         known = self._known.get(relation.full_name)
         if known is not None and (known.oid, known.names) == (relation.oid, names):
             return known, {}
-        found = self._numbers(relation.oid)
-        numbers = [found[name] for name in names if name in found]
-        certain = len(numbers) == len(names) and numbers == sorted(numbers)
-        now = NumberedColumns(relation.oid, names, numbers if certain else None)
+        catalog = self._numbers(relation.oid)
+        numbers = _by_name(names, catalog)
+        if numbers is None and known is not None and known.oid == relation.oid:
+            numbers = _by_place(relation, known, catalog)
+        now = NumberedColumns(relation.oid, names, numbers)
         if known is None or known.oid != now.oid or not (known.numbers and now.numbers):
             return now, {}
         before = dict(zip(known.numbers, known.names, strict=True))
@@ -81,3 +93,37 @@ class CatalogRenames:
         if self._known.get(relation.full_name) != columns:
             self._notes.define({relation.full_name: json.dumps(asdict(columns))}, position)
             self._known[relation.full_name] = columns
+
+
+def _by_name(names: list[str], catalog: Mapping[int, CatalogNumber]) -> list[int] | None:
+    """Return the numbers of columns if the catalog has all of their names, in their order."""
+    found = {one.name: number for number, one in catalog.items()}
+    numbers = [found[name] for name in names if name in found]
+    return numbers if len(numbers) == len(names) and numbers == sorted(numbers) else None
+
+
+def _by_place(
+    relation: Relation, known: NumberedColumns, catalog: Mapping[int, CatalogNumber]
+) -> list[int] | None:
+    """Return the numbers of columns by those that were known before, if no column has been dropped since.
+
+    What the log leaves out, such as generated columns, could be counted, so the types must be those of the catalog; and a
+    column that comes or goes amid others would give the others each other's names, so none may have the name of another.
+    """
+    before = known.numbers or []
+    last = max(before, default=0)
+    later = sorted(number for number in catalog if number > last)
+    columns = relation.columns
+    numbers = before + later[: max(0, len(columns) - len(before))]
+    if (
+        not before
+        or len(numbers) != len(columns)
+        or any(number not in catalog for number in before)
+        or any(catalog[number].name is None for number in (*before, *later))
+    ):
+        return None
+    for place, (column, number) in enumerate(zip(columns, numbers, strict=True)):
+        same = place < len(before) and known.names[place] == column.name
+        if catalog[number].type_oid != column.type_oid or (column.name in known.names and not same):
+            return None
+    return numbers
