@@ -112,10 +112,11 @@ class MysqlCatalog:
         self._looked: BinlogPosition | None = None
         self._ahead: list[tuple[BinlogPosition, TableChange]] = []
         self._fold: bool | None = None
-        self.renames = StatementRenames(registry, start)
+        defined = registry.defined(start)
+        self.renames = StatementRenames(registry, defined)
         self._tables: Definitions = {
             name_of(key): parse_definition(text)
-            for key, text in registry.defined(start).items()
+            for key, text in defined.items()
             if not is_rename(key)
         }
 

@@ -27,13 +27,13 @@ class StatementRenames:
 
     Args:
         notes: Where they are stored.
-        start: Where the reader begins.
+        defined: What is stored where the reader begins (`SourceNotes.defined`).
     """
 
-    def __init__(self, notes: SourceNotes, start: Position) -> None:
+    def __init__(self, notes: SourceNotes, defined: Mapping[str, str]) -> None:
         self._notes = notes
         self._renamed: dict[Name, dict[str, str]] = {}
-        for key, text in notes.defined(start).items():
+        for key, text in defined.items():
             if (name := _table_of(key)) is not None:
                 self._renamed[name] = json.loads(text)
 

@@ -36,7 +36,7 @@ def at(number: int) -> BinlogPosition:
 )  # fmt: skip
 def test_statements(statements: list[str], expected: dict[str, str]) -> None:
     """Names are those of the time when the log described the table; what is not certain is no rename."""
-    found = StatementRenames(Versions(), at(0))
+    found = StatementRenames(Versions(), {})
     for number, statement in enumerate(statements, 1):
         sql = f"ALTER TABLE orders {statement}"
         touched = apply({}, sql, "shop") | {ORDERS}
@@ -50,7 +50,7 @@ def test_statements(statements: list[str], expected: dict[str, str]) -> None:
 )
 def test_another_table(statement: str) -> None:
     """A table that gets or loses this name has other columns."""
-    found = StatementRenames(Versions(), at(0))
+    found = StatementRenames(Versions(), {})
     sql = "ALTER TABLE orders RENAME COLUMN a TO b"
     found.statement("shop", sql, at(1), {ORDERS}, fold=False)
     found.statement("shop", statement, at(2), apply({}, statement, "shop"), fold=False)
@@ -60,10 +60,12 @@ def test_another_table(statement: str) -> None:
 def test_a_run_that_begins_between_statement_and_rows() -> None:
     """It knows what was renamed, until the version is registered that has the new name."""
     notes = Versions()
-    found = StatementRenames(notes, at(0))
+    found = StatementRenames(notes, {})
     found.statement("shop", "ALTER TABLE orders RENAME COLUMN a TO b", at(5), {ORDERS}, fold=True)
-    assert StatementRenames(notes, at(4)).former(ORDERS) == {}
-    assert StatementRenames(notes, at(5)).former(ORDERS) == {"b": "a"}
+    assert StatementRenames(notes, notes.defined(at(4))).former(ORDERS) == {}
+    assert StatementRenames(notes, notes.defined(at(5))).former(ORDERS) == {"b": "a"}
     found.described(ORDERS, at(7))
-    assert StatementRenames(notes, at(6)).former(ORDERS) == {"b": "a"}
-    assert found.former(ORDERS) == StatementRenames(notes, at(7)).former(ORDERS) == {}
+    assert StatementRenames(notes, notes.defined(at(6))).former(ORDERS) == {"b": "a"}
+    assert (
+        found.former(ORDERS) == StatementRenames(notes, notes.defined(at(7))).former(ORDERS) == {}
+    )
