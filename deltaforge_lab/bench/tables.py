@@ -184,7 +184,7 @@ def changes_of_rows(
     ] = False,
 ) -> None:
     """Measure what changes of random rows of a large table cost: 70 % updates, 10 % deletes, 20 % inserts."""
-    total = changes + commits * commit_changes
+    total = changes + (commits + 1) * commit_changes
     if table_rows < total:
         raise NotAllowed(f"--table-rows must be at least {total:,}, the number of all changes")
     _check_mode(kind, mode)
@@ -326,7 +326,7 @@ def _changes(
     from_journal: bool,
 ) -> TableChanges:
     commits, size = small
-    total = changes + commits * size
+    total = changes + (commits + 1) * size
     keys = random.Random(1).sample(range(1, table_rows + 1), total)  # noqa: S311 - no secret
     writer = _ChangeWriter(bench.source, bench.shape, keys, table_rows)
 
@@ -334,6 +334,9 @@ def _changes(
         bench.say(f"writing {changes:,} changes")
         writer.write(changes)
 
+    bench.say("warming up")  # so far there were only appends
+    writer.write(size)
+    bench.deliver()
     backlog = bench.drain(pair, changes, write, from_journal=from_journal)
     measured = [
         bench.drain(pair, size, lambda: writer.write(size), from_journal=from_journal)

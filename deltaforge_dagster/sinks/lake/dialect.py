@@ -262,6 +262,16 @@ class LakeDialect(Protocol):
         ...
 
 
+def task_bytes(config: LakeSinkConfig) -> int:
+    """Return how many shuffled bytes one task of a statement joins or writes.
+
+    Where a commit marks replaced rows, it writes only what has changed, which is often less than Spark's 64 MiB: in one task,
+    as slow as one processor. Where it rewrites files, larger tasks write larger files.
+    """
+    marks = config.write_mode == "merge_on_read"
+    return (16 if marks else 64) << 20
+
+
 def session_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str, str]:
     """Return the settings of a session that reads or writes a sink's tables: the format's, then the sink's own."""
     own = {name: one.get_secret_value() for name, one in config.spark.items()}
