@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.processes.forked import DAEMON_UMASK, Fork, ForkedModule
 
 _GUARD = """
 cat >/dev/null
@@ -60,7 +61,6 @@ After the switch nothing can be imported, because the new user may be unable to 
 _LOG_TAIL = 5
 _LOWEST_PORT = 10_240
 _PORT_TRIES = 1000
-_DAEMON_UMASK = 0o077
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,8 @@ class ServerProcess:
 
     Args:
         name: The program's name in messages.
-        command: Program and arguments.
+        command: Program and arguments, or a module to run in a fork of this process, which has this process's account
+            and environment.
         directory: The directory of `server.log`.
         working_directory: The program's working directory; None for `directory`.
         account: The account to run it as; None for the current user.
@@ -184,7 +185,7 @@ class ServerProcess:
     def __init__(
         self,
         name: str,
-        command: Sequence[str],
+        command: Sequence[str] | ForkedModule,
         *,
         directory: Path,
         working_directory: Path | None = None,
@@ -196,18 +197,22 @@ class ServerProcess:
         self.name = name
         self._quick_signal = quick_signal
         self._log = directory / "server.log"
+        self._child: subprocess.Popen[bytes] | Fork
         with self._log.open("ab") as log:
             try:
-                self._child = subprocess.Popen(
-                    account.command(command) if account else command,
-                    cwd=working_directory or directory,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    umask=_DAEMON_UMASK,
-                )
+                if isinstance(command, ForkedModule):
+                    self._child = Fork(command, log, working_directory or directory)
+                else:
+                    self._child = subprocess.Popen(
+                        account.command(command) if account else command,
+                        cwd=working_directory or directory,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        umask=DAEMON_UMASK,
+                    )
             except OSError as error:
                 raise SettingsError(f"{name} cannot be started: {error}") from error
         self._guard = subprocess.Popen(

@@ -137,6 +137,8 @@ class DemoEnvironment:
         self._began = time.monotonic()
         settings = Settings.from_env()
         kernels = _KERNELS[self._source]
+        self._dagster = DagsterProcesses.start(settings, dagster_home(settings))
+        self._owned.callback(self._dagster.stop)
         threads = self._owned.enter_context(ThreadPoolExecutor(1 + len(kernels)))
         spark = threads.submit(self._start_spark)
         self._owned.callback(_stop_spark, spark)
@@ -144,8 +146,7 @@ class DemoEnvironment:
             threads.submit(self._report_kernels, what, self._compile_kernels(modules))
             for what, modules in kernels.items()
         ]
-        self._dagster = DagsterProcesses.start(settings, dagster_home(settings))
-        self._owned.callback(self._dagster.stop)
+        self._dagster.wait_until_ready()
         self._report(f"Dagster's UI is open: {self.ui}")
         wait(compiled)
         spark.result()

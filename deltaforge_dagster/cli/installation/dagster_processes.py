@@ -1,7 +1,8 @@
 """Dagster's processes, as `deltaforge dev` and `deltaforge demo` start them.
 
 One code server holds the definitions; the webserver and the daemon query it instead of each loading them
-again. All of them share one `DAGSTER_HOME` and end with this process.
+again. All of them share one `DAGSTER_HOME` and end with this process, of which they are forks: most of what they import
+is in memory once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -20,6 +20,7 @@ import dagster as dg
 from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.processes.forked import ForkedModule, share
 from deltaforge_dagster.processes.process import ServerProcess, free_port
 
 _DEFINITIONS = "deltaforge_dagster.definitions"
@@ -35,6 +36,17 @@ THREADS = 24
 
 THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS")
 """Where the code server and its proxy read `THREADS`."""
+
+_SHARED = (
+    "dagster._cli.code_server",
+    "dagster._core.storage.sqlite_storage",  # of an instance on one machine
+    "dagster._daemon.cli",
+    "dagster._grpc.proxy_server",
+    "dagster_graphql.schema",
+    "dagster_webserver.app",
+    "deltaforge_dagster.launcher.run_launcher",
+)
+"""What the processes import."""
 
 _WORKSPACE = """\
 load_from:
@@ -55,7 +67,9 @@ class DagsterProcesses:
 
     @classmethod
     def start(cls, settings: Settings, dagster_home: Path, *, port: int | None = None) -> Self:
-        """Start all three, with logs below `settings.home`; return once the UI responds.
+        """Start all three, with logs below `settings.home`; they are `wait_until_ready` later.
+
+        They are forks, so this process must have no other thread yet.
 
         Args:
             settings: The installation. The processes read it from the environment, which must match.
@@ -63,8 +77,7 @@ class DagsterProcesses:
             port: Port of the UI; None for any free one.
 
         Raises:
-            SettingsError: The port is taken, or a process does not start; the message has its last
-                log lines.
+            SettingsError: A process cannot be started.
         """
         port = free_port() if port is None else port
         code_port = free_port()
@@ -84,28 +97,38 @@ class DagsterProcesses:
                 os.environ[name] = usual
         # Create Dagster's SQLite tables first: processes that do so concurrently leave them unusable.
         dg.DagsterInstance.from_config(str(dagster_home)).dispose()
+        share(_SHARED)
         started = cls(f"http://127.0.0.1:{port}")
         try:
             started._run(
                 "code server",
                 settings.home,
-                ["dagster", "code-server", "start", "-m", _DEFINITIONS, "-h", "127.0.0.1"],
+                "dagster",
+                ["code-server", "start", "-m", _DEFINITIONS, "-h", "127.0.0.1"],
                 ["-p", str(code_port)],
             )
             started._run(
                 "webserver",
                 settings.home,
-                ["dagster_webserver", "-h", "127.0.0.1", "-p", str(port)],
+                "dagster_webserver",
+                ["-h", "127.0.0.1", "-p", str(port)],
                 ["-w", str(workspace), "--log-level", "warning"],
             )
             started._run(
-                "daemon", settings.home, ["dagster._daemon", "run"], ["-w", str(workspace)]
+                "daemon", settings.home, "dagster._daemon", ["run"], ["-w", str(workspace)]
             )
-            started._processes[1].wait_until(started._answers, _START_SECONDS)
         except BaseException:
             started.stop()
             raise
         return started
+
+    def wait_until_ready(self) -> None:
+        """Return once the UI responds.
+
+        Raises:
+            SettingsError: The port is taken, or the webserver does not start; the message has its last log lines.
+        """
+        self._processes[1].wait_until(self._answers, _START_SECONDS)
 
     def check(self) -> None:
         """Raise `SettingsError` if one of the processes has ended by itself."""
@@ -119,13 +142,15 @@ class DagsterProcesses:
             process.stop(signal.SIGTERM, _STOP_SECONDS)
         self._processes.clear()
 
-    def _run(self, name: str, home: Path, module: list[str], options: list[str]) -> None:
+    def _run(
+        self, name: str, home: Path, module: str, command: list[str], options: list[str]
+    ) -> None:
         folder = home / "logs" / name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         self._processes.append(
             ServerProcess(
                 name,
-                [sys.executable, "-m", *module, *options],
+                ForkedModule(module, [*command, *options]),
                 directory=folder,
                 working_directory=Path.cwd(),  # the base of relative paths in settings and files
                 quick_signal=signal.SIGTERM,

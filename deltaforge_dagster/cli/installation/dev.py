@@ -105,6 +105,7 @@ def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) 
     console.print("Starting Dagster ...")
     processes = DagsterProcesses.start(settings, dagster_home(settings), port=port)
     try:
+        processes.wait_until_ready()
         for line in since:
             console.print(line)
         console.print(

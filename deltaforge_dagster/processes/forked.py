@@ -1,0 +1,89 @@
+"""Run Python modules in forks of this process, which share the memory of everything that it has imported.
+
+`python -m MODULE` imports each library again, and has its own copy of it. Three processes of Dagster need the same ones:
+as forks of a process that has imported them, they start in half the time and take half the memory.
+
+Fork only while this process has a single thread: a lock that another thread holds stays locked in the fork forever.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+DAEMON_UMASK = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedModule:
+    """What `python -m` would run: a module, and its arguments."""
+
+    module: str
+    arguments: Sequence[str]
+
+
+class Fork:
+    """A fork that runs a module, in a session of its own, with its output in `log`.
+
+    Attributes:
+        pid: Its process id.
+    """
+
+    def __init__(self, run: ForkedModule, log: IO[bytes], working_directory: Path) -> None:
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_run, args=(run, log.fileno(), working_directory), name=run.module
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it is running."""
+        return self._process.exitcode
+
+
+def share(modules: Iterable[str]) -> None:
+    """Import what forks need, so that they share it."""
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    # Where their objects are looked through for garbage, each process gets a copy of them.
+    gc.freeze()
+
+
+def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
+    """Do in a fork what `subprocess.Popen` and `python -m` do for a new process."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    os.umask(DAEMON_UMASK)
+    os.chdir(working_directory)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    _let_go_of_files()
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - of this process as long as it lives
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.argv = [run.module, *run.arguments]
+    runpy.run_module(run.module, run_name="__main__", alter_sys=True)
+
+
+def _let_go_of_files() -> None:
+    """Put the null device in place of every file that was open when this process was forked.
+
+    Locks and pipes are released only when nobody has them open. They are not closed, because the objects that own them
+    might later close another file that has their number.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in [int(one.name) for one in Path("/dev/fd").iterdir()]:
+        if number > 2:
+            os.dup2(null, number)
+    os.dup2(null, 0)
