@@ -54,6 +54,16 @@ JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSi
 """Java plans jobs and processes no rows, so it needs neither the second compiler tier, which takes
 half of a server's processor time, nor a parallel garbage collector. Without the second tier Java reserves
 48 MiB for machine code: commits to lake tables fill them within a minute, and from then on nothing is compiled."""
+_SMALL = "-Xms96m"
+"""Unless it writes lake tables, Java's heap begins small: by default with a 64th of the machine's memory, all of which is in use
+before garbage is collected for the first time."""
+_UNMOVED = (
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "-XX:ArchiveRelocationMode=0",
+)
+"""An archive of classes is mapped to the address for which it was made. At a random one, each page with an address must be changed,
+and 120 MiB of them become the server's own."""
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a variable's name
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
@@ -457,7 +467,7 @@ def _command(java: Path, work: Path, configuration: Path, options: _Options) -> 
     if options.class_list is not None:
         words.insert(0, f"-XX:DumpLoadedClassList={options.class_list}")
     elif archive.is_file():
-        words.insert(0, f"-XX:SharedArchiveFile={archive}")
+        words[:0] = [f"-XX:SharedArchiveFile={archive}", *_UNMOVED]
     return [
         program,
         f"-Djava.io.tmpdir={work}",
@@ -474,7 +484,7 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.master": f"local[{min(8, max(2, os.cpu_count() or 2))}]",
         "spark.app.name": "deltaforge",
         "spark.driver.memory": options.heap,
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS if options.jars else f"{JAVA_OPTIONS} {_SMALL}",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.connect.grpc.binding.address": "127.0.0.1",

@@ -78,7 +78,7 @@ def test_java_that_makes_no_archive(tmp_path: Path, cache: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_server_maps_the_archive(tmp_path: Path) -> None:
-    """Once it is recorded, which `make test` does, Java has it in memory; it says so in /proc/PID/maps."""
+    """Once it is recorded, which `make test` does, Java has it in memory, most of it as it is in the file: not moved."""
     spark_recording.record()
 
     server = SparkServer.ensure(tmp_path)
@@ -88,4 +88,6 @@ def test_a_server_maps_the_archive(tmp_path: Path) -> None:
     finally:
         server.stop()
 
-    assert str(spark_classes.archive(find_java())) in maps
+    archive = str(spark_classes.archive(find_java()))
+    mapped = [line for line in maps.splitlines() if line.endswith(archive)]
+    assert any(" r--p " in line for line in mapped), maps  # a part that is moved is written to
