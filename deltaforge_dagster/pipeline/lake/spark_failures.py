@@ -62,6 +62,11 @@ _UNAVAILABLE = re.compile(
     r"Failed to connect|UnknownHostException|SocketTimeoutException|SocketException|NoRouteToHostException|"
     r"ServiceUnavailableException|ServiceFailureException|SlowDown|(?i:\bcode:? 503\b)|503 Service Unavailable"
 )
+_SAID = re.compile(
+    r"No space left on device|Disk quota exceeded|Connection refused|Connection reset|Permission denied|Operation not permitted|"
+    r"Read-only file system|is not a directory|403 Forbidden|503 Service Unavailable"
+)
+"""What may be quoted of an error's text: a system's words, which have no values."""
 _CONFLICTS = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGED|"
     r"FIELD_ALREADY_EXISTS|TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_TABLE_ALREADY_EXISTS|"
@@ -160,11 +165,12 @@ def translated(error: PySparkException, failure: SparkFailure, table: str) -> De
 
 
 def _reason(error: PySparkException) -> str:
-    """Return a short name of the error, its condition or the class of Java's exception, and that of its cause."""
+    """Return a short name of the error, its condition or the class of Java's exception, that of its cause, and the system's words."""
     text = str(error)
     name = error.getCondition()
     if name is None or name.startswith("_LEGACY"):
         found = _CLASS.search(text)
         name = (found[1] or found[2]).rpartition(".")[2] if found else spark_condition(error)
     causes = [one for one in _CAUSE.findall(text) if one != name]
-    return f"{name}, caused by {causes[-1]}" if causes else name
+    said = _SAID.search("\n".join(_TELLING.findall(text)))
+    return f"{name}{f', caused by {causes[-1]}' if causes else ''}{f': {said[0]}' if said else ''}"

@@ -82,7 +82,7 @@ def test_what_concerns_one_table(lake: Lake) -> None:
         ({"catalog-impl": "no.such.Catalog"}, SettingsError, "cannot use the place"),
         ({"type": "hadoop", "warehouse": "odd://x/"}, SettingsError, "UnsupportedFileSystemException"),
         ({}, SettingsError, "REQUIRES_SINGLE_PART_NAMESPACE"),
-        ({"type": "rest", "uri": "http://localhost:1"}, SinkUnavailable, "HttpHostConnectException"),
+        ({"type": "rest", "uri": "http://localhost:1"}, SinkUnavailable, "HttpHostConnectException: Connection refused)"),
     ],
 )  # fmt: skip
 def test_what_concerns_all_tables(
