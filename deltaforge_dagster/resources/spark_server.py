@@ -484,7 +484,9 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.master": f"local[{min(8, max(2, os.cpu_count() or 2))}]",
         "spark.app.name": "deltaforge",
         "spark.driver.memory": options.heap,
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS if options.jars else f"{JAVA_OPTIONS} {_SMALL}",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS
+        if options.jars
+        else f"{JAVA_OPTIONS} {_SMALL}",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.connect.grpc.binding.address": "127.0.0.1",
