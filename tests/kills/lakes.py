@@ -64,6 +64,15 @@ class LakeDestination:
 
     def rows(self) -> list[SparkRow]:
         """Return the rows of the table, in the order of the log; none before its first commit."""
+        while True:
+            try:
+                return self._read()
+            except PySparkException as error:
+                if error.getCondition() != "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS":
+                    raise
+                # A run has renamed a column since the query was planned.
+
+    def _read(self) -> list[SparkRow]:
         if not self._table.exists():
             return []
         session = connected(self._spark.remote)
