@@ -29,15 +29,16 @@ from tests.pipeline.live import Watcher
 def main(path: Path, row_group_bytes: int) -> None:
     """Run until caught up, and report."""
     writing.ROW_GROUP_BYTES = row_group_bytes
-    loaded = load_pipeline(path)
+    loaded, run_id = load_pipeline(path), str(uuid.uuid4())
     with Platform(Settings.from_env()).open() as opened:
         run = LiveRun(
             loaded,
             build_run_context(opened, loaded),
-            RunOptions(str(uuid.uuid4()), Watcher(opened.store, loaded.name), until_caught_up=True),
+            RunOptions(run_id, Watcher(opened.store, loaded.name), until_caught_up=True),
         )
         outcome = run.execute()
-    print(json.dumps({**dataclasses.asdict(outcome), "max_rss": _most_memory()}))  # noqa: T201
+    found = {**dataclasses.asdict(outcome), "run_id": run_id, "max_rss": _most_memory()}
+    print(json.dumps(found))  # noqa: T201
 
 
 def _most_memory() -> int:
