@@ -44,6 +44,7 @@ from deltaforge_dagster.sinks.lake.dialect import (
     Branches,
     LakeDialect,
     properties_text,
+    session_settings,
 )
 from deltaforge_dagster.sinks.lake.pending import pending_name
 from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
@@ -284,9 +285,8 @@ class LakeMaintenance:
     def _connected(self) -> tuple[SparkSession, FigureReader]:
         session = self._sessions.session()
         if session is not self._session or self._figures is None:
-            configure(session, self._dialect, self._config)
-            for name, value in self._dialect.maintenance.settings.items():
-                session.conf.set(name, value)
+            settings = session_settings(self._dialect, self._config)
+            configure(session, {**settings, **self._dialect.maintenance.settings})
             self._session, self._figures = session, FigureReader(session, self._dialect)
         return session, self._figures
 

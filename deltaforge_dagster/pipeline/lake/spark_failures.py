@@ -57,16 +57,14 @@ _PLACE = re.compile(
     r"CATALOG_NOT_FOUND|REQUIRES_SINGLE_PART_NAMESPACE|Unknown catalog type|Cannot initialize Catalog|"
     r"No suitable driver|No FileSystem for scheme|ClassNotFoundException: (Class )?[\w.]*FileSystem\b"
 )
-_UNAVAILABLE = re.compile(
-    r"No space left on device|Disk quota exceeded|ConnectException|Connection refused|Connection reset|"
-    r"Failed to connect|UnknownHostException|SocketTimeoutException|SocketException|NoRouteToHostException|"
-    r"ServiceUnavailableException|ServiceFailureException|SlowDown|(?i:\bcode:? 503\b)|503 Service Unavailable"
-)
-_SAID = re.compile(
-    r"No space left on device|Disk quota exceeded|Connection refused|Connection reset|Permission denied|Operation not permitted|"
-    r"Read-only file system|is not a directory|403 Forbidden|503 Service Unavailable"
-)
+_AWAY = "No space left on device|Disk quota exceeded|Connection refused|Connection reset|503 Service Unavailable"
+_FORBIDDEN = "Permission denied|Operation not permitted|Read-only file system|403 Forbidden|is not a directory"
+_SAID = re.compile(f"{_AWAY}|{_FORBIDDEN}")
 """What may be quoted of an error's text: a system's words, which have no values."""
+_UNAVAILABLE = re.compile(
+    rf"{_AWAY}|ConnectException|Failed to connect|UnknownHostException|SocketTimeoutException|SocketException|"
+    r"NoRouteToHostException|ServiceUnavailableException|ServiceFailureException|SlowDown|(?i:\bcode:? 503\b)"
+)
 _CONFLICTS = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGED|"
     r"FIELD_ALREADY_EXISTS|TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_TABLE_ALREADY_EXISTS|"
@@ -76,9 +74,8 @@ _CONFLICTS = re.compile(
 )
 _OCCUPIED = re.compile(r"DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|DELTA_MISSING_DELTA_TABLE")
 _DENIED = re.compile(
-    r"Permission denied|AccessControlException|AccessDenied|ForbiddenException|NotAuthorizedException|"
-    r"Operation not permitted|Read-only file system|(?i:\bcode:? 403\b)|403 Forbidden|"
-    r"DELTA_CANNOT_CREATE_LOG_PATH|Mkdirs failed|is not a directory"
+    rf"{_FORBIDDEN}|AccessControlException|AccessDenied|ForbiddenException|NotAuthorizedException|"
+    r"(?i:\bcode:? 403\b)|DELTA_CANNOT_CREATE_LOG_PATH|Mkdirs failed"
 )
 
 
@@ -172,5 +169,6 @@ def _reason(error: PySparkException) -> str:
         found = _CLASS.search(text)
         name = (found[1] or found[2]).rpartition(".")[2] if found else spark_condition(error)
     causes = [one for one in _CAUSE.findall(text) if one != name]
+    reason = f"{name}, caused by {causes[-1]}" if causes else name
     said = _SAID.search("\n".join(_TELLING.findall(text)))
-    return f"{name}{f', caused by {causes[-1]}' if causes else ''}{f': {said[0]}' if said else ''}"
+    return f"{reason}: {said[0]}" if said else reason

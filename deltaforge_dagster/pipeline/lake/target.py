@@ -21,7 +21,6 @@ from deltaforge_dagster.sinks.lake.dialect import (
     LakeColumn,
     LakeDialect,
     properties_text,
-    session_settings,
 )
 from deltaforge_dagster.sinks.lake.pending import pending_name
 from deltaforge_dagster.sinks.lake.sql import holds, sql_type
@@ -353,9 +352,9 @@ def _create(commit: TableCommit, stamps: Mapping[str, str], *, replace: bool) ->
     )
 
 
-def configure(session: SparkSession, dialect: LakeDialect, config: LakeSinkConfig) -> None:
-    """Let a session read and write the tables of a sink."""
-    for name, value in session_settings(dialect, config).items():
+def configure(session: SparkSession, settings: Mapping[str, str]) -> None:
+    """Give a session the settings with which it reads or writes the tables of a sink."""
+    for name, value in settings.items():
         session.conf.set(name, value)
 
 

@@ -49,9 +49,9 @@ from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (
     PENDING,
-    WRITER_SETTINGS,
     Branches,
     LakeDialect,
+    writer_settings,
 )
 from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, Truncate, WrittenColumn
@@ -406,9 +406,7 @@ class LakeWriter:
         session = self.sessions.session()
         if session is not self._session:
             self._forget()
-            for name, value in WRITER_SETTINGS.items():
-                session.conf.set(name, value)
-            configure(session, self.dialect, self.config)
+            configure(session, writer_settings(self.dialect, self.config))
             self._figures = FigureReader(session, self.dialect)
             self._session = session
         return session

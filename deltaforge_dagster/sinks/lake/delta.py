@@ -24,7 +24,6 @@ from deltaforge_dagster.sinks.lake.dialect import (
     partition_text,
     properties_text,
     rename_text,
-    task_bytes,
 )
 from deltaforge_dagster.sinks.lake.sql import is_ordered, literal, quoted
 
@@ -121,7 +120,6 @@ class DeltaDialect:
         """Settings of a session."""
         return {
             **SESSION_SETTINGS,
-            "spark.sql.adaptive.advisoryPartitionSizeInBytes": str(task_bytes(self.config)),
             # With the default of 50 partitions, reading the log of a small table takes longer than all else.
             "spark.databricks.delta.snapshotPartitions": "2",
             # MERGE reads its source twice, and copies it before unless it is a Delta table. Staged files do not change.

@@ -56,7 +56,7 @@ SESSION_SETTINGS: Mapping[str, str] = {
 }
 
 
-WRITER_SETTINGS: Mapping[str, str] = {
+_WRITER_SETTINGS: Mapping[str, str] = {
     # A Bloom filter of the keys of changes leaves out most rows of a table where they are read. Spark makes none for what it
     # might broadcast, even in joins that cannot; and of changes, not of a table, because only these are few.
     "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "10MB",
@@ -64,7 +64,11 @@ WRITER_SETTINGS: Mapping[str, str] = {
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",  # by what was read, not estimated
 }
-"""Settings of a session that writes, besides those of every session and before the sink's own."""
+_TASK_BYTES = (
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes",
+    "spark.sql.iceberg.advisory-partition-size",  # of what Iceberg writes; by default up to 384 MB
+)
+"""The settings with which a session that writes gets `task_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +278,25 @@ def task_bytes(config: LakeSinkConfig) -> int:
 
 def session_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str, str]:
     """Return the settings of a session that reads or writes a sink's tables: the format's, then the sink's own."""
-    own = {name: one.get_secret_value() for name, one in config.spark.items()}
-    return {**dialect.settings, **own}
+    return {**dialect.settings, **_own(config)}
+
+
+def writer_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str, str]:
+    """Return the settings of a session that writes a sink's tables: the format's, those of joins and writes, then the sink's own.
+
+    What depends on how a sink writes is only here: one session may read the tables of several sinks.
+    """
+    size = str(task_bytes(config))
+    return {
+        **dialect.settings,
+        **_WRITER_SETTINGS,
+        **dict.fromkeys(_TASK_BYTES, size),
+        **_own(config),
+    }
+
+
+def _own(config: LakeSinkConfig) -> Mapping[str, str]:
+    return {name: one.get_secret_value() for name, one in config.spark.items()}
 
 
 def create_text(*, replace: bool) -> str:

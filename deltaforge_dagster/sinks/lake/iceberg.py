@@ -29,7 +29,6 @@ from deltaforge_dagster.sinks.lake.dialect import (
     partition_text,
     properties_text,
     rename_text,
-    task_bytes,
 )
 from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
@@ -170,9 +169,8 @@ class IcebergDialect:
             **SESSION_SETTINGS,
             **({catalog: "org.apache.iceberg.spark.SparkCatalog"} if given else {}),
             **{f"{catalog}.{name}": value.get_secret_value() for name, value in given.items()},
-            "spark.sql.adaptive.advisoryPartitionSizeInBytes": str(task_bytes(self.config)),
-            # Iceberg's own for tasks that write; its default is up to 384 MB.
-            "spark.sql.iceberg.advisory-partition-size": str(task_bytes(self.config)),
+            # Otherwise one task would write what a statement has changed, up to 384 MB of it.
+            "spark.sql.iceberg.advisory-partition-size": str(32 << 20),
             # Otherwise a session does not see what others commit.
             f"{catalog}.cache-enabled": "false",
         }
