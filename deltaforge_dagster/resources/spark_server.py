@@ -54,16 +54,16 @@ JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSi
 """Java plans jobs and processes no rows, so it needs neither the second compiler tier, which takes
 half of a server's processor time, nor a parallel garbage collector. Without the second tier Java reserves
 48 MiB for machine code: commits to lake tables fill them within a minute, and from then on nothing is compiled."""
-_SMALL = "-Xms96m"
+_SMALL_HEAP = "-Xms96m"
 """Unless it writes lake tables, Java's heap begins small: by default with a 64th of the machine's memory, all of which is in use
 before garbage is collected for the first time."""
-_UNMOVED = (
+_IN_PLACE = (
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:ArchiveRelocationMode=0",
 )
-"""An archive of classes is mapped to the address for which it was made. At a random one, each page with an address must be changed,
-and 120 MiB of them become the server's own."""
+"""Java maps the archive of classes at the address for which it was made. Elsewhere it must rewrite each page that has pointers,
+and 120 MiB of the archive become memory of its own."""
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a variable's name
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
@@ -467,7 +467,7 @@ def _command(java: Path, work: Path, configuration: Path, options: _Options) -> 
     if options.class_list is not None:
         words.insert(0, f"-XX:DumpLoadedClassList={options.class_list}")
     elif archive.is_file():
-        words[:0] = [f"-XX:SharedArchiveFile={archive}", *_UNMOVED]
+        words[:0] = [f"-XX:SharedArchiveFile={archive}", *_IN_PLACE]
     return [
         program,
         f"-Djava.io.tmpdir={work}",
@@ -486,7 +486,7 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.driver.memory": options.heap,
         "spark.driver.extraJavaOptions": JAVA_OPTIONS
         if options.jars
-        else f"{JAVA_OPTIONS} {_SMALL}",
+        else f"{JAVA_OPTIONS} {_SMALL_HEAP}",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.connect.grpc.binding.address": "127.0.0.1",

@@ -103,19 +103,41 @@ class DagsterProcesses:
             started._run(
                 "code server",
                 settings.home,
-                "dagster",
-                ["code-server", "start", "-m", _DEFINITIONS, "-h", "127.0.0.1"],
-                ["-p", str(code_port)],
+                ForkedModule(
+                    "dagster",
+                    [
+                        "code-server",
+                        "start",
+                        "-m",
+                        _DEFINITIONS,
+                        "-h",
+                        "127.0.0.1",
+                        "-p",
+                        str(code_port),
+                    ],
+                ),
             )
             started._run(
                 "webserver",
                 settings.home,
-                "dagster_webserver",
-                ["-h", "127.0.0.1", "-p", str(port)],
-                ["-w", str(workspace), "--log-level", "warning"],
+                ForkedModule(
+                    "dagster_webserver",
+                    [
+                        "-h",
+                        "127.0.0.1",
+                        "-p",
+                        str(port),
+                        "-w",
+                        str(workspace),
+                        "--log-level",
+                        "warning",
+                    ],
+                ),
             )
             started._run(
-                "daemon", settings.home, "dagster._daemon", ["run"], ["-w", str(workspace)]
+                "daemon",
+                settings.home,
+                ForkedModule("dagster._daemon", ["run", "-w", str(workspace)]),
             )
         except BaseException:
             started.stop()
@@ -142,15 +164,13 @@ class DagsterProcesses:
             process.stop(signal.SIGTERM, _STOP_SECONDS)
         self._processes.clear()
 
-    def _run(
-        self, name: str, home: Path, module: str, command: list[str], options: list[str]
-    ) -> None:
+    def _run(self, name: str, home: Path, module: ForkedModule) -> None:
         folder = home / "logs" / name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         self._processes.append(
             ServerProcess(
                 name,
-                ForkedModule(module, [*command, *options]),
+                module,
                 directory=folder,
                 working_directory=Path.cwd(),  # the base of relative paths in settings and files
                 quick_signal=signal.SIGTERM,

@@ -466,7 +466,7 @@ class PostgresCatalog:
             return primary_key(connection, relation)
 
     def column_numbers(self, relation: int) -> dict[int, CatalogNumber]:
-        """Return the columns that a table has now, and those that were dropped, by number; none if it does not exist."""
+        """Return a table's columns by number, those that were dropped included; nothing if there is no such table."""
         with self._connect(self._SECONDS) as connection:
             rows = connection.execute(
                 "SELECT attnum, CASE WHEN NOT attisdropped THEN attname END, atttypid::int8"

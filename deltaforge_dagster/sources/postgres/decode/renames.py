@@ -96,7 +96,7 @@ class CatalogRenames:
 
 
 def _by_name(names: list[str], catalog: Mapping[int, CatalogNumber]) -> list[int] | None:
-    """Return the numbers of columns if the catalog has all of their names, in their order."""
+    """Return the columns' numbers; None unless the catalog has all of these names, in the same order."""
     found = {one.name: number for number, one in catalog.items()}
     numbers = [found[name] for name in names if name in found]
     return numbers if len(numbers) == len(names) and numbers == sorted(numbers) else None
