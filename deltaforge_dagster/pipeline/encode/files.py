@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import os
 import shutil
 import tempfile
@@ -25,7 +26,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -230,27 +231,57 @@ def exists(path: str) -> bool:
     return storage.exists(name)
 
 
-def open_batches(path: str, end: int) -> pa.ipc.RecordBatchFileReader:
-    """Map a file into memory; a remote one is copied to an unnamed local file first.
+class MappedBatches:
+    """The record batches of an encoded file, which is mapped into memory.
 
-    Args:
-        path: The file.
-        end: Where its content ends; `BatchSlice.end`.
-
-    Raises:
-        StoreUnavailable: The file is gone or cannot be read; encode again.
+    Used by one thread at a time. Batches stay valid after the file is deleted, but not after it is overwritten.
     """
-    try:
-        if "://" not in path:
-            return pa.ipc.open_file(pa.memory_map(path), footer_offset=end)
-        storage, name = _place(path)
-        with tempfile.NamedTemporaryFile() as local:
-            with storage.open(name) as remote:
-                shutil.copyfileobj(remote, local, _COPY_BYTES)
-            local.flush()
-            return pa.ipc.open_file(pa.memory_map(local.name), footer_offset=end)
-    except (OSError, JournalDamaged) as error:
-        raise StoreUnavailable(f"the encoded file {path} cannot be read") from error
+
+    def __init__(self, file: IO[bytes], end: int) -> None:
+        self._map = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
+        content = pa.py_buffer(self._map)
+        self._address = content.address
+        self._reader = pa.ipc.open_file(content)
+        self._passed = self._newest = 0
+
+    @classmethod
+    def open(cls, path: str, end: int) -> Self:
+        """Map a file into memory; a remote one is copied to an unnamed local file first.
+
+        Args:
+            path: The file.
+            end: Where its content ends; `BatchSlice.end`.
+
+        Raises:
+            StoreUnavailable: The file is gone or cannot be read; encode again.
+        """
+        try:
+            if "://" not in path:
+                with Path(path).open("rb") as file:
+                    return cls(file, end)
+            storage, name = _place(path)
+            with tempfile.TemporaryFile() as local:
+                with storage.open(name) as remote:
+                    shutil.copyfileobj(remote, local, _COPY_BYTES)
+                local.flush()
+                return cls(local, end)
+        except (OSError, JournalDamaged) as error:
+            raise StoreUnavailable(f"the encoded file {path} cannot be read") from error
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """Return a record batch, a view of the file.
+
+        Batches are mostly read in order. Of those before, only the last one stays in this process's memory; whoever
+        reads another one again gets it from the system's cache of the file.
+        """
+        batch = self._reader.get_batch(number)
+        addresses = [one.address for column in batch.columns for one in column.buffers() if one]
+        start = (min(addresses, default=self._address) - self._address) & -mmap.PAGESIZE
+        if start > self._newest:
+            # Not up to this batch: whoever asks for it may not be done with the one before.
+            self._map.madvise(mmap.MADV_DONTNEED, self._passed, self._newest - self._passed)
+            self._passed, self._newest = self._newest, start
+        return batch
 
 
 def remove(*paths: str) -> None:

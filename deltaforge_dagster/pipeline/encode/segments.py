@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.encode.files import BatchSlice
+from deltaforge_dagster.pipeline.encode.files import BatchSlice, MappedBatches
 from deltaforge_dagster.pipeline.encode.messages import Route
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys, select_messages
 from deltaforge_dagster.sinks.base import SinkBatch
@@ -60,7 +60,7 @@ class EncodedSegments:
         for batch_slice in sorted(slices, key=lambda one: (one.segment, one.ordinal)):
             self._slices.setdefault(batch_slice.segment, []).append(batch_slice)
         self._paths = {one.path for one in slices if one.path}
-        self._readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
+        self._files: dict[str, MappedBatches] = {}
         self._opening = threading.Lock()
 
     def last_ordinal(self, segment: int) -> int:
@@ -142,17 +142,17 @@ class EncodedSegments:
         """Return the paths of the files, which belong to the caller from now on."""
         with self._opening:
             paths, self._paths = self._paths, set()
-            self._readers.clear()
+            self._files.clear()
         return paths
 
     def _read(self, batch_slice: BatchSlice) -> pa.RecordBatch:
         """Return the batch of a slice; a file is opened once for all sinks, because remote files are copied."""
-        with self._opening:  # a reader serves one thread at a time
-            if batch_slice.path not in self._readers:
-                self._readers[batch_slice.path] = encoded_files.open_batches(
+        with self._opening:  # a file serves one thread at a time
+            if batch_slice.path not in self._files:
+                self._files[batch_slice.path] = MappedBatches.open(
                     batch_slice.path, batch_slice.end
                 )
-            return self._readers[batch_slice.path].get_batch(batch_slice.batch)
+            return self._files[batch_slice.path].batch(batch_slice.batch)
 
 
 def _rows_up_to(rows: pa.RecordBatch, ordinal: int) -> int:

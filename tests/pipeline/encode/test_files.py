@@ -18,8 +18,8 @@ from deltaforge_dagster.pipeline.encode.files import (
     SLICES,
     WRITE_BYTES,
     BatchSlice,
+    MappedBatches,
     Spares,
-    open_batches,
     remove,
     remove_job,
     reported,
@@ -79,11 +79,11 @@ def test_a_batch_may_span_segments(tmp_path: Path, scheme: str) -> None:
         (0, 2, 7, 3, 2),
         (1, 0, 7, 5, 1),
     ]
-    reader = open_batches(slices[0].path, slices[0].end)
+    reader = MappedBatches.open(slices[0].path, slices[0].end)
     remove(slices[0].path)
     remove(slices[0].path)
-    assert reader.get_batch(0).column("value").to_pylist() == ["8/0", "8/1", "7/3", "7/4"]
-    assert reader.get_batch(1).column("value").to_pylist() == ["7/5"]
+    assert reader.batch(0).column("value").to_pylist() == ["8/0", "8/1", "7/3", "7/4"]
+    assert reader.batch(1).column("value").to_pylist() == ["7/5"]
 
 
 def test_a_file_is_written_over(tmp_path: Path) -> None:
@@ -95,9 +95,34 @@ def test_a_file_is_written_over(tmp_path: Path) -> None:
     (batch_slice,) = reported(pa.Table.from_batches(reports, SLICES))
     assert [str(path) for path in tmp_path.iterdir()] == [longer.path] == [batch_slice.path]
     assert batch_slice.end < longer.end
-    reader = open_batches(batch_slice.path, batch_slice.end)
-    assert reader.num_record_batches == 1
-    assert reader.get_batch(0).column("value").to_pylist() == ["2/0"]
+    reader = MappedBatches.open(batch_slice.path, batch_slice.end)
+    assert reader.batch(0).column("value").to_pylist() == ["2/0"]
+    with pytest.raises(ValueError, match="out of range"):
+        reader.batch(1)
+
+
+def test_batches_that_were_read_leave_memory(tmp_path: Path) -> None:
+    """At most two batches of a file are in the memory of who reads it in order; earlier ones can be read again."""
+    size, count = 1 << 20, 12
+    rows = [{"segment": 1, "ordinal": n, "value": f"{n:02}" * (size // 2)} for n in range(count)]
+    slices = written(tmp_path, "run.job", [pa.RecordBatch.from_pylist([row]) for row in rows])
+    path = slices[0].path
+
+    mapped = MappedBatches.open(path, slices[0].end)
+    read = [mapped.batch(n).column("value")[0].as_py() == rows[n]["value"] for n in range(count)]
+
+    assert read == [True] * count
+    assert size <= resident(path) < 3 * size
+    for number in (0, 5, count - 1):
+        assert mapped.batch(number).column("value")[0].as_py() == rows[number]["value"]
+
+
+def resident(path: str) -> int:
+    """Return the bytes of a mapped file that are in this process's memory (proc_pid_smaps(5))."""
+    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
+    assert any(line.endswith(path) for line in lines)
+    size = next(line for line in lines if line.startswith("Rss:"))
+    return int(size.split()[1]) << 10
 
 
 def test_a_large_batch_is_written_in_small_steps(tmp_path: Path) -> None:
@@ -109,8 +134,8 @@ def test_a_large_batch_is_written_in_small_steps(tmp_path: Path) -> None:
     (batch_slice,) = written(tmp_path, "run.job", [pa.RecordBatch.from_pylist([row])])
 
     assert write_calls() - begun >= 9
-    reader = open_batches(batch_slice.path, batch_slice.end)
-    assert reader.get_batch(0).column("value").to_pylist() == [value]
+    reader = MappedBatches.open(batch_slice.path, batch_slice.end)
+    assert reader.batch(0).column("value").to_pylist() == [value]
 
 
 def write_calls() -> int:
