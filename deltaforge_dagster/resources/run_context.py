@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.sinks.build import build_sink
@@ -26,28 +25,29 @@ def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     settings = opened.settings
     declared = loaded.spec.spec
     context = SinkContext(loaded.name, declared.engine.run, posted=loaded.path is None)
+
+    def sessions(session_id: str | None, remember: Callable[[str], None]) -> SparkSessions:
+        from deltaforge_dagster.resources.spark import SparkSessions  # noqa: PLC0415 - see above
+
+        own = bool(declared.processors)
+        return SparkSessions(settings, session_id, remember, own_workers=own)
+
     return RunContext(
         store=opened.store,
         journal=opened.journal,
-        sessions=lambda session_id, remember: _sessions(settings, session_id, remember),
-        replay_sessions=lambda: _replay_sessions(settings),
+        sessions=sessions,
+        replay_sessions=lambda: _replay_sessions(sessions),
         build_source=opened.source_builder(loaded),
         build_sink=lambda sink_id: build_sink(declared.sinks, sink_id, context),
     )
 
 
-def _sessions(
-    settings: Settings, session_id: str | None, remember: Callable[[str], None]
-) -> SparkSessions:
-    from deltaforge_dagster.resources.spark import SparkSessions  # noqa: PLC0415 - see above
-
-    return SparkSessions(settings, session_id, remember)
-
-
 @contextmanager
-def _replay_sessions(settings: Settings) -> Iterator[SparkSessions]:
+def _replay_sessions(
+    make: Callable[[str | None, Callable[[str], None]], SparkSessions],
+) -> Iterator[SparkSessions]:
     """Yield Spark sessions that later runs do not continue."""
-    sessions = _sessions(settings, None, lambda _session_id: None)
+    sessions = make(None, lambda _session_id: None)
     try:
         yield sessions
     finally:

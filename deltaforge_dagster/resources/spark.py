@@ -44,6 +44,8 @@ if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
     # quotes, to standard error.
     logging.getLogger("pyspark.sql.connect.logging").setLevel(logging.CRITICAL + 1)
 
+_ISOLATED = "spark.sql.artifact.isolation.enabled"
+
 _DEAD_SESSION = ("SESSION_CLOSED", "SESSION_CHANGED", "SESSION_NOT_FOUND")
 _DEAD_SERVER = {
     "UNAVAILABLE",
@@ -61,12 +63,20 @@ class SparkSessions:
         settings: May name a Connect server; otherwise the server of the home directory is used.
         session_id: The session id that an earlier run stored, None to create a new session.
         remember: Stores the id of a newly created session; called before its first use.
+        own_workers: Whether no other session may use the Python workers of this one, as for functions of users, which may
+            keep something in memory.
     """
 
     def __init__(
-        self, settings: Settings, session_id: str | None, remember: Callable[[str], None]
+        self,
+        settings: Settings,
+        session_id: str | None,
+        remember: Callable[[str], None],
+        *,
+        own_workers: bool = False,
     ) -> None:
         self._settings = settings
+        self._own_workers = own_workers
         self._session_id = session_id
         self._remember = remember
         self._lock = threading.Lock()
@@ -157,12 +167,20 @@ class SparkSessions:
             server.release()
 
     def _find(self) -> SparkSession | None:
-        """Return the stored session after interrupting tasks of its last run, None if the session is dead."""
+        """Return the stored session after interrupting tasks of its last run.
+
+        Return None if the session is dead, or shares workers and must not.
+        """
         if self._session_id is None:
             return None
         try:
             session = self._connect(self._session_id)
             session.interruptAll()
+            if self._own_workers and session.conf.get(_ISOLATED) == "false":
+                session.client.release_session()
+                self._disconnect(session)
+                self._session_id = None
+                return None
         except PySparkException as error:
             if not _is_dead_session(error):
                 raise _unavailable(error) from None
@@ -173,12 +191,27 @@ class SparkSessions:
     def _make(self) -> SparkSession:
         session_id = str(uuid.uuid4())
         try:
+            if not self._own_workers:
+                self._create_with_shared_workers(session_id)
             session = self._connect(session_id)
         except PySparkException as error:
             raise _unavailable(error) from None
         self._session_id = session_id
         self._remember(session_id)
         return session
+
+    def _create_with_shared_workers(self, session_id: str) -> None:
+        """Create a session whose tasks run in the same Python workers as those of other sessions.
+
+        By default Spark has workers for each session, because files and classes that are sent to one must not be seen by
+        another; DeltaForge sends none. Spark decides whether a session is isolated with its first request, even if that
+        request is to change it. So it is changed in another session, and that is cloned.
+        """
+        told = self._connect(str(uuid.uuid4()))
+        told.conf.set(_ISOLATED, "false")
+        told.client.clone(session_id).close()
+        told.client.release_session()
+        self._disconnect(told)
 
     def _connect(self, session_id: str) -> SparkSession:
         # The server identifies a session by user and id, and the user must not depend on who
@@ -200,11 +233,14 @@ class SparkSessions:
             for name, value in SESSION_SETTINGS.items():
                 session.conf.set(name, value)
         except BaseException:
-            with self._channels:
-                self._connected = [one for one in self._connected if one is not session]
-            session.client.close()
+            self._disconnect(session)
             raise
         return session
+
+    def _disconnect(self, session: SparkSession) -> None:
+        with self._channels:
+            self._connected = [one for one in self._connected if one is not session]
+        session.client.close()
 
     def _remote(self) -> str:
         """Return the Connect URL in a form to which parameters can be appended."""

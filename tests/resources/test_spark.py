@@ -227,6 +227,38 @@ def test_workers_have_no_archives_on_their_path(make: Make) -> None:
     assert [row["path"] for row in rows] == []
 
 
+def workers_parent(sessions: SparkSessions) -> int:
+    """Return the process that a session's Python workers are forked from."""
+
+    def parent(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([pa.array([os.getppid()])], ["parent"])
+
+    (row,) = sessions.session().range(0, 1, 1, 1).mapInArrow(parent, "parent bigint").collect()
+    return int(row["parent"])
+
+
+def test_sessions_share_workers(
+    make: Make, spark_server: SparkAddress, remembered: list[str]
+) -> None:
+    """Pipelines have the same Python workers, except those with processors, even if they had none before."""
+    parents = {workers_parent(make(None)) for _ in range(2)}
+    settings = Settings.from_env({"DELTAFORGE_SPARK_REMOTE": spark_server.remote})
+    shared = remembered[-1]
+    own = SparkSessions(settings, shared, remembered.append, own_workers=True)
+    try:
+        with_processors = workers_parent(own)
+        continued = SparkSessions(settings, remembered[-1], remembered.append, own_workers=True)
+        assert workers_parent(continued) == with_processors
+        continued.close()
+    finally:
+        own.stop()
+
+    assert len(parents) == 1
+    assert with_processors not in parents
+    assert len(remembered) == 3
+    assert remembered[-1] != shared
+
+
 def test_other_errors_lose_nothing(make: Make) -> None:
     """A failing query does not drop its session."""
     sessions = make(None)
