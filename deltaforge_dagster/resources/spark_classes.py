@@ -12,18 +12,29 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyspark
-
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.folders import user_cache
 
-JARS = Path(pyspark.__file__).parent / "jars"
+
+def _installed() -> Path:
+    # Not imported: the process that only watches the server would need four times its memory.
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+SPARK_HOME = _installed()
+"""The folder of the installed PySpark, which contains Spark."""
+
+JARS = SPARK_HOME / "jars"
 
 
 def class_path(*later: Path | str) -> str:

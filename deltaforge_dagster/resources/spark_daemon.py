@@ -1,8 +1,8 @@
 """The parent process of Spark's Python workers, which imports what they need once, before it forks them.
 
-Spark starts one such process per session (`spark.python.daemon.module`), which forks a worker for each task that
-finds no idle one; idle workers end after a minute. Without this module each new worker would import pyarrow and
-pandas again, which takes most of a second.
+Spark starts one such process (`spark.python.daemon.module`; on a server that is not the installation's own, one per session), which
+forks a worker for each task that finds no idle one; idle workers end after a minute. Without this module each new worker would import pyarrow and
+the kernels again, which takes most of a second.
 
 Two things that Spark's workers do before or after each task would cost more than the task itself: collecting garbage
 among all imported objects, which are therefore frozen (`gc.freeze`), and reading the archives on the import path
@@ -11,7 +11,7 @@ again: PySpark's, which are not needed because it is installed as a package, and
 Workers also keep the memory that a task has freed for the next task, until they end: returning it to the system and
 touching it again took a third of their time.
 
-Spark keeps the parents of ended sessions for as long as the server lives, 140 MB each. So a parent
+Spark keeps such a parent for as long as the server lives, 140 MB. So a parent
 without workers exits after a while; Spark starts another one when it needs one.
 """
 
@@ -32,15 +32,15 @@ for _archive in [one for one in sys.path if one.endswith((".zip", ".jar"))]:
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # before pyarrow is: never return memory
 
 # ruff: noqa: E402
-import pandas as pd
 import pyarrow as pa
 from pyspark import daemon
 from pyspark.sql.pandas import serializers, types
 
 from deltaforge_dagster.pipeline.encode import messages
+from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 
-PRELOADED = (pa, pd, serializers, types, messages)
-"""Modules that are imported before workers are forked."""
+PRELOADED = (pa, serializers, types, messages)
+"""Modules that are imported before workers are forked; pandas only where a function uses it, because it takes 45 MB."""
 
 IDLE_SECONDS = 300
 _CHECK_SECONDS = 10
@@ -74,6 +74,7 @@ def _end_when_idle(_signal: int, _frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     _keep_memory()
+    arrow_without_pandas()
     messages.warm()
     gc.collect()
     gc.freeze()

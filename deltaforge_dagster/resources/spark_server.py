@@ -41,8 +41,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-import pyspark
-
 from deltaforge_dagster.errors import DeltaforgeError, SparkUnavailable
 from deltaforge_dagster.processes.java import find_java
 from deltaforge_dagster.processes.process import ServerProcess, free_port
@@ -67,7 +65,6 @@ and 120 MiB of the archive become memory of its own."""
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a variable's name
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
-_SPARK_HOME = Path(pyspark.__file__).parent
 
 _LOGGING = """\
 rootLogger.level = warn
@@ -416,7 +413,7 @@ def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerP
     os.environ.update(
         {
             "JAVA_HOME": str(java),
-            "SPARK_HOME": str(_SPARK_HOME),
+            "SPARK_HOME": str(spark_classes.SPARK_HOME),
             "SPARK_SCALA_VERSION": "2.13",  # as PySpark's own start script does
             "SPARK_CONF_DIR": str(configuration),
             "SPARK_LOCAL_IP": "127.0.0.1",
