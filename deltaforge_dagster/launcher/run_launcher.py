@@ -2,8 +2,8 @@
 
 Dagster's own launcher has the code server start a new Python for each run, which takes two seconds of processor time
 until the run holds its lease: most of what a change waits for when no run is there. Here the process that launches, which
-is Dagster's daemon, starts one *fork server* with its first run (`multiprocessing`'s own). It imports `run_process` before it
-has any thread, and each run is a fork of it, so runs also share the memory of what was imported.
+is Dagster's daemon, starts one *fork server* (`multiprocessing`'s own): with its first run, or when it begins (`start_fork_server`). It imports
+`run_process` and loads `run_kernels` before it has any thread, and each run is a fork of it, so runs also share the memory of what was imported.
 
 ::
 
@@ -20,7 +20,7 @@ import signal
 import sys
 import tempfile
 import threading
-from multiprocessing import util
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -29,8 +29,14 @@ from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import serialize_value
 from dagster._utils import get_run_crash_explanation
 
+from deltaforge_dagster.processes.forked import starting_as_forks
+
 _FORK_SERVER = multiprocessing.get_context("forkserver")
-_IMPORTED = [__name__, "deltaforge_dagster.launcher.run_process"]
+_IMPORTED = [
+    __name__,
+    "deltaforge_dagster.launcher.run_process",
+    "deltaforge_dagster.launcher.run_kernels",
+]
 """What the fork server imports, and this process does not."""
 
 _LONGEST_FOLDER = 103 - len("/pymp-12345678/listener-12345678")
@@ -65,8 +71,7 @@ class ForkedRunLauncher(DefaultRunLauncher):
         arguments = ExecuteRunArgs(
             job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
         )
-        _keep_socket_short()
-        _FORK_SERVER.set_forkserver_preload(_IMPORTED)
+        _configure_fork_server()
         process = _FORK_SERVER.Process(
             target=_execute, args=(serialize_value(arguments),), name=run.run_id, daemon=True
         )
@@ -103,6 +108,21 @@ class ForkedRunLauncher(DefaultRunLauncher):
         message = get_run_crash_explanation(f"Run execution process for {run_id}", code)
         self._instance.report_engine_event(message, run, cls=type(self))
         self._instance.report_run_failed(run)
+
+
+def start_fork_server() -> None:
+    """Start the process that runs are forked from, as a fork of this process; they share what it has imported.
+
+    Only while this process has a single thread. Where nobody calls this, the first run starts a new Python for it.
+    """
+    _configure_fork_server()
+    with starting_as_forks():
+        forkserver.ensure_running()
+
+
+def _configure_fork_server() -> None:
+    _keep_socket_short()
+    _FORK_SERVER.set_forkserver_preload(_IMPORTED)
 
 
 def _keep_socket_short() -> None:

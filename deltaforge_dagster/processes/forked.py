@@ -15,10 +15,14 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver, util
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 DAEMON_UMASK = 0o077
 
@@ -60,6 +64,40 @@ def share(modules: Iterable[str]) -> None:
     gc.freeze()
 
 
+@contextmanager
+def starting_as_forks() -> Iterator[None]:
+    """While the block starts the fork server of `multiprocessing`, let it be a fork of this process.
+
+    It would be a new Python, which imports again what runs need.
+    """
+    patched: Any = util  # the module where `multiprocessing` starts each of its own processes
+    spawn, patched.spawnv_passfds = patched.spawnv_passfds, _fork_instead
+    try:
+        yield
+    finally:
+        patched.spawnv_passfds = spawn
+
+
+def _fork_instead(_path: bytes, arguments: Sequence[str], files: Collection[int]) -> int:
+    """Execute the code of `python -c CODE` in a fork that has only these files open; return its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        _let_go_of_files(files)
+        # Held while this process was forked.
+        forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # noqa: SLF001
+        exec(arguments[-1], {"__name__": "__main__"})  # noqa: S102 - code of `multiprocessing`
+        status = 0
+    except SystemExit:
+        status = 0
+    except BaseException:  # noqa: BLE001 - there is nobody to raise it to
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
 def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
     """Do in a fork what `subprocess.Popen` and `python -m` do for a new process."""
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -76,14 +114,14 @@ def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
     runpy.run_module(run.module, run_name="__main__", alter_sys=True)
 
 
-def _let_go_of_files() -> None:
-    """Put the null device in place of every file that was open when this process was forked.
+def _let_go_of_files(but: Collection[int] = ()) -> None:
+    """Put the null device in place of every other file that was open when this process was forked.
 
     Locks and pipes are released only when nobody has them open. They are not closed, because the objects that own them
     might later close another file that has their number.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in [int(one.name) for one in Path("/dev/fd").iterdir()]:
-        if number > 2:
+        if number > 2 and number not in but:
             os.dup2(null, number)
     os.dup2(null, 0)

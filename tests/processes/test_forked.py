@@ -14,7 +14,7 @@ import pytest
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.processes.forked import ForkedModule
 from deltaforge_dagster.processes.process import ServerProcess
-from tests.processes.test_process import gone
+from tests.processes.test_process import alive, gone
 
 PROJECT = Path(__file__).parents[2]
 
@@ -46,6 +46,32 @@ time.sleep(600)
 """
 
 
+STARTS_A_FORK_SERVER = """\
+import fcntl, multiprocessing, os, pathlib, sys, time, types
+from multiprocessing import forkserver
+from deltaforge_dagster.processes.forked import starting_as_forks
+folder = pathlib.Path(sys.argv[1])
+lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+sys.modules["imported_here"] = types.ModuleType("imported_here")
+with starting_as_forks():
+    forkserver.ensure_running()
+import looks
+process = multiprocessing.get_context("forkserver").Process(target=looks.look, args=(folder,), daemon=True)
+process.start()
+process.join()
+print(process.exitcode, *(folder / "seen").read_text().split(), flush=True)
+time.sleep(600)
+"""
+
+LOOKS = """\
+import os, sys
+def look(folder):
+    with open(folder / "seen", "w") as file:
+        print("imported_here" in sys.modules, os.getppid(), file=file)
+"""
+
+
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that forks run."""
@@ -54,6 +80,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "import sys, time\nopen(sys.argv[1], 'w')\ntime.sleep(600)\n"
     )
     (tmp_path / "ends.py").write_text("import sys\nprint('short and stout')\nsys.exit(3)\n")
+    (tmp_path / "looks.py").write_text(LOOKS)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -105,3 +132,25 @@ def test_a_fork_holds_nothing_that_is_ours(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert all(gone(fork) for fork in forks)
+
+
+def test_a_fork_server_has_what_its_parent_has_imported(tmp_path: Path) -> None:
+    """It is a fork that holds none of its parent's files, and ends when nobody can ask it for processes any more."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STARTS_A_FORK_SERVER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}{tmp_path}"},
+    )
+    assert parent.stdout
+    code, imported, server = parent.stdout.readline().split()
+    assert (code, imported) == ("0", "True")
+    assert alive(int(server))
+
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    with (tmp_path / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert gone(int(server))

@@ -44,7 +44,8 @@ _SHARED = (
     "dagster._grpc.proxy_server",
     "dagster_graphql.schema",
     "dagster_webserver.app",
-    "deltaforge_dagster.launcher.run_launcher",
+    "deltaforge_dagster.launcher.daemon",
+    "deltaforge_dagster.launcher.run_process",
 )
 """What the processes import."""
 
@@ -137,7 +138,7 @@ class DagsterProcesses:
             started._run(
                 "daemon",
                 settings.home,
-                ForkedModule("dagster._daemon", ["run", "-w", str(workspace)]),
+                ForkedModule("deltaforge_dagster.launcher.daemon", ["run", "-w", str(workspace)]),
             )
         except BaseException:
             started.stop()
