@@ -1,6 +1,6 @@
-"""Dagster's daemon, as `deltaforge dev` runs it: `python -m dagster._daemon`, with runs that are forks of this process's forks.
+"""Dagster's daemon, as `deltaforge dev` runs it: before it begins, it starts the process that runs are forked from (`run_launcher`).
 
-The daemon has threads, and could not be forked itself.
+Later it has threads, and must not be forked any more.
 """
 
 from __future__ import annotations

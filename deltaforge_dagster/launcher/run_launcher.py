@@ -37,7 +37,7 @@ _IMPORTED = [
     "deltaforge_dagster.launcher.run_process",
     "deltaforge_dagster.launcher.run_kernels",
 ]
-"""What the fork server imports, and this process does not."""
+"""What the fork server imports before it forks."""
 
 _LONGEST_FOLDER = 103 - len("/pymp-12345678/listener-12345678")
 """The longest path, in bytes, of a folder in which `multiprocessing` can make a socket: addresses have 103 on macOS, 107 on Linux."""

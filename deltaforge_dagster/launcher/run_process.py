@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
-
 from dagster._cli.api import execute_run_command
 
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
+from deltaforge_dagster.processes.forked import share
 
 _MODULES = (
     "dagster._core.storage.sqlite_storage",  # of an instance on one machine
@@ -28,12 +26,5 @@ def execute(arguments: str) -> None:
     execute_run_command.main([arguments], standalone_mode=False)
 
 
-def _import_what_runs_need() -> None:
-    arrow_without_pandas()
-    for module in _MODULES:
-        importlib.import_module(module)
-    # Modules stay: where their objects are looked through for garbage, each process gets a copy of them.
-    gc.freeze()
-
-
-_import_what_runs_need()
+arrow_without_pandas()
+share(_MODULES)

@@ -176,17 +176,14 @@ class SparkSessions:
         try:
             session = self._connect(self._session_id)
             session.interruptAll()
-            if self._own_workers and session.conf.get(_ISOLATED) == "false":
-                session.client.release_session()
-                self._disconnect(session)
-                self._session_id = None
-                return None
+            if not (self._own_workers and session.conf.get(_ISOLATED) == "false"):
+                return session
+            self._release(session)
         except PySparkException as error:
             if not _is_dead_session(error):
                 raise _unavailable(error) from None
-            self._session_id = None
-            return None
-        return session
+        self._session_id = None
+        return None
 
     def _make(self) -> SparkSession:
         session_id = str(uuid.uuid4())
@@ -210,8 +207,7 @@ class SparkSessions:
         told = self._connect(str(uuid.uuid4()))
         told.conf.set(_ISOLATED, "false")
         told.client.clone(session_id).close()
-        told.client.release_session()
-        self._disconnect(told)
+        self._release(told)
 
     def _connect(self, session_id: str) -> SparkSession:
         # The server identifies a session by user and id, and the user must not depend on who
@@ -236,6 +232,11 @@ class SparkSessions:
             self._disconnect(session)
             raise
         return session
+
+    def _release(self, session: SparkSession) -> None:
+        """End a session on the server."""
+        session.client.release_session()
+        self._disconnect(session)
 
     def _disconnect(self, session: SparkSession) -> None:
         with self._channels:

@@ -84,6 +84,16 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
+def started(script: str, folder: Path) -> subprocess.Popen[str]:
+    """Run a script that can import the modules of `folder`, which is its argument."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}{folder}"},
+    )
+
+
 def test_a_module_runs_as_it_would_in_a_python_of_its_own(tmp_path: Path) -> None:
     """It has its arguments, a session, the folder, no input, and its output in the log; a polite signal ends it."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -115,12 +125,7 @@ def test_a_module_that_ends_says_how(tmp_path: Path) -> None:
 
 def test_a_fork_holds_nothing_that_is_ours(tmp_path: Path) -> None:
     """If this process is killed, its forks end, too, and a lock that it held is free, although they were open with it."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", HOLDS_A_LOCK, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}{tmp_path}"},
-    )
+    parent = started(HOLDS_A_LOCK, tmp_path)
     assert parent.stdout
     forks = [int(pid) for pid in parent.stdout.readline().split()]
     for fork in forks:
@@ -136,12 +141,7 @@ def test_a_fork_holds_nothing_that_is_ours(tmp_path: Path) -> None:
 
 def test_a_fork_server_has_what_its_parent_has_imported(tmp_path: Path) -> None:
     """It is a fork that holds none of its parent's files, and ends when nobody can ask it for processes any more."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", STARTS_A_FORK_SERVER, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}{tmp_path}"},
-    )
+    parent = started(STARTS_A_FORK_SERVER, tmp_path)
     assert parent.stdout
     code, imported, server = parent.stdout.readline().split()
     assert (code, imported) == ("0", "True")
