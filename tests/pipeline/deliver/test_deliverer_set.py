@@ -171,6 +171,12 @@ def test_a_large_segment_goes_on_in_the_middle(
     insert(feed.shop, 1, 10_000)
 
     eventually(lambda: feed.store.checkpoints.read("feed")["a"].ordinal > 0, what="the first part")
+
+    def at_rest() -> bool:
+        found = feed.store.checkpoints.read("feed")
+        return all(found[name].complete for name in ("b", "redis"))
+
+    eventually(at_rest, what="the other sinks")
     run.end()
 
     reached = feed.store.checkpoints.read("feed")["a"]
