@@ -132,6 +132,7 @@ class Client:
         self._seconds = min(settings.send_timeout, message_timeout * _DEADLINE)
         self._settle_seconds = message_timeout + 5
         self._connect_seconds = settings.send_timeout
+        self._transactional = transactional_id is not None
         self._trouble: KafkaError | None = None
         self._refusals: list[RefusedRecord] = []
         self._fatal: KafkaError | None = None
@@ -168,6 +169,10 @@ class Client:
             SinkUnavailable: No broker answers in time.
             AuthFailed: A broker refused the credentials, or its certificate was refused.
         """
+        if self._transactional:
+            # It may connect as late as after a second, unless it is asked for something that needs a broker.
+            with contextlib.suppress(KafkaException):
+                self.producer.list_topics(timeout=_SLICE)
         deadline = time.monotonic() + self._connect_seconds
         while time.monotonic() < deadline:
             self.raise_when_stopped()

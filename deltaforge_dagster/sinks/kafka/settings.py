@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Traffic
 
+_SOON: Mapping[str, str] = {"reconnect.backoff.ms": "20"}
+"""A new client opens a second connection, to the broker that the first one named, no earlier than half of this time
+after the first. With librdkafka's default that is 50 ms, and a transaction needs several new connections."""
+
 _DEFAULTS: Mapping[str, str] = {
     "acks": "all",
     "batch.size": str(1 << 20),
@@ -26,6 +30,7 @@ _DEFAULTS: Mapping[str, str] = {
     "log.connection.close": "false",
     "max.in.flight": "5",
     "message.max.bytes": "1000000000",  # the brokers' own limit counts, after compression
+    **_SOON,
     "request.timeout.ms": "30000",
     "retries": "2147483647",
     "retry.backoff.ms": "100",
@@ -101,6 +106,7 @@ class KafkaClientSettings:
         return {
             "bootstrap.servers": self.brokers,
             "client.id": f"deltaforge-{self.sink_id}",
+            **_SOON,
             **conf,
         }
 
