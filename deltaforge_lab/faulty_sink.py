@@ -68,9 +68,9 @@ class FaultySink:
         return self._inner.exactly_once
 
     @property
-    def commits(self) -> bool:
-        """Whether each `send` of the sink ends with a costly commit."""
-        return self._inner.commits
+    def takes_parts(self) -> bool:
+        """Whether the sink takes several parts at once."""
+        return self._inner.takes_parts
 
     @property
     def traffic(self) -> Traffic | None:
@@ -95,7 +95,7 @@ class FaultySink:
         if fault is None or not self._strike_before(fault):
             return self._inner.send(batch, guard)
         if fault.name == "fail_during":
-            half = batch.messages.num_rows // 2
+            half = batch.messages.num_rows // 2  # of the last part
             if half:
                 some = batch.messages.slice(0, whole_ordinals(batch.messages, 0, half))
                 self._inner.send(replace(batch, messages=some), guard)

@@ -136,16 +136,17 @@ class SinkMeter:
         """Remember that a batch is being delivered."""
         self._began = time.monotonic()
 
-    def sent(self, messages: pa.RecordBatch) -> None:
-        """Count a batch, or the part of it that has arrived."""
+    def sent(self, parts: Sequence[pa.RecordBatch]) -> None:
+        """Count a batch (`SinkBatch.parts`), or what of it has arrived."""
         seconds = time.monotonic() - self._began
         self._spent += seconds
-        if not messages.num_rows:
+        messages = sum(part.num_rows for part in parts)
+        if not messages:
             return
         sink, tally = self._sink, self._tally
-        tally.add(families.SINK_EVENTS, messages.num_rows, sink=sink)
+        tally.add(families.SINK_EVENTS, messages, sink=sink)
         tally.add(families.SINK_BATCHES, sink=sink)
-        tally.add(families.SINK_BYTES, messages.column("value").nbytes, sink=sink)
+        tally.add(families.SINK_BYTES, sum(one.column("value").nbytes for one in parts), sink=sink)
         tally.observe(families.SINK_LATENCY, seconds, sink=sink)
         self._latencies.append(seconds)
 

@@ -180,6 +180,8 @@ class SinkBatch:
             messages in `messages`. Sinks ignore this attribute and never receive a batch without
             messages.
         schemas: The schemas of messages in Avro whose ids are not known yet; see `AVRO_MESSAGES`.
+        earlier: Messages before those in `messages`, in parts that do not divide a change, to be sent
+            in the same step. Only a sink with `Sink.takes_parts` receives some.
     """
 
     segment: int
@@ -189,9 +191,15 @@ class SinkBatch:
     origin: Origin | None = None
     refused: tuple[Undeliverable, ...] = ()
     schemas: tuple[MessageSchema, ...] = ()
+    earlier: tuple[pa.RecordBatch, ...] = ()
+
+    @property
+    def parts(self) -> tuple[pa.RecordBatch, ...]:
+        """All messages of the batch, in sending order."""
+        return *self.earlier, self.messages
 
     def position_at(self, row: int) -> SinkPosition:
-        """Return the position of a sink that has received the batch up to and including this row.
+        """Return the position of a sink that has received everything up to this row of `messages`.
 
         The batch must have an origin, and the row must be the last one of its ordinal.
         """
@@ -272,8 +280,11 @@ class Sink(Protocol):
         ...
 
     @property
-    def commits(self) -> bool:
-        """Whether each `send` ends with a costly commit, so that fewer, larger batches are faster."""
+    def takes_parts(self) -> bool:
+        """Whether batches have `SinkBatch.earlier` parts: for a sink whose every `send` ends with a costly commit.
+
+        Fewer, larger batches are faster then, and nothing has to be copied for them.
+        """
         ...
 
     def open(self) -> None:

@@ -19,7 +19,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pytest
@@ -256,6 +256,22 @@ class ExactlyOnceContract:
             exact.sink.open()
             assert exact.sink.position() == batch.position_at(last)
         assert second.position_at(0).event_id == "e7000"
+
+    def test_parts_that_are_sent_at_once(self, exact: Subject) -> None:
+        """A sink that takes parts sends the earlier ones before the last one; others get them one by one."""
+        values = numbered(30)
+        rows = exact.rows(values)
+        batches = [messages(rows[n : n + 10], first=n, origin=ORIGIN) for n in range(0, 30, 10)]
+        last = batches[-1]
+        if exact.sink.takes_parts:
+            earlier = tuple(one.messages for one in batches[:-1])
+            batches = [replace(last, earlier=earlier)]
+
+        acknowledged = [exact.sink.send(batch, allow) for batch in batches]
+
+        assert acknowledged[-1] == last.messages.column("ordinal")[-1].as_py()
+        assert values == exact.delivered("a")
+        assert exact.sink.position() == last.position_at(9)
 
     def test_a_replay_leaves_the_position(self, exact: Subject) -> None:
         """A replay, even beside a live sender, moves no position and does not stop the live sender."""

@@ -39,7 +39,7 @@ class CsvSink:
     """
 
     exactly_once = False
-    commits = False
+    takes_parts = False
 
     def __init__(self, sink_id: str, folder: Path) -> None:
         self._sink_id = sink_id

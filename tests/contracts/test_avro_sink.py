@@ -51,9 +51,9 @@ class Texts:
         return self.inner.exactly_once
 
     @property
-    def commits(self) -> bool:
-        """Whether each send ends with a costly commit."""
-        return self.inner.commits
+    def takes_parts(self) -> bool:
+        """Whether the sink takes several parts at once."""
+        return self.inner.takes_parts
 
     def open(self) -> None:
         """Open the sink."""
@@ -65,17 +65,23 @@ class Texts:
 
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Send the values as records."""
-        rows = [
-            {**one, "value": b"\0" * 5 + varint(len(text)) + text, "schema": 0}
-            for one in batch.messages.to_pylist()
-            for text in [one["value"].encode()]
-        ]
-        messages = pa.RecordBatch.from_pylist(rows, AVRO_MESSAGES)
-        return self.inner.send(replace(batch, messages=messages, schemas=(TEXT,)), guard)
+        *earlier, messages = (encoded(part) for part in batch.parts)
+        given = replace(batch, messages=messages, earlier=tuple(earlier), schemas=(TEXT,))
+        return self.inner.send(given, guard)
 
     def close(self) -> None:
         """Close the sink."""
         self.inner.close()
+
+
+def encoded(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages whose values are records."""
+    rows = [
+        {**one, "value": b"\0" * 5 + varint(len(text)) + text, "schema": 0}
+        for one in messages.to_pylist()
+        for text in [one["value"].encode()]
+    ]
+    return pa.RecordBatch.from_pylist(rows, AVRO_MESSAGES)
 
 
 def decoded(value: bytes) -> str:

@@ -126,7 +126,7 @@ def test_a_sink_that_delivers() -> None:
         meter.opened()
     for count in (2, 0, 5):
         meter.sends()
-        meter.sent(messages(count) if count else messages(1).slice(0, 0))
+        meter.sent([messages(count) if count else messages(1).slice(0, 0)])
     meter.did(Traffic(commits=2, aborts=1, retries=4, waiting=9, waiting_bytes=90))
     found = pluralize(meter.drain())
     assert found['sink_events_total{"sink":"s"}'] == 7

@@ -1,18 +1,21 @@
 """Delivery batches: the messages of one segment that are sent to a sink and acknowledged together.
 
-Encoded messages arrive in batches of about 10,000, whose boundaries mean nothing. They are joined and cut
-into delivery batches. A delivery batch is what a sink handles in one step: a Kafka transaction, a series
-of Redis blocks, one acknowledgement and the checkpoint after it. Its size:
+Encoded messages arrive in batches of about 10,000, whose boundaries mean nothing. A delivery batch is what
+a sink handles in one step: a Kafka transaction, a series of Redis blocks, one acknowledgement and the
+checkpoint after it. Its size:
 
 ======================  ====================================================================
-most sinks              the encoded batches as they are; nothing is copied
-a sink that commits     50,000 messages or 32 MiB: a Kafka commit takes two round trips, 9 ms,
-                        during which nothing is sent (`sinks.base.Sink.commits`)
+most sinks              the encoded batches as they are
+a sink that takes parts 100,000 messages or 64 MiB: a Kafka commit takes two round trips, 9 ms,
+                        during which nothing is sent (`sinks.base.Sink.takes_parts`)
 `spec.batch` is given   `max_events` and `max_bytes`, for every sink; with `respect_source_tx` a batch
                         ends only where a source transaction ends, so that a transaction larger
                         than the limits makes a larger batch
 `checkpoint.after` too  at most this many messages
 ======================  ====================================================================
+
+Of several encoded batches, a sink that takes parts gets each as it is (`SinkBatch.earlier`). For other
+sinks they are joined, which copies every message; this only happens if `spec.batch` is given.
 
 A delivery batch never divides the messages of one change and never spans segments. Very large segments are
 encoded in parts, and a batch does not span these parts either: a transaction larger than a part is divided.
@@ -35,9 +38,13 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
 
+PARTS_ROWS = 100_000
+PARTS_BYTES = 64 << 20
+"""Limits of a batch for a sink that takes parts, if the pipeline file has none."""
+
 JOINED_ROWS = 50_000
 JOINED_BYTES = 32 << 20
-"""Limits of a batch for a sink that commits, and defaults for a limit that the pipeline file omits."""
+"""Defaults for a limit that the pipeline file omits, if it has the other one."""
 
 _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 TransactionEnds = Callable[[], _Numbers]
@@ -54,11 +61,13 @@ class BatchLimits:
         max_rows: Number of messages.
         max_bytes: Bytes of their values, keys, headers and destinations.
         whole_transactions: Whether a batch ends only where a source transaction ends.
+        joined: Whether all messages of a batch are in its last part, `SinkBatch.messages`.
     """
 
     max_rows: int
     max_bytes: int
     whole_transactions: bool = False
+    joined: bool = True
 
 
 class BatchSettings:
@@ -74,15 +83,22 @@ class BatchSettings:
         self._journal = journal
         self._given = batch.max_events is not None or batch.max_bytes is not None
         self._after = after if after is not None else 1 if self._given else None
+        rows, size = (JOINED_ROWS, JOINED_BYTES) if self._given else (PARTS_ROWS, PARTS_BYTES)
         self._limits = BatchLimits(
-            max_rows=min(batch.max_events or JOINED_ROWS, after or JOINED_ROWS),
-            max_bytes=batch.max_bytes or JOINED_BYTES,
+            max_rows=min(batch.max_events or rows, after or rows),
+            max_bytes=batch.max_bytes or size,
             whole_transactions=self._given and batch.respect_source_tx,
         )
 
-    def limits(self, *, commits: bool) -> BatchLimits | None:
-        """Return the batch limits for a sink, None if encoded batches are sent as they are."""
-        return self._limits if commits or self._after is not None else None
+    def limits(self, *, parts: bool) -> BatchLimits | None:
+        """Return the batch limits for a sink, None if encoded batches are sent as they are.
+
+        Args:
+            parts: Whether the sink takes several parts at once.
+        """
+        if parts:
+            return replace(self._limits, joined=False)
+        return self._limits if self._after is not None else None
 
     def due(self, messages: int) -> bool:
         """Return whether a checkpoint is due after this many messages since the last one."""
@@ -159,7 +175,8 @@ class _Waiting:
             stop = rows if ends is None else _choose(ends, begin, fit, rows)
             if stop == rows and not last:
                 break  # the next message decides whether a batch may end here
-            yield replace(self._pattern, messages=self._rows(begin, stop))
+            *earlier, messages = self._parts_of(begin, stop)
+            yield replace(self._pattern, messages=messages, earlier=tuple(earlier))
             begin = stop
         self._forget(begin)
 
@@ -173,15 +190,11 @@ class _Waiting:
         passed = np.searchsorted(self._known_ends, [before, after], "left")
         return 1 + np.flatnonzero(passed[0] != passed[1])
 
-    def _rows(self, begin: int, stop: int) -> pa.RecordBatch:
-        first = 0
-        for part in self._parts:
-            if first <= begin and stop <= first + part.num_rows:
-                return part.slice(begin - first, stop - begin)
-            first += part.num_rows
+    def _parts_of(self, begin: int, stop: int) -> list[pa.RecordBatch]:
+        """Return the messages `begin` to `stop` as they came; as a single part, if they shall be joined."""
         table = pa.Table.from_batches(self._parts).slice(begin, stop - begin)
-        (joined,) = table.combine_chunks().to_batches()
-        return joined
+        parts = table.to_batches()
+        return table.combine_chunks().to_batches() if self._limits.joined and parts[1:] else parts
 
     def _forget(self, rows: int) -> None:
         self._ordinals, self._sizes = self._ordinals[rows:], self._sizes[rows:]

@@ -52,13 +52,19 @@ class SinkProgress:
 
     def arrived(self, batch: SinkBatch, stop: int) -> None:
         """Count the messages of a batch that have arrived: those before the ordinal `stop`."""
-        ordinals = batch.messages.column("ordinal").to_numpy()
-        count = int(ordinals.searchsorted(stop))
-        self._meter.sent(batch.messages.slice(0, count))
-        if count:
-            self._sent = batch.segment, int(ordinals[count - 1])  # the sink's own position names it
-            self.rows += count
-            self.moved_at = time.monotonic()
+        arrived = []
+        for part in batch.parts:
+            ordinals = part.column("ordinal").to_numpy()
+            count = int(ordinals.searchsorted(stop))
+            arrived.append(part.slice(0, count))
+            if count:
+                self._sent = (
+                    batch.segment,
+                    int(ordinals[count - 1]),
+                )  # the sink's own position names it
+                self.rows += count
+                self.moved_at = time.monotonic()
+        self._meter.sent(arrived)
 
     def advance(self, row: SegmentRow, ordinal: int, sink: Sink, *, complete: bool) -> None:
         """Write that everything up to a row of a segment was acknowledged, or has become a dead letter."""

@@ -111,7 +111,7 @@ class SegmentSender:
             self._sink_id, row.segment, ordinal, set_aside=self._dead_letters.enabled
         )
         passing = self._dead_letters.passing(row, batches)
-        limits = self._batch_settings.limits(commits=sink.commits)
+        limits = self._batch_settings.limits(parts=sink.takes_parts)
         if limits is not None:
             passing = cut(passing, limits, lambda: self._batch_settings.transaction_ends(row))
         for messages in passing:
@@ -133,7 +133,7 @@ class SegmentSender:
                 raise
             self._progress.arrived(batch, ordinal + 1)
             failpoint("sink-sent")
-            since += batch.messages.num_rows
+            since += sum(part.num_rows for part in batch.parts)
             now = time.monotonic()
             if self._batch_settings.due(since) or now - written_at > CHECKPOINT_SECONDS:
                 self._progress.advance(row, ordinal, sink, complete=False)

@@ -58,7 +58,7 @@ class FileSink:
     """
 
     exactly_once = False
-    commits = False
+    takes_parts = False
 
     def __init__(self, sink_id: str, path: Template) -> None:
         self._sink_id = sink_id

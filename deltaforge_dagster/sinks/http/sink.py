@@ -34,7 +34,7 @@ class HttpSink:
     """
 
     exactly_once = False
-    commits = False
+    takes_parts = False
 
     def __init__(self, sink_id: str, form: RequestForm, settings: ClientSettings) -> None:
         self.traffic = Traffic()

@@ -103,8 +103,8 @@ class KafkaSink:
         return self._settings.traffic
 
     @property
-    def commits(self) -> bool:
-        """Whether each batch is a transaction."""
+    def takes_parts(self) -> bool:
+        """Whether each batch is a transaction, which takes long to commit."""
         return self.exactly_once
 
     def check(self) -> None:
@@ -172,12 +172,13 @@ class KafkaSink:
             PositionMoved: Another sender has taken over.
         """
         with self._use.held():
-            stop, undeliverable = self._impossible_topic(batch)
+            rows = _Rows(batch)
+            stop, undeliverable = self._impossible_topic(rows)
             send = self._acknowledged if batch.origin is None else self._committed
             start, alone = 0, False
             while start < stop:
                 try:
-                    for place in send(batch, start, stop, guard, alone=alone):
+                    for place in send(rows, start, stop, guard, alone=alone):
                         start = place
                 except _Refused as refused:
                     if alone:
@@ -199,19 +200,25 @@ class KafkaSink:
         for client in self._clients():
             client.stopped.set()
 
-    def _impossible_topic(self, batch: SinkBatch) -> tuple[int, Undeliverable | None]:
+    def _impossible_topic(self, rows: _Rows) -> tuple[int, Undeliverable | None]:
         """Return the first row of the first change with an invalid topic name, and the error for it.
 
         If all names are valid, return the number of rows and None.
         """
-        topics = batch.messages.column("destination")
-        names = cast("list[str]", topics.unique().to_pylist())  # in the order of their first rows
-        name = next((one for one in names if not _TOPIC_NAME.fullmatch(one)), None)
-        if name is None:
-            return len(topics), None
-        first = _first_of_change(batch.messages, pc.index(topics, name).as_py())
-        ordinal = cast("int", batch.messages.column("ordinal")[first].as_py())
-        return first, Undeliverable(
+        before = 0
+        for part in rows.parts:
+            topics = part.messages.column("destination")
+            # Names are in the order of their first rows.
+            for name in cast("list[str]", topics.unique().to_pylist()):
+                if not _TOPIC_NAME.fullmatch(name):
+                    first = _first_of_change(part.messages, pc.index(topics, name).as_py())
+                    return before + first, self._impossible(part, first, name)
+            before += len(topics)
+        return before, None
+
+    def _impossible(self, batch: SinkBatch, row: int, name: str) -> Undeliverable:
+        ordinal = cast("int", batch.messages.column("ordinal")[row].as_py())
+        return Undeliverable(
             f"sink {self._settings.sink_id}: {name!r} cannot be the name of a topic (1 to 249 "
             "letters, digits, `.`, `_` and `-`; not `.` or `..`): the message of segment "
             f"{batch.segment}, ordinal {ordinal}",
@@ -220,16 +227,16 @@ class KafkaSink:
         )
 
     def _acknowledged(
-        self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
+        self, rows: _Rows, start: int, stop: int, guard: SendGuard, *, alone: bool
     ) -> Iterator[int]:
         """Send the rows `start` to `stop`; yield the end of the acknowledged rows after each chunk."""
         client = self._connected(alone=alone)
         while start < stop:
-            start = self._send_piece(client, batch, start, stop, guard)
+            start = self._send_piece(client, rows, start, stop, guard)
             yield start
 
     def _committed(
-        self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
+        self, rows: _Rows, start: int, stop: int, guard: SendGuard, *, alone: bool
     ) -> Iterator[int]:
         """Like `_acknowledged`, but in transactions; yield the end of the committed rows."""
         transactions = self._transacting()
@@ -237,22 +244,23 @@ class KafkaSink:
         assert transactions.client.alone == alone
         try:
             while start < stop:
-                transactions.begin(cast("str", batch.messages.column("destination")[start].as_py()))
-                start = self._send_piece(transactions.client, batch, start, stop, guard)
+                transactions.begin(rows.topic(start))
+                start = self._send_piece(transactions.client, rows, start, stop, guard)
                 if start == stop or transactions.due:
                     guard()
-                    transactions.commit(batch.position_at(start - 1))
+                    transactions.commit(rows.position_after(start))
                     yield start
         except BaseException:
             transactions.abort()
             raise
 
     def _send_piece(
-        self, client: Client, batch: SinkBatch, start: int, stop: int, guard: SendGuard
+        self, client: Client, rows: _Rows, start: int, stop: int, guard: SendGuard
     ) -> int:
         """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
-        end = _end_of_piece(batch.messages, start, stop)
-        piece = batch.messages.slice(start, end - start)
+        batch, first = rows.place(start)
+        end = _end_of_piece(batch.messages, first, min(first + stop - start, len(batch.messages)))
+        piece = batch.messages.slice(first, end - first)
         for topic in cast("list[str]", piece.column("destination").unique().to_pylist()):
             client.check_topic(topic)
         guard()  # as late as possible: the answer about a topic may have taken long
@@ -260,7 +268,7 @@ class KafkaSink:
         refusals = client.send(piece, batch.replay, guard)
         if refusals:
             raise _Refused.of(refusals, client.where, batch, start, piece)
-        return end
+        return start + len(piece)
 
     def _connected(self, *, alone: bool = False) -> Client:
         """Return a client that sends without transactions; create one if there is none."""
@@ -324,6 +332,34 @@ class KafkaSink:
             self._client = None
 
 
+class _Rows:
+    """The messages of a `SinkBatch`, numbered from 0 through all of its parts.
+
+    Attributes:
+        parts: A batch for each part.
+    """
+
+    def __init__(self, batch: SinkBatch) -> None:
+        self.parts = [replace(batch, messages=one, earlier=()) for one in batch.parts]
+        self._ends = np.cumsum([len(one.messages) for one in self.parts])
+
+    def place(self, row: int) -> tuple[SinkBatch, int]:
+        """Return the part that a row is in, and its number there."""
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        part = self.parts[number]
+        return part, row - int(self._ends[number]) + len(part.messages)
+
+    def topic(self, row: int) -> str:
+        """Return the topic of a row."""
+        part, place = self.place(row)
+        return cast("str", part.messages.column("destination")[place].as_py())
+
+    def position_after(self, stop: int) -> SinkPosition:
+        """Return the position to store with everything before a row."""
+        part, place = self.place(stop - 1)
+        return part.position_at(place)
+
+
 class _Refused(Exception):  # noqa: N818 - tells what happened, within this module
     """Brokers refused a message, or a record batch that contains it.
 
@@ -364,7 +400,7 @@ class _Refused(Exception):  # noqa: N818 - tells what happened, within this modu
             ordinal,
             refusal.cause,
         )
-        return cls(_first_of_change(batch.messages, start + row), error)
+        return cls(start + _first_of_change(piece, row), error)
 
 
 _ADVICE = {

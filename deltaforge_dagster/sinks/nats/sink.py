@@ -79,6 +79,9 @@ class NatsSink:
         SpecError: The URL is invalid.
     """
 
+    takes_parts = False
+    """False: positions are in the messages, so larger batches save nothing."""
+
     def __init__(
         self,
         sink_id: str,
@@ -111,11 +114,6 @@ class NatsSink:
     def exactly_once(self) -> bool:
         """Whether the sink keeps its position."""
         return self._terms.exactly_once
-
-    @property
-    def commits(self) -> bool:
-        """Whether larger batches are faster: with exactly once, they need fewer changes of position."""
-        return self.exactly_once
 
     def open(self) -> None:
         """Connect and check the stream, in up to five attempts; may be called again after `close`.

@@ -132,7 +132,7 @@ class RedisSink:
         self._server = self._node(None)
         self._cluster: Cluster | None = None
 
-    commits = False
+    takes_parts = False
     """False: each block is a transaction anyway, so larger batches save no commits."""
 
     @property

@@ -52,9 +52,9 @@ class AvroSink:
         return self._inner.exactly_once
 
     @property
-    def commits(self) -> bool:
-        """Whether the other sink's `send` ends with a costly commit."""
-        return self._inner.commits
+    def takes_parts(self) -> bool:
+        """Whether the other sink takes several parts at once."""
+        return self._inner.takes_parts
 
     @property
     def traffic(self) -> Traffic | None:
@@ -77,8 +77,9 @@ class AvroSink:
             SinkRejected: The registry refuses a schema, and nothing of the batch was sent.
             DeltaforgeError: The other sink failed.
         """
-        messages = self._finished(batch.messages, batch.schemas, guard)
-        return self._inner.send(replace(batch, messages=messages, schemas=()), guard)
+        *earlier, messages = (self._finished(one, batch.schemas, guard) for one in batch.parts)
+        finished = replace(batch, messages=messages, earlier=tuple(earlier), schemas=())
+        return self._inner.send(finished, guard)
 
     def close(self) -> None:
         """Close the other sink and the connections to the registry."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -62,6 +63,7 @@ class Recorder:
         errors: What `send` raises next, one after the other, with nothing sent.
         refused: Messages that it can never take.
         detail: What it says about them.
+        parts: The number of messages in each part of each batch.
         opened: How often it was opened.
         closed: How often it was closed.
     """
@@ -71,7 +73,8 @@ class Recorder:
     refused: set[tuple[int, int]] = field(default_factory=set)
     detail: str = ""
     exactly_once: bool = False
-    commits: bool = False
+    takes_parts: bool = False
+    parts: list[list[int]] = field(default_factory=list)
     opened: int = 0
     closed: int = 0
 
@@ -88,7 +91,9 @@ class Recorder:
         guard()
         if self.errors:
             raise self.errors.pop(0)
-        ordinals = cast("list[int]", batch.messages.column("ordinal").to_pylist())
+        parts = [part.column("ordinal").to_pylist() for part in batch.parts]
+        self.parts.append([len(part) for part in parts])
+        ordinals = cast("list[int]", [*itertools.chain.from_iterable(parts)])
         for ordinal in ordinals:
             if (batch.segment, ordinal) in self.refused:
                 raise Undeliverable("too large", ordinal, "too_large", self.detail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -13,9 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SinkRejected
-from deltaforge_dagster.pipeline.deliver.batches import JOINED_BYTES, BatchLimits, cut
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.deliver.batches import (
+    JOINED_BYTES,
+    BatchLimits,
+    BatchSettings,
+    cut,
+)
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
+from tests.pipeline.deliver.scene import PIPELINE
 
 ROWS = 1 << 30
 
@@ -54,10 +63,47 @@ def ordinals(sent: Iterator[SinkBatch]) -> list[list[int]]:
     found = []
     for sent_batch in sent:
         assert (sent_batch.segment, sent_batch.segment_id) == (7, "id")
-        sent_batch.messages.validate(full=True)
-        found.append(cast("list[int]", sent_batch.messages.column("ordinal").to_pylist()))
-        assert sent_batch.messages.column("event_id").to_pylist() == [str(one) for one in found[-1]]
+        messages = pa.Table.from_batches(sent_batch.parts)
+        messages.validate(full=True)
+        found.append(cast("list[int]", messages.column("ordinal").to_pylist()))
+        assert messages.column("event_id").to_pylist() == [str(one) for one in found[-1]]
     return found
+
+
+def address(messages: pa.RecordBatch) -> int:
+    """Return where the values of messages are in memory."""
+    values = messages.column("value").buffers()[2]
+    assert values is not None
+    return values.address
+
+
+@pytest.mark.parametrize(
+    ("given", "for_parts", "for_others"),
+    [
+        ("", (100_000, 64 << 20), None),
+        ("  batch: {max_events: 7}", (7, JOINED_BYTES), (7, JOINED_BYTES)),
+        ("  batch: {max_bytes: 700}", (50_000, 700), (50_000, 700)),
+        ("    checkpoint: {after: 5}", (5, 64 << 20), (5, 64 << 20)),
+        ("    checkpoint: {after: 5}\n  batch: {max_bytes: 700}", (5, 700), (5, 700)),
+    ],
+)
+def test_limits(
+    tmp_path: Path,
+    given: str,
+    for_parts: tuple[int, int],
+    for_others: tuple[int, int] | None,
+) -> None:
+    """Without limits in the pipeline file, only a sink that takes parts has some."""
+    path = tmp_path / "it.yaml"
+    path.write_text(PIPELINE.replace("BACKOFF", "1").replace("    checkpoint: {after: 4}", given))
+    settings = BatchSettings(load_pipeline(path).spec.spec, Journal(f"file://{tmp_path}"))
+
+    parts, others = settings.limits(parts=True), settings.limits(parts=False)
+
+    assert parts is not None
+    assert (parts.max_rows, parts.max_bytes, parts.joined) == (*for_parts, False)
+    assert (others and (others.max_rows, others.max_bytes)) == for_others
+    assert others is None or others.joined
 
 
 def test_units_are_joined_and_cut_to_a_number_of_messages() -> None:
@@ -66,6 +112,22 @@ def test_units_are_joined_and_cut_to_a_number_of_messages() -> None:
 
     assert [len(one) for one in sent] == [10, 10, 6]
     assert [number for one in sent for number in one] == list(range(26))
+
+
+def test_parts_stay_as_they_are() -> None:
+    """Nothing is copied for a sink that takes several parts at once; the others get one."""
+    parts = [batch(range(4)), batch(range(4, 10)), batch(range(10, 13))]
+    limits = BatchLimits(8, JOINED_BYTES, joined=False)
+
+    first, second = cut(parts, limits, never)
+
+    assert [len(one) for one in first.parts] == [4, 4]
+    assert [len(one) for one in second.parts] == [2, 3]
+    places = [address(one) for one in (*first.parts, *second.parts)]
+    given = [address(one.messages) for one in parts]
+    assert places == [given[0], given[1], given[1], given[2]]
+    joined = [*cut(parts, BatchLimits(8, JOINED_BYTES), never)]
+    assert [(len(one.messages), one.earlier) for one in joined] == [(8, ()), (5, ())]
 
 
 def test_units_are_cut_to_their_bytes() -> None:
@@ -121,11 +183,15 @@ def test_nobody_asks_for_transactions_of_what_fits() -> None:
     st.integers(1, 9),
     st.sets(st.integers(0, 40)),
     st.booleans(),
+    st.booleans(),
 )
 def test_any_delivery_batches(
-    groups: list[list[int]], most: int, ends: set[int], whole: bool
+    groups: list[list[int]], most: int, ends: set[int], whole: bool, joined: bool
 ) -> None:
-    """Nothing lost or moved, no change or transaction divided, and no delivery batch larger than it must be."""
+    """Nothing lost or moved, no change or transaction divided, and no delivery batch larger than it must be.
+
+    Nor is a change divided between the parts of one.
+    """
     parts, ordinal = [], 0
     for group in groups:
         numbers: list[int] = []
@@ -134,11 +200,16 @@ def test_any_delivery_batches(
             ordinal += 1
         parts.append(batch(numbers))
     everything = [n for part in parts for n in part.messages.column("ordinal").to_pylist()]
-    limits = BatchLimits(most, JOINED_BYTES, whole_transactions=whole)
+    limits = BatchLimits(most, JOINED_BYTES, whole_transactions=whole, joined=joined)
     known = np.array(sorted(ends), np.int64)
 
-    sent = ordinals(cut(parts, limits, lambda: known))
+    made = [*cut(parts, limits, lambda: known)]
+    sent = ordinals(iter(made))
 
+    for whole_batch in made:
+        assert not (joined and whole_batch.earlier)
+        for before, after in itertools.pairwise(whole_batch.parts):
+            assert before.column("ordinal")[-1] != after.column("ordinal")[0]
     assert [number for one in sent for number in one] == everything
     for one, following in itertools.pairwise(sent):
         assert one[-1] != following[0]

@@ -15,7 +15,7 @@ class Hanging:
     """A sink that only `close` ends, of which nothing but that is used."""
 
     exactly_once = False
-    commits = False
+    takes_parts = False
 
     def __init__(self) -> None:
         self.closed = threading.Event()

@@ -50,6 +50,24 @@ def test_what_the_own_position_of_a_sink_names(scene: Scene) -> None:
     assert progress.rows == 2
 
 
+def test_what_has_arrived_of_several_parts(scene: Scene) -> None:
+    """Everything before the ordinal counts, in whichever part it is."""
+    scene.capture(1, 6)
+    (row,) = scene.store.segments.read(NAME)
+    progress = SinkProgress(scene.context(), scene.checkpoint)
+    given = replace(
+        batch(row, 4, 5), earlier=(batch(row, 0, 1).messages, batch(row, 2, 3).messages)
+    )
+
+    progress.arrived(given, 3)
+    progress.advance(row, 2, Recorder(exactly_once=True), complete=False)
+    assert (scene.checkpoint.sent_ordinal, progress.rows) == (2, 3)
+
+    progress.arrived(given, 6)
+    progress.advance(row, 5, Recorder(exactly_once=True), complete=True)
+    assert (scene.checkpoint.sent_ordinal, progress.rows) == (5, 9)
+
+
 def test_nothing_moves_without_the_lease(scene: Scene) -> None:
     """The checkpoint in memory moves after the write."""
     scene.capture(1, 5)

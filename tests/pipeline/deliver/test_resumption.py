@@ -22,7 +22,7 @@ class Teller:
 
     held: SinkPosition | SinkRejected | None = None
     exactly_once: bool = True
-    commits: bool = True
+    takes_parts: bool = True
 
     def open(self) -> None:
         """Do nothing."""

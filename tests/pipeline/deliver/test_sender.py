@@ -90,6 +90,20 @@ def test_a_failure_in_the_middle(scene: Scene) -> None:
     assert sink.sent == ordinals(*range(EVENTS))
 
 
+def test_a_sink_that_takes_parts(scene: Scene) -> None:
+    """It gets encoded batches, of three messages, as they are; what one refuses is named in any part."""
+    sink = Recorder(takes_parts=True, refused=set(ordinals(6)))
+    sending = Sending(scene, sink)
+
+    assert sending.send()
+
+    assert sink.parts[0] == [3, 1]
+    assert [sum(parts) for parts in sink.parts] == [4, 4, 3]
+    assert sink.sent == ordinals(*(one for one in range(EVENTS) if one != 6))
+    assert sending.progress.rows == EVENTS - 1
+    assert place(scene.checkpoint) == (1, EVENTS - 1, True)
+
+
 class Halting(Recorder):
     """Fails behind some messages of a batch, and says so."""
 

@@ -573,6 +573,59 @@ def test_a_long_transaction_is_divided(
     sink.close()
 
 
+def in_parts(whole: SinkBatch, *ends: int) -> SinkBatch:
+    """Return a batch in parts that end before these rows, and at its end."""
+    *earlier, last = (
+        whole.messages.slice(start, stop - start)
+        for start, stop in itertools.pairwise([0, *ends, len(whole.messages)])
+    )
+    return replace(whole, messages=last, earlier=tuple(earlier))
+
+
+def test_parts_of_a_transaction(kafka_server: KafkaServer, kafka_topic: str) -> None:
+    """They are committed together; a slow transaction is divided in any part, with the right position."""
+    sink = KafkaSink("out", kafka_server.brokers, transactional_id=kafka_topic)
+    sink.open()
+    assert sink.position() is None
+    whole = replace(numbered(60_000, kafka_topic, size=10), origin=ORIGIN)
+    assert sink.send(in_parts(whole, 25_000, 25_001), allow) == 599_990
+    assert sink.traffic.take().commits == 1
+    assert sink.position() == whole.position_at(59_999)
+    assert numbers(read_topic(kafka_server.brokers, kafka_topic)) == [*range(60_000)]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("deltaforge_dagster.sinks.kafka.transactions._PART", 1e9)
+        patched.setattr("deltaforge_dagster.sinks.kafka.client._GUARD_SECONDS", 1e9)
+        guard, _ = refuse_from(6, LeaseLost("gone"))  # piece, commit, piece, commit, piece
+        with pytest.raises(LeaseLost):
+            sink.send(in_parts(whole, 15_000, 30_000), guard)
+    sink.close()
+    sink.open()
+    assert sink.position() == whole.position_at(29_999)
+    sink.close()
+
+
+@pytest.mark.parametrize("problem", ["too large", "name"])
+def test_a_part_with_a_message_that_cannot_be_sent(kafka_server: KafkaServer, problem: str) -> None:
+    """Everything before it is there, also of the parts before its own; it is named, and nothing else is there."""
+    topic = f"parts-{time.time_ns()}"
+    kafka_server.create_topic(topic, settings={"max.message.bytes": "200000"})
+    sink = KafkaSink("out", kafka_server.brokers, transactional_id=topic)
+    sink.open()
+    assert sink.position() is None
+    rows = [row(n, topic) for n in range(300)]
+    rows[170] |= {"destination": "a b"} if problem == "name" else {"value": incompressible(900_000)}
+    whole = replace(batch(rows), origin=ORIGIN)
+
+    with pytest.raises(Undeliverable, match=r"segment 1, ordinal 1700\b") as caught:
+        sink.send(in_parts(whole, 100, 150, 200), allow)
+
+    assert caught.value.ordinal == 1700
+    assert numbers(read_topic(kafka_server.brokers, topic)) == [*range(170)]
+    assert sink.position() == whole.position_at(169)
+    sink.close()
+
+
 def test_a_long_position(kafka_server: KafkaServer, strict: StrictServer) -> None:
     """Positions with many GTIDs fit by compression; where they do not, the limit is named."""
     numbers_of_servers = random.Random(2)

@@ -34,7 +34,7 @@ class Collected:
     """A sink that keeps what it is sent."""
 
     batches: list[SinkBatch] = field(default_factory=list)
-    exactly_once = commits = True
+    exactly_once = takes_parts = True
 
     def open(self) -> None:
         """Do nothing."""
@@ -114,6 +114,10 @@ def test_ids(start_schema_registry: StartSchemaRegistry, strategy: str, subjects
         assert set(server.ask("/subjects")) == subjects
         to.send(replace(batch, messages=batch.messages.slice(1, 3)), allow)
         assert sent(inner) == expected[1:4]
+        earlier = (batch.messages.slice(0, 2),)
+        to.send(replace(batch, messages=batch.messages.slice(2), earlier=earlier), allow)
+        parts = [one.column("value").to_pylist() for one in inner.batches[-1].parts]
+        assert parts == [expected[:2], expected[2:]]
         assert batch.messages.column("value").to_pylist()[0] == record(1)  # shared with others
 
 
@@ -159,4 +163,4 @@ def test_a_lost_lease_registers_nothing(schema_registry: SchemaRegistryServer) -
             to.send(avro(("lost", record(1), 0)), refuse)
 
         assert (inner.batches, schema_registry.versions("lost-value")) == ([], [])
-        assert (to.exactly_once, to.commits, to.traffic) == (True, True, None)
+        assert (to.exactly_once, to.takes_parts, to.traffic) == (True, True, None)
