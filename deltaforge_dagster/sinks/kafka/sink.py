@@ -172,7 +172,7 @@ class KafkaSink:
             PositionMoved: Another sender has taken over.
         """
         with self._use.held():
-            rows = _Rows(batch)
+            rows = _BatchRows(batch)
             stop, undeliverable = self._impossible_topic(rows)
             send = self._acknowledged if batch.origin is None else self._committed
             start, alone = 0, False
@@ -200,7 +200,7 @@ class KafkaSink:
         for client in self._clients():
             client.stopped.set()
 
-    def _impossible_topic(self, rows: _Rows) -> tuple[int, Undeliverable | None]:
+    def _impossible_topic(self, rows: _BatchRows) -> tuple[int, Undeliverable | None]:
         """Return the first row of the first change with an invalid topic name, and the error for it.
 
         If all names are valid, return the number of rows and None.
@@ -227,7 +227,7 @@ class KafkaSink:
         )
 
     def _acknowledged(
-        self, rows: _Rows, start: int, stop: int, guard: SendGuard, *, alone: bool
+        self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, *, alone: bool
     ) -> Iterator[int]:
         """Send the rows `start` to `stop`; yield the end of the acknowledged rows after each chunk."""
         client = self._connected(alone=alone)
@@ -236,7 +236,7 @@ class KafkaSink:
             yield start
 
     def _committed(
-        self, rows: _Rows, start: int, stop: int, guard: SendGuard, *, alone: bool
+        self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, *, alone: bool
     ) -> Iterator[int]:
         """Like `_acknowledged`, but in transactions; yield the end of the committed rows."""
         transactions = self._transacting()
@@ -255,7 +255,7 @@ class KafkaSink:
             raise
 
     def _send_piece(
-        self, client: Client, rows: _Rows, start: int, stop: int, guard: SendGuard
+        self, client: Client, rows: _BatchRows, start: int, stop: int, guard: SendGuard
     ) -> int:
         """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
         batch, first = rows.place(start)
@@ -332,7 +332,7 @@ class KafkaSink:
             self._client = None
 
 
-class _Rows:
+class _BatchRows:
     """The messages of a `SinkBatch`, numbered from 0 through all of its parts.
 
     Attributes:
