@@ -198,6 +198,11 @@ class SinkBatch:
         """All messages of the batch, in sending order."""
         return *self.earlier, self.messages
 
+    @property
+    def num_rows(self) -> int:
+        """Number of messages in all parts."""
+        return sum(part.num_rows for part in self.parts)
+
     def position_at(self, row: int) -> SinkPosition:
         """Return the position of a sink that has received everything up to this row of `messages`.
 

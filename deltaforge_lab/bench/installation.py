@@ -118,7 +118,7 @@ class _RecordingSink:
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Send the batch and record its acknowledgement."""
         last = self._sink.send(batch, guard)
-        self._acknowledged.add(sum(part.num_rows for part in batch.parts))
+        self._acknowledged.add(batch.num_rows)
         return last
 
 

@@ -15,7 +15,7 @@ a sink that takes parts 100,000 messages or 64 MiB: a Kafka commit takes two rou
 ======================  ====================================================================
 
 Of several encoded batches, a sink that takes parts gets each as it is (`SinkBatch.earlier`). For other
-sinks they are joined, which copies every message; this only happens if `spec.batch` is given.
+sinks they are joined, which copies every message; this only happens if `spec.batch` or `checkpoint.after` is given.
 
 A delivery batch never divides the messages of one change and never spans segments. Very large segments are
 encoded in parts, and a batch does not span these parts either: a transaction larger than a part is divided.
@@ -40,11 +40,11 @@ from deltaforge_dagster.state.records import SegmentRow
 
 PARTS_ROWS = 100_000
 PARTS_BYTES = 64 << 20
-"""Limits of a batch for a sink that takes parts, if the pipeline file has none."""
+"""Limits of a batch for a sink that takes parts, if the pipeline file sets none."""
 
 JOINED_ROWS = 50_000
 JOINED_BYTES = 32 << 20
-"""Defaults for a limit that the pipeline file omits, if it has the other one."""
+"""Defaults for limits that the pipeline file omits, in all other cases."""
 
 _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 TransactionEnds = Callable[[], _Numbers]
@@ -79,16 +79,10 @@ class BatchSettings:
     """
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
-        batch, after = spec.batch or Batch(), spec.engine.checkpoint.after
         self._journal = journal
+        self._batch = batch = spec.batch or Batch()
         self._given = batch.max_events is not None or batch.max_bytes is not None
-        self._after = after if after is not None else 1 if self._given else None
-        rows, size = (JOINED_ROWS, JOINED_BYTES) if self._given else (PARTS_ROWS, PARTS_BYTES)
-        self._limits = BatchLimits(
-            max_rows=min(batch.max_events or rows, after or rows),
-            max_bytes=batch.max_bytes or size,
-            whole_transactions=self._given and batch.respect_source_tx,
-        )
+        self._after = spec.engine.checkpoint.after
 
     def limits(self, *, parts: bool) -> BatchLimits | None:
         """Return the batch limits for a sink, None if encoded batches are sent as they are.
@@ -96,13 +90,20 @@ class BatchSettings:
         Args:
             parts: Whether the sink takes several parts at once.
         """
-        if parts:
-            return replace(self._limits, joined=False)
-        return self._limits if self._after is not None else None
+        if not (parts or self._given or self._after):
+            return None
+        large = parts and not self._given
+        rows, size = (PARTS_ROWS, PARTS_BYTES) if large else (JOINED_ROWS, JOINED_BYTES)
+        return BatchLimits(
+            max_rows=min(self._batch.max_events or rows, self._after or rows),
+            max_bytes=self._batch.max_bytes or size,
+            whole_transactions=self._given and self._batch.respect_source_tx,
+            joined=not parts,
+        )
 
     def due(self, messages: int) -> bool:
         """Return whether a checkpoint is due after this many messages since the last one."""
-        return self._after is not None and messages >= self._after
+        return bool(self._given or self._after) and messages >= (self._after or 1)
 
     def transaction_ends(self, segment: SegmentRow) -> _Numbers:
         """Return the ordinals of a segment's rows that end a source transaction, ascending.
@@ -193,8 +194,7 @@ class _Waiting:
     def _parts_of(self, begin: int, stop: int) -> list[pa.RecordBatch]:
         """Return the messages `begin` to `stop` as they came; as a single part, if they shall be joined."""
         table = pa.Table.from_batches(self._parts).slice(begin, stop - begin)
-        parts = table.to_batches()
-        return table.combine_chunks().to_batches() if self._limits.joined and parts[1:] else parts
+        return (table.combine_chunks() if self._limits.joined else table).to_batches()
 
     def _forget(self, rows: int) -> None:
         self._ordinals, self._sizes = self._ordinals[rows:], self._sizes[rows:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import cast
 
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.failpoints import failpoint
@@ -52,19 +53,17 @@ class SinkProgress:
 
     def arrived(self, batch: SinkBatch, stop: int) -> None:
         """Count the messages of a batch that have arrived: those before the ordinal `stop`."""
-        arrived = []
-        for part in batch.parts:
-            ordinals = part.column("ordinal").to_numpy()
-            count = int(ordinals.searchsorted(stop))
-            arrived.append(part.slice(0, count))
-            if count:
-                self._sent = (
-                    batch.segment,
-                    int(ordinals[count - 1]),
-                )  # the sink's own position names it
-                self.rows += count
-                self.moved_at = time.monotonic()
+        cut = [
+            part.slice(0, int(part.column("ordinal").to_numpy().searchsorted(stop)))
+            for part in batch.parts
+        ]
+        arrived = [part for part in cut if part.num_rows]
         self._meter.sent(arrived)
+        if arrived:
+            # The sink's own position names the last one.
+            self._sent = batch.segment, cast("int", arrived[-1].column("ordinal")[-1].as_py())
+            self.rows += sum(part.num_rows for part in arrived)
+            self.moved_at = time.monotonic()
 
     def advance(self, row: SegmentRow, ordinal: int, sink: Sink, *, complete: bool) -> None:
         """Write that everything up to a row of a segment was acknowledged, or has become a dead letter."""

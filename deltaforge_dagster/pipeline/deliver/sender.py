@@ -133,7 +133,7 @@ class SegmentSender:
                 raise
             self._progress.arrived(batch, ordinal + 1)
             failpoint("sink-sent")
-            since += sum(part.num_rows for part in batch.parts)
+            since += batch.num_rows
             now = time.monotonic()
             if self._batch_settings.due(since) or now - written_at > CHECKPOINT_SECONDS:
                 self._progress.advance(row, ordinal, sink, complete=False)

@@ -18,8 +18,8 @@ from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Traffic
 
 _SOON: Mapping[str, str] = {"reconnect.backoff.ms": "20"}
-"""A new client opens a second connection, to the broker that the first one named, no earlier than half of this time
-after the first. With librdkafka's default that is 50 ms, and a transaction needs several new connections."""
+"""librdkafka waits half of this time before a new client's next connection: the first one, to any broker, tells it
+which brokers there are. With its default that is 50 ms, and a transaction needs several new connections."""
 
 _DEFAULTS: Mapping[str, str] = {
     "acks": "all",

@@ -71,7 +71,7 @@ def ordinals(sent: Iterator[SinkBatch]) -> list[list[int]]:
 
 
 def address(messages: pa.RecordBatch) -> int:
-    """Return where the values of messages are in memory."""
+    """Return the address of the buffer that holds the messages' values."""
     values = messages.column("value").buffers()[2]
     assert values is not None
     return values.address
@@ -83,7 +83,7 @@ def address(messages: pa.RecordBatch) -> int:
         ("", (100_000, 64 << 20), None),
         ("  batch: {max_events: 7}", (7, JOINED_BYTES), (7, JOINED_BYTES)),
         ("  batch: {max_bytes: 700}", (50_000, 700), (50_000, 700)),
-        ("    checkpoint: {after: 5}", (5, 64 << 20), (5, 64 << 20)),
+        ("    checkpoint: {after: 5}", (5, 64 << 20), (5, JOINED_BYTES)),
         ("    checkpoint: {after: 5}\n  batch: {max_bytes: 700}", (5, 700), (5, 700)),
     ],
 )

@@ -607,7 +607,7 @@ def test_parts_of_a_transaction(kafka_server: KafkaServer, kafka_topic: str) -> 
 
 @pytest.mark.parametrize("problem", ["too large", "name"])
 def test_a_part_with_a_message_that_cannot_be_sent(kafka_server: KafkaServer, problem: str) -> None:
-    """Everything before it is there, also of the parts before its own; it is named, and nothing else is there."""
+    """All messages before it arrive, those of earlier parts too; the error names it, and none after it arrives."""
     topic = f"parts-{time.time_ns()}"
     kafka_server.create_topic(topic, settings={"max.message.bytes": "200000"})
     sink = KafkaSink("out", kafka_server.brokers, transactional_id=topic)
