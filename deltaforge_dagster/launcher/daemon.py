@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dagster._daemon.cli import main
 
-from deltaforge_dagster.launcher.run_launcher import start_fork_server
+from deltaforge_dagster.launcher import run_launcher
 
 if __name__ == "__main__":
-    start_fork_server()
+    run_launcher.begin()
     main()

@@ -2,7 +2,7 @@
 
 Dagster's own launcher has the code server start a new Python for each run, which takes two seconds of processor time
 until the run holds its lease: most of what a change waits for when no run is there. Here the process that launches, which
-is Dagster's daemon, starts one *fork server* (`multiprocessing`'s own): with its first run, or when it begins (`start_fork_server`). It imports
+is Dagster's daemon, starts one *fork server* (`multiprocessing`'s own): with its first run, or when it begins (`begin`). It imports
 `run_process` and loads `run_kernels` before it has any thread, and each run is a fork of it, so runs also share the memory of what was imported.
 
 ::
@@ -18,9 +18,7 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
-from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -29,7 +27,7 @@ from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import serialize_value
 from dagster._utils import get_run_crash_explanation
 
-from deltaforge_dagster.processes.forked import starting_as_forks
+from deltaforge_dagster.processes.forked import keep_socket_short, start_fork_server
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
 _IMPORTED = [
@@ -38,9 +36,6 @@ _IMPORTED = [
     "deltaforge_dagster.launcher.run_kernels",
 ]
 """What the fork server imports before it forks."""
-
-_LONGEST_FOLDER = 103 - len("/pymp-12345678/listener-12345678")
-"""The longest path, in bytes, of a folder in which `multiprocessing` can make a socket: addresses have 103 on macOS, 107 on Linux."""
 
 PROCESS_TAG = "deltaforge/process"
 """Of a run that was forked: number and start time of its process."""
@@ -71,7 +66,8 @@ class ForkedRunLauncher(DefaultRunLauncher):
         arguments = ExecuteRunArgs(
             job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
         )
-        _configure_fork_server()
+        _FORK_SERVER.set_forkserver_preload(_IMPORTED)
+        keep_socket_short()
         process = _FORK_SERVER.Process(
             target=_execute, args=(serialize_value(arguments),), name=run.run_id, daemon=True
         )
@@ -110,30 +106,13 @@ class ForkedRunLauncher(DefaultRunLauncher):
         self._instance.report_run_failed(run)
 
 
-def start_fork_server() -> None:
-    """Start the process that runs are forked from, as a fork of this process; they share what it has imported.
+def begin() -> None:
+    """Start the process that runs are forked from, as a fork of this process.
 
     Only while this process has a single thread. Where nobody calls this, the first run starts a new Python for it.
     """
-    _configure_fork_server()
-    with starting_as_forks():
-        forkserver.ensure_running()
-
-
-def _configure_fork_server() -> None:
-    _keep_socket_short()
     _FORK_SERVER.set_forkserver_preload(_IMPORTED)
-
-
-def _keep_socket_short() -> None:
-    """Have the fork server's socket made in `/tmp` if the path of the temporary folder is too long for a socket's address."""
-    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
-        return
-    given, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - a folder of our own is made in it
-    try:
-        util.get_temp_dir()  # made once, and used from then on
-    finally:
-        tempfile.tempdir = given
+    start_fork_server()
 
 
 def _execute(arguments: str) -> None:

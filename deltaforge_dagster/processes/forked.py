@@ -15,16 +15,19 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import IO, Any
 
 DAEMON_UMASK = 0o077
+
+_LONGEST_FOLDER = 103 - len("/pymp-12345678/listener-12345678")
+"""The longest path, in bytes, of a folder in which `multiprocessing` can make a socket: addresses have 103 on macOS, 107 on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,11 @@ class ForkedModule:
 
     module: str
     arguments: Sequence[str]
+
+    def execute(self) -> None:
+        """Run it in this process."""
+        sys.argv = [self.module, *self.arguments]
+        runpy.run_module(self.module, run_name="__main__", alter_sys=True)
 
 
 class Fork:
@@ -64,18 +72,30 @@ def share(modules: Iterable[str]) -> None:
     gc.freeze()
 
 
-@contextmanager
-def starting_as_forks() -> Iterator[None]:
-    """While the block starts the fork server of `multiprocessing`, let it be a fork of this process.
+def start_fork_server() -> None:
+    """Start the fork server of `multiprocessing` as a fork of this process; they share what it has imported.
 
-    It would be a new Python, which imports again what runs need.
+    It would be a new Python, which imports that again. From then on this process may have threads: what it starts through
+    `multiprocessing.get_context("forkserver")` is a fork of the fork server.
     """
+    keep_socket_short()
     patched: Any = util  # the module where `multiprocessing` starts each of its own processes
     spawn, patched.spawnv_passfds = patched.spawnv_passfds, _fork_instead
     try:
-        yield
+        forkserver.ensure_running()
     finally:
         patched.spawnv_passfds = spawn
+
+
+def keep_socket_short() -> None:
+    """Have the fork server's socket made in `/tmp` if the path of the temporary folder is too long for a socket's address."""
+    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
+        return
+    given, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - a folder of our own is made in it
+    try:
+        util.get_temp_dir()  # made once, and used from then on
+    finally:
+        tempfile.tempdir = given
 
 
 def _fork_instead(_path: bytes, arguments: Sequence[str], files: Collection[int]) -> int:
@@ -110,8 +130,7 @@ def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
     _let_go_of_files()
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - of this process as long as it lives
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.argv = [run.module, *run.arguments]
-    runpy.run_module(run.module, run_name="__main__", alter_sys=True)
+    run.execute()
 
 
 def _let_go_of_files(but: Collection[int] = ()) -> None:

@@ -48,14 +48,12 @@ time.sleep(600)
 
 STARTS_A_FORK_SERVER = """\
 import fcntl, multiprocessing, os, pathlib, sys, time, types
-from multiprocessing import forkserver
-from deltaforge_dagster.processes.forked import starting_as_forks
+from deltaforge_dagster.processes.forked import start_fork_server
 folder = pathlib.Path(sys.argv[1])
 lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)
 sys.modules["imported_here"] = types.ModuleType("imported_here")
-with starting_as_forks():
-    forkserver.ensure_running()
+start_fork_server()
 import looks
 process = multiprocessing.get_context("forkserver").Process(target=looks.look, args=(folder,), daemon=True)
 process.start()

@@ -38,12 +38,13 @@ THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS
 """Where the code server and its proxy read `THREADS`."""
 
 _SHARED = (
-    "dagster._cli.code_server",
+    "dagster._cli",
     "dagster._core.storage.sqlite_storage",  # of an instance on one machine
     "dagster._daemon.cli",
     "dagster._grpc.proxy_server",
     "dagster_graphql.schema",
     "dagster_webserver.app",
+    "deltaforge_dagster.launcher.code_server",
     "deltaforge_dagster.launcher.daemon",
     "deltaforge_dagster.launcher.run_process",
 )
@@ -105,9 +106,8 @@ class DagsterProcesses:
                 "code server",
                 settings.home,
                 ForkedModule(
-                    "dagster",
+                    "deltaforge_dagster.launcher.code_server",
                     [
-                        "code-server",
                         "start",
                         "-m",
                         _DEFINITIONS,
