@@ -51,11 +51,11 @@ class ForkedCodeServer:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative for a signal; None while it is running."""
-        return self._process.exitcode
+        """What `poll` returns."""
+        return self.poll()
 
     def poll(self) -> int | None:
-        """Return the same."""
+        """Return the exit code, negative for a signal; None while it is running."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -65,7 +65,7 @@ class ForkedCodeServer:
             subprocess.TimeoutExpired: It is still running.
         """
         self._process.join(timeout)
-        code = self._process.exitcode
+        code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired("dagster api grpc", timeout or 0)
         return code
@@ -76,6 +76,7 @@ class ForkedCodeServer:
 
 
 def _serve(module: ForkedModule, environment: Mapping[str, str]) -> None:
+    """Run the module with these environment variables; called in the fork."""
     os.environ.clear()
     os.environ.update(environment)
     module.execute()

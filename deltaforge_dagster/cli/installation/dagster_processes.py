@@ -38,7 +38,7 @@ THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS
 """Where the code server and its proxy read `THREADS`."""
 
 _SHARED = (
-    "dagster._cli",
+    "dagster._cli",  # of `dagster api grpc`
     "dagster._core.storage.sqlite_storage",  # of an instance on one machine
     "dagster._daemon.cli",
     "dagster._grpc.proxy_server",

@@ -49,6 +49,9 @@ _GUARD_SECONDS = 2.0
 """Seconds between calls of the guard while brokers do not answer. The guard was last called before the
 first message of the chunk, and the lease lasts for a while from then."""
 
+_BLOCK_ROWS = 2_000
+"""How many messages are Python objects at a time, so that they stay in the processor's cache."""
+
 _TOPIC_SECONDS = 5.0
 """How long a topic may be unknown, because brokers take a moment to create it."""
 
@@ -70,9 +73,6 @@ class _Log:
 
 LOG = cast("logging.Logger", _Log())
 
-
-_BLOCK_ROWS = 2_000
-"""How many messages are Python objects at a time: they take less memory, and it stays in the processor's cache."""
 
 _CONSEQUENCES = frozenset(
     [
