@@ -1,8 +1,7 @@
 """One librdkafka producer and the outcome of its messages (`settings` holds its properties).
 
-librdkafka (through `confluent_kafka`) works in its own threads: `produce` puts a message into a queue
-in memory, and the threads collect, compress and send batches. They report outcomes while `poll` or
-`flush` runs. A `Client` turns this into client chunks that are acknowledged as a whole or fail.
+librdkafka works in its own threads: `produce` puts messages into a queue in memory, and the threads
+collect, compress and send batches. They report outcomes while `poll` or `flush` runs. A `Client` turns this into client chunks that are acknowledged as a whole or fail.
 
 In addition to the settings, two rules preserve the order of messages through failures:
 
@@ -16,18 +15,14 @@ In addition to the settings, two rules preserve the order of messages through fa
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable, SpecError
 from deltaforge_dagster.sinks.base import SendGuard
@@ -38,9 +33,8 @@ from deltaforge_dagster.sinks.kafka.errors import (
     is_misunderstanding,
     translated,
 )
+from deltaforge_dagster.sinks.kafka.producer import Producer
 from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
-
-logger = logging.getLogger(__name__)
 
 _SLICE = 0.1
 """Seconds of one wait for the library, and thus the delay until a `close` is noticed."""
@@ -48,9 +42,6 @@ _SLICE = 0.1
 _GUARD_SECONDS = 2.0
 """Seconds between calls of the guard while brokers do not answer. The guard was last called before the
 first message of the chunk, and the lease lasts for a while from then."""
-
-_BLOCK_ROWS = 2_000
-"""How many messages are Python objects at a time, so that they stay in the processor's cache."""
 
 _TOPIC_SECONDS = 5.0
 """How long a topic may be unknown, because brokers take a moment to create it."""
@@ -61,17 +52,6 @@ _NO_ANSWER = frozenset([KafkaError._TIMED_OUT, KafkaError._TRANSPORT])  # noqa: 
 
 _DEADLINE = 0.8
 """Fraction of `message.timeout.ms` after which the client itself gives up a chunk."""
-
-
-class _Log:
-    """Receives librdkafka's own log, for debugging; the errors in it are raised elsewhere anyway."""
-
-    def log(self, level: int, text: str, *args: object) -> None:
-        """Log a line at INFO or below, so that it does not appear on a terminal by default."""
-        logger.log(min(level, logging.INFO), text, *args)
-
-
-LOG = cast("logging.Logger", _Log())
 
 
 _CONSEQUENCES = frozenset(
@@ -88,11 +68,10 @@ _CONSEQUENCES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A message that did not arrive, and why; `value` identifies it among the messages of its chunk."""
+    """A message that did not arrive, and why; `row` is its row in its client chunk, None if unknown."""
 
     error: KafkaError
-    topic: str
-    value: bytes | None
+    row: int | None
 
     @property
     def cause(self) -> str | None:
@@ -112,7 +91,7 @@ class Client:
         SpecError: A property in `client_conf` is unknown or has an invalid value.
 
     Attributes:
-        producer: The producer of `confluent_kafka`.
+        producer: The producer.
         where: Prefix of messages about this client.
         alone: As given.
         stopped: Set to end every wait.
@@ -144,15 +123,13 @@ class Client:
         self._known_topics: set[str] = set()
         self.spent = False
         self.timed_out = False
-        options: dict[str, Any] = {
-            **properties,
-            "delivery.report.only.error": True,
-            "error_cb": self._on_error,
-            "stats_cb": self._on_statistics,
-            "on_delivery": self._on_delivery,
-        }
         try:
-            self.producer = Producer(options, logger=LOG)
+            self.producer = Producer(
+                properties,
+                on_refusal=self._on_refusal,
+                on_error=self._on_error,
+                on_statistics=self._on_statistics,
+            )
         except KafkaException as error:
             raise SpecError(
                 f"sink {settings.sink_id}: client_conf: "
@@ -175,13 +152,12 @@ class Client:
         if self._transactional:
             # It may connect as late as after a second, unless it is asked for something that needs a broker.
             with contextlib.suppress(KafkaException):
-                self.producer.list_topics(timeout=_SLICE)
+                self.producer.ask(None, _SLICE)
         deadline = time.monotonic() + self._connect_seconds
         while time.monotonic() < deadline:
             self.raise_when_stopped()
-            with contextlib.suppress(KafkaException):  # not yet
-                if self.producer.cluster_id(timeout=_SLICE):
-                    return
+            if self.producer.cluster_id(_SLICE):
+                return
             self.serve()
             if self._trouble is not None and is_auth(self._trouble):
                 break
@@ -217,14 +193,13 @@ class Client:
 
     def _topic_error(self, topic: str) -> KafkaError | None:
         try:
-            found = self.producer.list_topics(topic, timeout=5 * _SLICE).topics[topic]
+            return self.producer.ask(topic, 5 * _SLICE)
         except KafkaException as exception:
             self.serve()
             error = error_of(exception)
             if error.code() in _NO_ANSWER and not (self._trouble and is_auth(self._trouble)):
                 return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
             raise self.failure(error) from None
-        return cast("KafkaError | None", found.error)
 
     def send(
         self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard
@@ -245,11 +220,8 @@ class Client:
         self._refusals.clear()
         self._trouble = None
         try:
-            _produce(self.producer, rows, replay)
+            self.producer.produce(rows, replay)
             in_time = self._wait(guard)
-        except KafkaException as error:
-            self._fatal = error_of(error)
-            in_time = True
         except BaseException:
             self.producer.purge()
             self.spent = True
@@ -266,10 +238,7 @@ class Client:
 
     def serve(self) -> None:
         """Process the outcomes and errors that have been reported since the last call."""
-        try:
-            self.producer.poll(0)
-        except KafkaException as error:
-            self._stop_for(error)
+        self.producer.poll(0)
 
     def failure(self, error: KafkaError) -> DeltaforgeError:
         """Return the error to raise for one that a call returned, or for the fatal error behind it."""
@@ -283,13 +252,13 @@ class Client:
         """Return the refusals that are not consequences of others, those about messages first."""
         found = [one for one in self._refusals if one.error.code() not in _CONSEQUENCES]
         if not found and self._fatal is not None:
-            return [RefusedRecord(self._fatal, "", None)]
+            return [RefusedRecord(self._fatal, None)]
         return sorted(found or self._refusals[:1], key=lambda one: one.cause is None)
 
     def _wait(self, guard: SendGuard) -> bool:
         """Wait for all acknowledgements or the first refusal; return False if time runs out."""
         begun = asked = time.monotonic()
-        while self._flush() and not self._refusals and self._fatal is None:
+        while self.producer.flush(_SLICE) and not self._refusals and self._fatal is None:
             self.raise_when_stopped()
             now = time.monotonic()
             if now - begun > self._seconds:
@@ -310,26 +279,12 @@ class Client:
         if len(self.producer):
             self.producer.purge(blocking=False)
 
-    def _flush(self) -> int:
-        """Wait a moment; return the number of messages whose outcome is still unknown."""
-        try:
-            return self.producer.flush(_SLICE)
-        except KafkaException as error:  # raised instead of a call of `error_cb`
-            self._stop_for(error)
-            return len(self.producer)
-
-    def _stop_for(self, fatal: KafkaException) -> None:
-        """Remember a fatal error, unless one is known that is not merely a consequence."""
-        self.spent = True
-        if self._fatal is None or self._fatal.code() in _CONSEQUENCES:
-            self._fatal = error_of(fatal)
-
     def _settle(self) -> None:
         """Empty the queue and wait for messages that are on their way."""
         self._known_topics.clear()
         self.producer.purge(in_flight=False)
         deadline = time.monotonic() + self._settle_seconds
-        while self._flush():
+        while self.producer.flush(_SLICE):
             if self.stopped.is_set() or time.monotonic() > deadline:
                 self.producer.purge()
                 break
@@ -353,8 +308,12 @@ class Client:
         return SinkUnavailable(text)
 
     def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.spent = True
+            if self._fatal is None or self._fatal.code() in _CONSEQUENCES:
+                self._fatal = error
         # "All brokers down" is less specific than the error before it.
-        if self._trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+        elif self._trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._trouble = error
 
     def _on_statistics(self, text: str) -> None:
@@ -364,53 +323,12 @@ class Client:
         self._traffic.retries += retries - self._retries
         self._retries = retries
 
-    def _on_delivery(self, error: KafkaError, message: Message) -> None:
-        self.spent |= error.fatal()
+    def _on_refusal(self, error: KafkaError, row: int) -> None:
         self.timed_out |= error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
-        self._refusals.append(RefusedRecord(error, message.topic() or "", message.value()))
+        self._refusals.append(RefusedRecord(error, row))
 
 
 def _without_values(text: str, client_conf: Mapping[str, str]) -> str:
     for value in client_conf.values():
         text = text.replace(f'"{value}"', "its value")
     return text
-
-
-def _produce(producer: Producer, rows: pa.RecordBatch, replay: str | None) -> None:
-    """Put messages into the queue, with one call for each: this is the hot path."""
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        _produce_block(producer, rows.slice(start, _BLOCK_ROWS), replay)
-
-
-def _produce_block(producer: Producer, rows: pa.RecordBatch, replay: str | None) -> None:
-    topics = rows.column("destination").dictionary_encode()
-    names = cast("list[str]", topics.dictionary.to_pylist())
-    columns = (
-        [names[index] for index in topics.indices.to_numpy().tolist()],
-        _cells(rows.column("value")),
-        _cells(rows.column("key")),
-    )
-    produce = producer.produce
-    headers = rows.column("headers")
-    if replay is None and headers.null_count == len(headers):
-        for topic, value, key in zip(*columns, strict=True):
-            produce(topic, value, key)
-        return
-    marks = [] if replay is None else [("df-replay", replay.encode())]
-    for topic, value, key, text in zip(*columns, headers.to_pylist(), strict=True):
-        own = [] if text is None else [(n, v.encode()) for n, v in orjson.loads(text).items()]
-        produce(topic, value, key, headers=[*own, *marks])
-
-
-def text_ends(column: pa.Array[Any]) -> npt.NDArray[np.int32]:
-    """Return the Arrow offsets of a text column: row n is between offsets n and n + 1."""
-    ends = column.buffers()[1]
-    if ends is None:
-        return np.zeros(len(column) + 1, np.int32)
-    return np.frombuffer(memoryview(ends), np.int32)[column.offset :][: len(column) + 1]
-
-
-def _cells(column: pa.Array[Any]) -> list[bytes | None]:
-    """Return the texts of a column as bytes, several times as fast as Arrow's `to_pylist`."""
-    cells: list[bytes | None] = column.cast(pa.binary()).to_numpy(zero_copy_only=False).tolist()
-    return cells

@@ -26,9 +26,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.kafka.client import LOG
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.kafka.errors import error_of, translated
+from deltaforge_dagster.sinks.kafka.log import LOG
 from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from deltaforge_dagster.sinks.preflight import not_known
 from deltaforge_dagster.sources.findings import Finding

@@ -43,8 +43,9 @@ from deltaforge_dagster.sinks.base import (
     Traffic,
     whole_ordinals,
 )
-from deltaforge_dagster.sinks.kafka.client import Client, RefusedRecord, text_ends
+from deltaforge_dagster.sinks.kafka.client import Client, RefusedRecord
 from deltaforge_dagster.sinks.kafka.errors import translated
+from deltaforge_dagster.sinks.kafka.producer import text_ends
 from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.transactions import Transactions
 from deltaforge_dagster.sinks.use import Use
@@ -440,18 +441,7 @@ def _end_of_piece(messages: pa.RecordBatch, start: int, stop: int) -> int:
 
 
 def _row_of(refusal: RefusedRecord, piece: pa.RecordBatch) -> int:
-    """Return the row of the refused message, or of the largest one if the refusal does not name it.
-
-    librdkafka names no message when it refuses one itself.
-    """
-    values = piece.column("value")
-    if refusal.topic:
-        refused = (
-            values.is_null()
-            if refusal.value is None
-            else pc.equal(values.cast(pa.binary()), pa.scalar(refusal.value, pa.binary()))
-        )
-        found = pc.index(refused, True).as_py()
-        if found >= 0:
-            return int(found)
-    return int(np.argmax(np.diff(text_ends(values))))
+    """Return the row of the refused message, or of the largest one if it is unknown: the producer itself has failed."""
+    if refusal.row is not None:
+        return refusal.row
+    return int(np.argmax(np.diff(text_ends(piece.column("value")))))

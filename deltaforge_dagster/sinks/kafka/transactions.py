@@ -21,7 +21,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 from confluent_kafka import (
     Consumer,
@@ -32,8 +31,9 @@ from confluent_kafka import (
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkPosition
-from deltaforge_dagster.sinks.kafka.client import LOG, Client
+from deltaforge_dagster.sinks.kafka.client import Client
 from deltaforge_dagster.sinks.kafka.errors import error_of, translated
+from deltaforge_dagster.sinks.kafka.log import LOG
 from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 
 _SLICE = 0.5
@@ -85,7 +85,6 @@ class Transactions:
         self._name = name
         self._seconds = settings.send_timeout
         self._transaction_seconds = settings.transaction_seconds(name)
-        self._group: Any = None
         self._newest: TopicPartition | None = None
         self._count = 0
         self._ours = False
@@ -163,7 +162,9 @@ class Transactions:
         producer = self.client.producer
         try:
             self._patiently(
-                lambda seconds: producer.send_offsets_to_transaction([stored], self._group, seconds)
+                lambda seconds: producer.send_offset_to_transaction(
+                    stored.topic, stored.offset, text, self._name, seconds
+                )
             )
         except SinkRejected as error:
             raise SinkRejected(
@@ -184,7 +185,7 @@ class Transactions:
                 self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
 
     def _read(self) -> TopicPartition | None:
-        """Return the newest offset of the group, and remember the group's metadata for commits."""
+        """Return the newest offset of the group."""
         # librdkafka's admin interface could list the group's offsets in one call, but it was observed
         # to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
@@ -198,7 +199,6 @@ class Transactions:
 
         try:
             self._patiently(ask)
-            self._group = consumer.consumer_group_metadata()
         finally:
             if not self._hangs:
                 consumer.close()

@@ -1,0 +1,187 @@
+"""The functions of librdkafka (`rdkafka.h`) that `producer` calls, through ctypes.
+
+`confluent_kafka` brings the library. Its own producer needs a call and several Python objects for each message;
+`rd_kafka_produce_batch` takes an array of messages that points into Arrow's memory, without the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from typing import Any
+
+import numpy as np
+from confluent_kafka import cimpl
+
+PRODUCER = 0
+"""`rd_kafka_type_t`."""
+
+COPY = 0x2
+"""Flag of a message: the library copies it (`RD_KAFKA_MSG_F_COPY`)."""
+
+ANY_PARTITION = -1
+"""The partition is computed from the key (`RD_KAFKA_PARTITION_UA`)."""
+
+PURGE_QUEUE, PURGE_IN_FLIGHT, PURGE_AT_ONCE = 0x1, 0x2, 0x4
+
+MESSAGE = np.dtype(
+    {
+        "names": [
+            "err", "rkt", "partition", "payload", "len", "key", "key_len", "offset", "_private",
+        ],
+        "formats": ["i4", "u8", "i4", "u8", "u8", "u8", "u8", "i8", "u8"],
+        "offsets": [0, 8, 16, 24, 32, 40, 48, 56, 64],
+        "itemsize": 72,
+    }
+)  # fmt: skip
+"""`rd_kafka_message_t`. `payload` and `key` are addresses, 0 for null; `_private` is for the caller's own use.
+
+     0      4      8      16        20    24        32     40     48        56       64         72
+     | err  |      | rkt  | partition |   | payload | len  | key  | key_len | offset | _private |
+"""
+
+
+ARGUMENT = np.dtype(
+    {
+        "names": ["vtype", "first", "second"],
+        "formats": ["i4", "u8", "u8"],
+        "offsets": [0, 8, 16],
+        "itemsize": 72,
+    }
+)
+"""`rd_kafka_vu_t`, an argument of `rd_kafka_produceva`: its type, and a number, an address, or address and length.
+
+     0       4      8        16        24        72
+     | vtype |      | first  | second  | padding |
+"""
+
+ARGUMENT_TOPIC, ARGUMENT_VALUE, ARGUMENT_KEY = 2, 4, 5
+ARGUMENT_PRIVATE, ARGUMENT_FLAGS, ARGUMENT_HEADERS = 6, 7, 10
+"""`rd_kafka_vtype_t`."""
+
+
+class MessageStruct(ctypes.Structure):
+    """The same as `MESSAGE`, for a single message in a callback."""
+
+    _fields_ = (
+        ("err", c_int),
+        ("rkt", c_void_p),
+        ("partition", c_int32),
+        ("payload", c_void_p),
+        ("len", c_size_t),
+        ("key", c_void_p),
+        ("key_len", c_size_t),
+        ("offset", c_int64),
+        ("private", c_void_p),
+    )
+
+
+class TopicPartitionStruct(ctypes.Structure):
+    """`rd_kafka_topic_partition_t`."""
+
+    _fields_ = (
+        ("topic", c_char_p),
+        ("partition", c_int32),
+        ("offset", c_int64),
+        ("metadata", c_void_p),
+        ("metadata_size", c_size_t),
+        ("opaque", c_void_p),
+        ("err", c_int),
+        ("private", c_void_p),
+    )
+
+
+class MetadataTopicStruct(ctypes.Structure):
+    """`rd_kafka_metadata_topic_t`."""
+
+    _fields_ = (
+        ("topic", c_char_p),
+        ("partition_cnt", c_int),
+        ("partitions", c_void_p),
+        ("err", c_int),
+    )
+
+
+class MetadataStruct(ctypes.Structure):
+    """`rd_kafka_metadata_t`."""
+
+    _fields_ = (
+        ("broker_cnt", c_int),
+        ("brokers", c_void_p),
+        ("topic_cnt", c_int),
+        ("topics", ctypes.POINTER(MetadataTopicStruct)),
+        ("orig_broker_id", c_int32),
+        ("orig_broker_name", c_char_p),
+    )
+
+
+DeliveryCallback = ctypes.CFUNCTYPE(None, c_void_p, ctypes.POINTER(MessageStruct), c_void_p)
+ErrorCallback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
+StatisticsCallback = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_size_t, c_void_p)
+LogCallback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_char_p)
+
+_METADATA = ctypes.POINTER(MetadataStruct)
+_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # type of the result, types of the arguments
+    "begin_transaction": (c_void_p, c_void_p),
+    "abort_transaction": (c_void_p, c_void_p, c_int),
+    "clusterid": (c_void_p, c_void_p, c_int),
+    "commit_transaction": (c_void_p, c_void_p, c_int),
+    "conf_destroy": (None, c_void_p),
+    "conf_get": (c_int, c_void_p, c_char_p, c_char_p, ctypes.POINTER(c_size_t)),
+    "conf_new": (c_void_p,),
+    "conf_set": (c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t),
+    "conf_set_dr_msg_cb": (None, c_void_p, DeliveryCallback),
+    "conf_set_error_cb": (None, c_void_p, ErrorCallback),
+    "conf_set_log_cb": (None, c_void_p, LogCallback),
+    "conf_set_stats_cb": (None, c_void_p, StatisticsCallback),
+    "consumer_group_metadata_destroy": (None, c_void_p),
+    "consumer_group_metadata_new": (c_void_p, c_char_p),
+    "destroy": (None, c_void_p),
+    "error_code": (c_int, c_void_p),
+    "error_destroy": (None, c_void_p),
+    "error_is_fatal": (c_int, c_void_p),
+    "error_is_retriable": (c_int, c_void_p),
+    "error_string": (c_char_p, c_void_p),
+    "error_txn_requires_abort": (c_int, c_void_p),
+    "fatal_error": (c_int, c_void_p, c_char_p, c_size_t),
+    "flush": (c_int, c_void_p, c_int),
+    "header_add": (c_int, c_void_p, c_char_p, c_size_t, c_char_p, c_size_t),
+    "headers_destroy": (None, c_void_p),
+    "headers_new": (c_void_p, c_size_t),
+    "init_transactions": (c_void_p, c_void_p, c_int),
+    "last_error": (c_int,),
+    "mem_free": (None, c_void_p, c_void_p),
+    "mem_malloc": (c_void_p, c_void_p, c_size_t),
+    "metadata": (c_int, c_void_p, c_int, c_void_p, ctypes.POINTER(_METADATA), c_int),
+    "metadata_destroy": (None, _METADATA),
+    "new": (c_void_p, c_int, c_void_p, c_char_p, c_size_t),
+    "outq_len": (c_int, c_void_p),
+    "poll": (c_int, c_void_p, c_int),
+    "produce_batch": (c_int, c_void_p, c_int32, c_int, c_void_p, c_int),
+    "produceva": (c_void_p, c_void_p, c_void_p, c_size_t),
+    "purge": (c_int, c_void_p, c_int),
+    "send_offsets_to_transaction": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "set_log_queue": (c_int, c_void_p, c_void_p),
+    "topic_destroy": (None, c_void_p),
+    "topic_new": (c_void_p, c_void_p, c_char_p, c_void_p),
+    "topic_partition_list_add": (
+        ctypes.POINTER(TopicPartitionStruct), c_void_p, c_char_p, c_int32,
+    ),
+    "topic_partition_list_destroy": (None, c_void_p),
+    "topic_partition_list_new": (c_void_p, c_int),
+}  # fmt: skip
+
+
+def _library() -> ctypes.CDLL:
+    # The module of confluent_kafka is linked with the library, so its handle finds the library's functions, too.
+    library = ctypes.CDLL(cimpl.__file__)
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = library[f"rd_kafka_{name}"]
+        function.restype, function.argtypes = result, arguments
+        setattr(library, f"rd_kafka_{name}", function)
+    return library
+
+
+LIBRARY: Any = _library()
+"""Has the functions listed above as attributes, with their full names."""
