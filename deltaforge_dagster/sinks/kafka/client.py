@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -202,7 +202,7 @@ class Client:
             raise self.failure(error) from None
 
     def send(
-        self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard
+        self, pieces: Sequence[pa.RecordBatch], replay: str | None, guard: SendGuard
     ) -> list[RefusedRecord]:
         """Send a client chunk (columns of `sinks.base.MESSAGES`) and wait until it is acknowledged.
 
@@ -220,7 +220,12 @@ class Client:
         self._refusals.clear()
         self._trouble = None
         try:
-            self.producer.produce(rows, replay)
+            row = 0
+            for one in pieces:
+                self.producer.produce(one, replay, first_row=row)
+                row += len(one)
+                if self._refusals:
+                    break
             in_time = self._wait(guard)
         except BaseException:
             self.producer.purge()

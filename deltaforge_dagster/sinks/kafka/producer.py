@@ -71,8 +71,7 @@ class Producer:
 
     Args:
         properties: librdkafka's properties.
-        on_refusal: Called for each message that does not arrive, with the error and the message's row among those
-            that were passed to `produce`.
+        on_refusal: Called for each message that does not arrive, with the error and the message's row (`produce`).
         on_error: Called for errors that concern no message. One that is fatal ends the producer.
         on_statistics: Called with a JSON object every `statistics.interval.ms`.
 
@@ -131,7 +130,7 @@ class Producer:
         """Return the number of messages whose outcome is unknown, and of reports that wait for `poll`."""
         return int(LIBRARY.rd_kafka_outq_len(self._handle))
 
-    def produce(self, rows: pa.RecordBatch, replay: str | None) -> None:
+    def produce(self, rows: pa.RecordBatch, replay: str | None, *, first_row: int = 0) -> None:
         """Put messages (columns of `sinks.base.MESSAGES`) into the queue.
 
         Messages of one topic stay in order. If the library itself refuses one, it is reported as if a broker had, and
@@ -140,12 +139,13 @@ class Producer:
         Args:
             rows: The messages.
             replay: Value of the header `df-replay`, if they are to have one.
+            first_row: What a report is to call the first of them; the following ones are counted from there.
         """
         topics = rows.column("destination").dictionary_encode()
         names = cast("list[str]", topics.dictionary.to_pylist())
         handles = np.array([self._topic(name) for name in names], np.uint64)
         places = topics.indices.to_numpy()
-        messages = _messages(rows)
+        messages = _messages(rows, first_row)
         headers = rows.column("headers")
         if replay is not None or headers.null_count < len(headers):
             messages["rkt"] = handles[places]
@@ -153,8 +153,10 @@ class Producer:
         elif len(names) == 1:
             self._produce_to(int(handles[0]), messages)
         else:
-            for number, handle in enumerate(handles.tolist()):
-                if not self._produce_to(handle, messages[places == number]):
+            order = np.argsort(places, kind="stable")
+            ends = np.searchsorted(places[order], np.arange(1, len(names)))
+            for handle, rows_of_topic in zip(handles.tolist(), np.split(order, ends), strict=True):
+                if not self._produce_to(handle, messages[rows_of_topic]):
                     break
 
     def _produce_to(self, topic: int, messages: npt.NDArray[Any]) -> bool:
@@ -342,10 +344,10 @@ class Producer:
         return 0
 
 
-def _messages(rows: pa.RecordBatch) -> npt.NDArray[Any]:
+def _messages(rows: pa.RecordBatch, first_row: int) -> npt.NDArray[Any]:
     """Return messages that point into the memory of the columns, without their topics."""
     messages = np.zeros(len(rows), MESSAGE)
-    messages["_private"] = np.arange(len(rows))
+    messages["_private"] = np.arange(first_row, first_row + len(rows))
     for name, address, length in (("value", "payload", "len"), ("key", "key", "key_len")):
         column = rows.column(name)
         ends = text_ends(column).astype(np.uint64)

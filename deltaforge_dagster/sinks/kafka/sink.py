@@ -10,7 +10,8 @@ the one before it. So after any error each partition holds a prefix of its messa
 
 To find a message that can never be delivered, because it is too large or its topic name is invalid,
 the sink delivers everything before it. Brokers refuse whole record batches, so the sink sends the
-refused messages again, each in a record batch of its own, until one of them is refused alone.
+refused messages again, each in a record batch of its own, until one of them is refused alone. If none is, they are
+too large only together; after that happens a second time, the rest of the `SinkBatch` is sent like this.
 
 At least once: the producer is idempotent, so its own retries cause no duplicates, but a `SinkBatch`
 that is sent again does. Exactly once: each `SinkBatch` is a transaction that also stores the sink's
@@ -22,8 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
-from typing import Self, cast
+from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -50,10 +50,10 @@ from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.transactions import Transactions
 from deltaforge_dagster.sinks.use import Use
 
-PIECE_ROWS = 20_000
-PIECE_BYTES = 16 << 20
+PIECE_ROWS = 50_000
+PIECE_BYTES = 32 << 20
 """Limits of a client chunk: its messages are handed to librdkafka between two calls of the guard and
-acknowledged together. It exceeds them only if the messages of a single change do."""
+acknowledged together. It exceeds them by less than the messages of a change."""
 
 _TOPIC_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
 """Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`)."""
@@ -176,18 +176,24 @@ class KafkaSink:
             rows = _BatchRows(batch)
             stop, undeliverable = self._impossible_topic(rows)
             send = self._acknowledged if batch.origin is None else self._committed
-            start, alone = 0, False
+            start, suspects = 0, range(0)
+            ready: bool | None = False  # the `alone` of a transactional producer that can go on
             while start < stop:
+                alone = start in suspects
+                end = suspects.start if start < suspects.start else suspects.stop if alone else stop
+                if batch.origin is not None and ready is not alone:
+                    self._take_over_again(guard, alone=alone)
+                ready = alone
                 try:
-                    for place in send(rows, start, stop, guard, alone=alone):
+                    for place in send(rows, start, min(end, stop), guard, alone=alone):
                         start = place
                 except _Refused as refused:
+                    ready = None
                     if alone:
-                        stop, undeliverable = refused.row, refused.error
-                    alone = True
-                    if batch.origin is not None:
-                        self._take_over_again(guard, alone=start < stop)
-            if alone and batch.origin is not None:
+                        stop, undeliverable = refused.rows.start, refused.error
+                    else:
+                        suspects = range(refused.rows.start, stop) if suspects else refused.rows
+            if batch.origin is not None and ready is not False:
                 self._take_over_again(guard, alone=False)
             if undeliverable is not None:
                 raise undeliverable
@@ -208,13 +214,11 @@ class KafkaSink:
         """
         before = 0
         for part in rows.parts:
-            topics = part.messages.column("destination")
-            # Names are in the order of their first rows.
-            for name in cast("list[str]", topics.unique().to_pylist()):
+            for name in _topics(part.messages):
                 if not _TOPIC_NAME.fullmatch(name):
-                    first = _first_of_change(part.messages, pc.index(topics, name).as_py())
-                    return before + first, self._impossible(part, first, name)
-            before += len(topics)
+                    row = before + pc.index(part.messages.column("destination"), name).as_py()
+                    return rows.change_of(row).start, self._impossible(part, row - before, name)
+            before += len(part.messages)
         return before, None
 
     def _impossible(self, batch: SinkBatch, row: int, name: str) -> Undeliverable:
@@ -259,17 +263,15 @@ class KafkaSink:
         self, client: Client, rows: _BatchRows, start: int, stop: int, guard: SendGuard
     ) -> int:
         """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
-        batch, first = rows.place(start)
-        end = _end_of_piece(batch.messages, first, min(first + stop - start, len(batch.messages)))
-        piece = batch.messages.slice(first, end - first)
-        for topic in cast("list[str]", piece.column("destination").unique().to_pylist()):
+        pieces = rows.pieces(start, stop)
+        for topic in {name for one in pieces for name in _topics(one)}:
             client.check_topic(topic)
         guard()  # as late as possible: the answer about a topic may have taken long
         client.raise_when_stopped()
-        refusals = client.send(piece, batch.replay, guard)
+        refusals = client.send(pieces, rows.replay, guard)
         if refusals:
-            raise _Refused.of(refusals, client.where, batch, start, piece)
-        return start + len(piece)
+            raise _refused(refusals, client.where, rows, start)
+        return start + sum(map(len, pieces))
 
     def _connected(self, *, alone: bool = False) -> Client:
         """Return a client that sends without transactions; create one if there is none."""
@@ -338,10 +340,12 @@ class _BatchRows:
 
     Attributes:
         parts: A batch for each part.
+        replay: As in the batch.
     """
 
     def __init__(self, batch: SinkBatch) -> None:
         self.parts = [replace(batch, messages=one, earlier=()) for one in batch.parts]
+        self.replay = batch.replay
         self._ends = np.cumsum([len(one.messages) for one in self.parts])
 
     def place(self, row: int) -> tuple[SinkBatch, int]:
@@ -360,48 +364,46 @@ class _BatchRows:
         part, place = self.place(stop - 1)
         return part.position_at(place)
 
+    def change_of(self, row: int) -> range:
+        """Return the rows of the change that a row belongs to."""
+        part, place = self.place(row)
+        ordinals = part.messages.column("ordinal").to_numpy()
+        ends = [np.searchsorted(ordinals, ordinals[place], side=side) for side in _SIDES]
+        return range(*(int(end) + row - place for end in ends))
+
+    def pieces(self, start: int, stop: int) -> list[pa.RecordBatch]:
+        """Return the rows of a client chunk that begins at `start` and ends at `stop` at the latest."""
+        found: list[pa.RecordBatch] = []
+        rows, size = PIECE_ROWS, PIECE_BYTES
+        while start < stop and rows > 0 and size > 0:
+            part, first = self.place(start)
+            ends = text_ends(part.messages.column("value"))
+            most = int(np.searchsorted(ends, int(ends[first]) + size, side="right")) - 1
+            end = whole_ordinals(part.messages, first, min(max(most, first + 1), first + rows))
+            end = min(end, first + stop - start)
+            found.append(part.messages.slice(first, end - first))
+            rows, size = rows - (end - first), size - int(ends[end] - ends[first])
+            start += end - first
+            if end < len(part.messages):
+                break
+        return found
+
+
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+
 
 class _Refused(Exception):  # noqa: N818 - tells what happened, within this module
-    """Brokers refused a message, or a record batch that contains it.
+    """Brokers refused messages, or record batches that contain them.
 
     Attributes:
-        row: Row of the `SinkBatch` at which the message's change begins.
-        error: The error to raise if the message was refused alone.
+        rows: The rows of the `SinkBatch` from the first refused change to the last one.
+        error: The error to raise if the first refused message was refused alone.
     """
 
-    def __init__(self, row: int, error: Undeliverable) -> None:
+    def __init__(self, rows: range, error: Undeliverable) -> None:
         super().__init__(str(error))
-        self.row = row
+        self.rows = rows
         self.error = error
-
-    @classmethod
-    def of(
-        cls,
-        refusals: Sequence[RefusedRecord],
-        where: str,
-        batch: SinkBatch,
-        start: int,
-        piece: pa.RecordBatch,
-    ) -> Self:
-        """Return the first message that was refused because of its own content or size.
-
-        Raises:
-            DeltaforgeError: All messages were refused for other reasons.
-        """
-        found = [(_row_of(one, piece), one) for one in refusals if one.cause is not None]
-        if not found:
-            raise _other_reason(refusals, where, batch.segment, piece)
-        row, refusal = min(found, key=itemgetter(0))
-        topic, ordinal, size = _named(piece, row)
-        assert refusal.cause is not None
-        error = Undeliverable(
-            f"{where}: topic {topic!r}: {refusal.error.str()} ({refusal.error.name()}): the "
-            f"message of segment {batch.segment}, ordinal {ordinal}, {size} bytes"
-            f"{_ADVICE.get(refusal.cause, '')}",
-            ordinal,
-            refusal.cause,
-        )
-        return cls(start + _first_of_change(piece, row), error)
 
 
 _ADVICE = {
@@ -409,39 +411,48 @@ _ADVICE = {
 }
 
 
+def _refused(
+    refusals: Sequence[RefusedRecord], where: str, rows: _BatchRows, start: int
+) -> DeltaforgeError | _Refused:
+    """Return the error for messages of a client chunk that begins at `start`."""
+    found = sorted(
+        (start + one.row, one.cause, one.error)
+        for one in refusals
+        if one.cause is not None and one.row is not None
+    )
+    if not found:
+        return _other_reason(refusals[0], where, rows, start)
+    row, cause, refusal = found[0]
+    topic, segment, ordinal, size = _named(rows, row)
+    error = Undeliverable(
+        f"{where}: topic {topic!r}: {refusal.str()} ({refusal.name()}): the message of segment {segment}, "
+        f"ordinal {ordinal}, {size} bytes{_ADVICE.get(cause, '')}",
+        ordinal,
+        cause,
+    )
+    return _Refused(range(rows.change_of(row).start, rows.change_of(found[-1][0]).stop), error)
+
+
 def _other_reason(
-    refusals: Sequence[RefusedRecord], where: str, segment: int, piece: pa.RecordBatch
+    refusal: RefusedRecord, where: str, rows: _BatchRows, start: int
 ) -> DeltaforgeError:
-    refusal = refusals[0]
-    topic, ordinal, _ = _named(piece, _row_of(refusal, piece))
+    if refusal.row is None:
+        return translated(where, refusal.error)
+    topic, segment, ordinal, _ = _named(rows, start + refusal.row)
     error = translated(f"{where}: topic {topic!r}", refusal.error)
     if isinstance(error, SinkRejected):
         return SinkRejected(f"{error}: the message of segment {segment}, ordinal {ordinal}")
     return error
 
 
-def _first_of_change(messages: pa.RecordBatch, row: int) -> int:
-    """Return the first row of the change to which a row belongs."""
-    ordinals = messages.column("ordinal").to_numpy()
-    return int(np.searchsorted(ordinals, ordinals[row]))
+def _named(rows: _BatchRows, row: int) -> tuple[str, int, int, int]:
+    """Return a message's topic, segment, ordinal, and value size in bytes."""
+    part, place = rows.place(row)
+    start, end = text_ends(part.messages.column("value"))[place : place + 2].tolist()
+    ordinal = cast("int", part.messages.column("ordinal")[place].as_py())
+    return rows.topic(row), part.segment, ordinal, end - start
 
 
-def _named(piece: pa.RecordBatch, row: int) -> tuple[str, int, int]:
-    """Return a message's topic, ordinal and value size in bytes."""
-    start, end = text_ends(piece.column("value"))[row : row + 2].tolist()
-    topic, ordinal = (piece.column(name)[row].as_py() for name in ("destination", "ordinal"))
-    return topic, ordinal, end - start
-
-
-def _end_of_piece(messages: pa.RecordBatch, start: int, stop: int) -> int:
-    """Return the end of the client chunk that begins at `start` (`PIECE_ROWS`, `PIECE_BYTES`)."""
-    ends = text_ends(messages.column("value"))
-    most = int(np.searchsorted(ends, int(ends[start]) + PIECE_BYTES, side="right")) - 1
-    return min(whole_ordinals(messages, start, min(max(most, start + 1), start + PIECE_ROWS)), stop)
-
-
-def _row_of(refusal: RefusedRecord, piece: pa.RecordBatch) -> int:
-    """Return the row of the refused message, or of the largest one if it is unknown: the producer itself has failed."""
-    if refusal.row is not None:
-        return refusal.row
-    return int(np.argmax(np.diff(text_ends(piece.column("value")))))
+def _topics(messages: pa.RecordBatch) -> list[str]:
+    """Return the topics of messages, in the order of their first rows."""
+    return cast("list[str]", messages.column("destination").unique().to_pylist())
