@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -363,17 +363,15 @@ def _messages(rows: pa.RecordBatch, first_row: int) -> npt.NDArray[Any]:
 
 def _arguments(messages: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the arguments of `rd_kafka_produceva` for messages, a row for each; the last one is for headers."""
-    columns: Iterator[tuple[int, Any, Any]] = iter(
-        (
-            (ARGUMENT_TOPIC, messages["rkt"], 0),
-            (ARGUMENT_VALUE, messages["payload"], messages["len"]),
-            (ARGUMENT_KEY, messages["key"], messages["key_len"]),
-            (ARGUMENT_PRIVATE, messages["_private"], 0),
-            (ARGUMENT_FLAGS, COPY, 0),
-            (ARGUMENT_HEADERS, 0, 0),
-        )
+    columns: tuple[tuple[int, Any, Any], ...] = (
+        (ARGUMENT_TOPIC, messages["rkt"], 0),
+        (ARGUMENT_VALUE, messages["payload"], messages["len"]),
+        (ARGUMENT_KEY, messages["key"], messages["key_len"]),
+        (ARGUMENT_PRIVATE, messages["_private"], 0),
+        (ARGUMENT_FLAGS, COPY, 0),
+        (ARGUMENT_HEADERS, 0, 0),
     )
-    arguments = np.zeros((len(messages), 6), ARGUMENT)
+    arguments = np.zeros((len(messages), len(columns)), ARGUMENT)
     for number, (kind, first, second) in enumerate(columns):
         arguments["vtype"][:, number] = kind
         arguments["first"][:, number] = first

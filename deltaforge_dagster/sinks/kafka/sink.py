@@ -50,8 +50,8 @@ from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.transactions import Transactions
 from deltaforge_dagster.sinks.use import Use
 
-PIECE_ROWS = 50_000
-PIECE_BYTES = 32 << 20
+PIECE_ROWS = 20_000
+PIECE_BYTES = 16 << 20
 """Limits of a client chunk: its messages are handed to librdkafka between two calls of the guard and
 acknowledged together. It exceeds them by less than the messages of a change."""
 

@@ -403,13 +403,11 @@ import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 from deltaforge_dagster.sinks.kafka import client as kafka_client
-from deltaforge_dagster.sinks.kafka import sink as kafka_sink
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow
 from tests.sinks.kafka.test_sink import numbered
 
 kafka_client._GUARD_SECONDS = 1e9  # only pieces and commits count
-kafka_sink.PIECE_ROWS = 20_000
 brokers, topic = sys.argv[1:]
 sink = KafkaSink("out", brokers, transactional_id=topic)
 sink.open()
@@ -442,7 +440,7 @@ def test_a_killed_sender_is_seen_by_nobody(kafka_server: KafkaServer, kafka_topi
 
     written = read_topic(kafka_server.brokers, kafka_topic, isolation="read_uncommitted")
     assert numbers(read_topic(kafka_server.brokers, kafka_topic)) == [*range(61_000)]
-    assert len(written) == 61_000 + 2 * 20_000
+    assert len(written) == 61_000 + 2 * kafka.PIECE_ROWS
 
 
 def test_an_overtaken_sender_writes_nothing(kafka_server: KafkaServer, kafka_topic: str) -> None:
