@@ -1,7 +1,8 @@
 """One librdkafka producer and the outcome of its messages (`settings` holds its properties).
 
 librdkafka works in its own threads: `produce` puts messages into a queue in memory, and the threads
-collect, compress and send batches. They report outcomes while `poll` or `flush` runs. A `Client` turns this into client chunks that are acknowledged as a whole or fail.
+collect, compress and send batches. They report outcomes while `poll` or `flush` runs. A `Client` turns this
+into client chunks that are acknowledged as a whole or fail.
 
 In addition to the settings, two rules preserve the order of messages through failures:
 
@@ -91,7 +92,7 @@ class Client:
         SpecError: A property in `client_conf` is unknown or has an invalid value.
 
     Attributes:
-        producer: The producer.
+        producer: The producer of librdkafka.
         where: Prefix of messages about this client.
         alone: As given.
         stopped: Set to end every wait.

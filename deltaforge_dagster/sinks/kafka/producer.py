@@ -67,7 +67,7 @@ _LOG_CALLBACK = LogCallback(_log)
 
 
 class Producer:
-    """A producer. Used by one thread, except for `purge` and `len`.
+    """A Kafka producer. Used by one thread, except for `purge` and `len`, which any thread may call.
 
     Args:
         properties: librdkafka's properties.
@@ -320,7 +320,7 @@ class Producer:
         _check(LIBRARY.rd_kafka_abort_transaction(self._handle, _milliseconds(seconds)))
 
     def _topic(self, name: str) -> int:
-        """Return the library's object of a topic."""
+        """Return the handle of a topic (`rd_kafka_topic_t`), which is made at its first use."""
         handle = self._topics.get(name)
         if handle is None:
             handle = LIBRARY.rd_kafka_topic_new(self._handle, name.encode(), None)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Literal, cast
 
 import numpy as np
@@ -416,9 +417,12 @@ def _refused(
 ) -> DeltaforgeError | _Refused:
     """Return the error for messages of a client chunk that begins at `start`."""
     found = sorted(
-        (start + one.row, one.cause, one.error)
-        for one in refusals
-        if one.cause is not None and one.row is not None
+        (
+            (start + one.row, one.cause, one.error)
+            for one in refusals
+            if one.cause is not None and one.row is not None
+        ),
+        key=itemgetter(0),  # errors have no order
     )
     if not found:
         return _other_reason(refusals[0], where, rows, start)

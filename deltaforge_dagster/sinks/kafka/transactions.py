@@ -185,7 +185,7 @@ class Transactions:
                 self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
 
     def _read(self) -> TopicPartition | None:
-        """Return the newest offset of the group."""
+        """Return the offset of the group that holds the newest position, or None if there is none."""
         # librdkafka's admin interface could list the group's offsets in one call, but it was observed
         # to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}

@@ -57,7 +57,7 @@ def messages(rows: list[Row]) -> pa.RecordBatch:
 
 
 def test_a_message_has_one_layout() -> None:
-    """The two descriptions of the library's message, for numpy and for ctypes, agree."""
+    """`MESSAGE` (numpy) and `MessageStruct` (ctypes) describe the same C structure: same offsets and sizes."""
     assert MESSAGE.itemsize == ctypes.sizeof(MessageStruct)
     assert MESSAGE.fields is not None
     described = [(one[1], one[0].itemsize) for one in MESSAGE.fields.values()]
@@ -172,7 +172,7 @@ def test_errors_and_statistics() -> None:
 
 
 def test_a_fatal_error() -> None:
-    """It comes with its own code and text; after it, nothing can be sent."""
+    """It is reported with the code and text of its cause, and every later message is refused."""
     producer, heard = started()
     handle = ctypes.c_void_p(producer._handle)
     LIBRARY.rd_kafka_test_fatal_error(handle, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"a test")
