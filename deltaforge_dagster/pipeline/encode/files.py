@@ -242,7 +242,6 @@ class MappedBatches:
         content = pa.py_buffer(self._map)
         self._address = content.address
         self._reader = pa.ipc.open_file(content)
-        self._passed = self._newest = 0
 
     @classmethod
     def open(cls, path: str, end: int) -> Self:
@@ -269,19 +268,18 @@ class MappedBatches:
             raise StoreUnavailable(f"the encoded file {path} cannot be read") from error
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """Return a record batch, a view of the file.
+        """Return a record batch, a view of the file."""
+        return self._reader.get_batch(number)
 
-        Batches are mostly read in order. Of those before, only the last one stays in this process's memory; whoever
-        reads another one again gets it from the system's cache of the file.
-        """
-        batch = self._reader.get_batch(number)
-        addresses = [one.address for column in batch.columns for one in column.buffers() if one]
-        start = (min(addresses, default=self._address) - self._address) & -mmap.PAGESIZE
-        if start > self._newest:
-            # Not up to this batch: whoever asks for it may not be done with the one before.
-            self._map.madvise(mmap.MADV_DONTNEED, self._passed, self._newest - self._passed)
-            self._passed, self._newest = self._newest, start
-        return batch
+    def let_go(self, number: int) -> None:
+        """Take a record batch out of this process's memory; whoever reads it again gets it from the system's cache."""
+        columns = self._reader.get_batch(number).columns
+        buffers = [one for column in columns for one in column.buffers() if one]
+        start = min((one.address for one in buffers), default=self._address) - self._address
+        end = max((one.address + one.size for one in buffers), default=self._address)
+        start &= -mmap.PAGESIZE
+        whole = (end - self._address - start) & -mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, start, whole)
 
 
 def remove(*paths: str) -> None:

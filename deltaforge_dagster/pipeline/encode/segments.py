@@ -7,6 +7,7 @@ views of mapped files. This module does not know how the messages were encoded.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,9 @@ from deltaforge_dagster.pipeline.encode.messages import Route
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys, select_messages
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
+
+_IN_MEMORY = 2
+"""Batches of files that a sink has in memory: whoever asks for the next one may not be done with the one before."""
 
 
 class EncodedSegments:
@@ -61,6 +65,7 @@ class EncodedSegments:
             self._slices.setdefault(batch_slice.segment, []).append(batch_slice)
         self._paths = {one.path for one in slices if one.path}
         self._files: dict[str, MappedBatches] = {}
+        self._recent: dict[str, deque[tuple[str, int]]] = {}  # by sink: path and number of a batch
         self._opening = threading.Lock()
 
     def last_ordinal(self, segment: int) -> int:
@@ -115,7 +120,9 @@ class EncodedSegments:
             if after_ordinal >= batch_slice.ordinal + batch_slice.ordinals - 1:
                 continue
             whole = (
-                self._read(batch_slice) if batch_slice.path else self._batches[batch_slice.batch]
+                self._read(sink_id, batch_slice)
+                if batch_slice.path
+                else self._batches[batch_slice.batch]
             )
             rows = whole.slice(batch_slice.offset, batch_slice.rows)
             if after_ordinal >= batch_slice.ordinal:
@@ -143,16 +150,22 @@ class EncodedSegments:
         with self._opening:
             paths, self._paths = self._paths, set()
             self._files.clear()
+            self._recent.clear()
         return paths
 
-    def _read(self, batch_slice: BatchSlice) -> pa.RecordBatch:
+    def _read(self, sink_id: str, batch_slice: BatchSlice) -> pa.RecordBatch:
         """Return the batch of a slice; a file is opened once for all sinks, because remote files are copied."""
+        path, number = batch_slice.path, batch_slice.batch
         with self._opening:  # a file serves one thread at a time
-            if batch_slice.path not in self._files:
-                self._files[batch_slice.path] = MappedBatches.open(
-                    batch_slice.path, batch_slice.end
-                )
-            return self._files[batch_slice.path].batch(batch_slice.batch)
+            if path not in self._files:
+                self._files[path] = MappedBatches.open(path, batch_slice.end)
+            recent = self._recent.setdefault(sink_id, deque())
+            if not recent or recent[-1] != (path, number):
+                recent.append((path, number))
+            if len(recent) > _IN_MEMORY:
+                passed_path, passed = recent.popleft()
+                self._files[passed_path].let_go(passed)
+            return self._files[path].batch(number)
 
 
 def _rows_up_to(rows: pa.RecordBatch, ordinal: int) -> int:

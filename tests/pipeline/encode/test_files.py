@@ -101,8 +101,8 @@ def test_a_file_is_written_over(tmp_path: Path) -> None:
         reader.batch(1)
 
 
-def test_batches_that_were_read_leave_memory(tmp_path: Path) -> None:
-    """At most two batches of a file are in the memory of who reads it in order; earlier ones can be read again."""
+def test_a_batch_leaves_memory(tmp_path: Path) -> None:
+    """Only the one that is let go; it can be read again."""
     size, count = 1 << 20, 12
     rows = [{"segment": 1, "ordinal": n, "value": f"{n:02}" * (size // 2)} for n in range(count)]
     slices = written(tmp_path, "run.job", [pa.RecordBatch.from_pylist([row]) for row in rows])
@@ -110,11 +110,28 @@ def test_batches_that_were_read_leave_memory(tmp_path: Path) -> None:
 
     mapped = MappedBatches.open(path, slices[0].end)
     read = [mapped.batch(n).column("value")[0].as_py() == rows[n]["value"] for n in range(count)]
+    before = resident(path)
+    for number in range(3, count):
+        mapped.let_go(number)
 
     assert read == [True] * count
-    assert size <= resident(path) < 3 * size
+    assert before >= count * size
+    assert 3 * size <= resident(path) < 4 * size
     for number in (0, 5, count - 1):
         assert mapped.batch(number).column("value")[0].as_py() == rows[number]["value"]
+
+
+def test_a_batch_without_values_leaves_memory(tmp_path: Path) -> None:
+    """It has no memory of its own."""
+    nothing = pa.RecordBatch.from_pydict(
+        {"segment": pa.array([1]), "ordinal": pa.array([0]), "value": pa.nulls(1)}
+    )
+    (batch_slice,) = written(tmp_path, "run.job", [nothing])
+    mapped = MappedBatches.open(batch_slice.path, batch_slice.end)
+
+    mapped.let_go(0)
+
+    assert mapped.batch(0).equals(nothing)
 
 
 def resident(path: str) -> int:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.kernels import message_text as text
-from deltaforge_dagster.pipeline.encode.files import BatchSlice, slices_of
+from deltaforge_dagster.pipeline.encode.files import (
+    BatchSlice,
+    reported,
+    slices_of,
+    write_partition,
+)
 from deltaforge_dagster.pipeline.encode.messages import MessagePlan
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
 from deltaforge_dagster.processors.messages.expansion import copy_id
 from deltaforge_dagster.state.records import SegmentRow
+from tests.pipeline.encode.test_files import resident
 from tests.processors.rows import Row, batch, row
 
 PIPELINE = """
@@ -302,3 +309,44 @@ def test_check_finds_every_gap() -> None:
     ):
         with pytest.raises(JournalDamaged):
             encoded(*slices).check()
+
+
+def test_what_was_sent_leaves_memory(tmp_path: Path) -> None:
+    """Of files that are not read in the order of their batches, a sink has two batches in memory at a time."""
+    size, rows = 1 << 20, 8
+    (tmp_path / "shop.yaml").write_text(
+        PIPELINE.format(sinks=KAFKA.format(id="sink", topic="a", more=""))
+    )
+    plan = MessagePlan.of(load_pipeline(tmp_path / "shop.yaml").spec)
+    value = json.dumps({"a": "x" * size})
+    made = [
+        one
+        for number in range(rows)
+        for one in plan.batches([batch([{**row(after=value), "ordinal": number}])])
+    ]
+    one, other = (
+        _file(tmp_path, [made[number] for number in numbers])
+        for numbers in ((4, 5, 0, 1), (6, 7, 2, 3))
+    )
+    encoded = EncodedSegments(
+        [segment(rows)],
+        plan.routes,
+        [*one, *other],
+        [],
+        ordinals=None,
+        empty_keys=EmptyKeys(lambda _: None),
+    )
+    seen, memory = [], []
+
+    for sent in encoded.batches("sink", 1, -1):
+        seen += [(one["ordinal"], len(one["value"]) > size) for one in sent.messages.to_pylist()]
+        if len(seen) > 2:  # both files are mapped
+            memory.append(sum(resident(slices[0].path) for slices in (one, other)))
+
+    assert seen == [(number, True) for number in range(rows)]
+    assert max(memory) < 3 * size
+
+
+def _file(folder: Path, batches: Iterable[pa.RecordBatch]) -> list[BatchSlice]:
+    """Write batches to a file, and return their slices."""
+    return reported(pa.Table.from_batches(list(write_partition(str(folder), "run.job", batches))))
