@@ -1,8 +1,8 @@
-"""`--peer COMMAND`: drain the same log alternately with `deltaforge run` and with another program.
+"""`--peer COMMAND`: drain the same log alternately with a run of DeltaForge and with another program.
 
-Both are processes that are started for each drain; both have their own destination in the same server and
-their own place in the same log, which they remember themselves, and both are measured from outside by the same
-code: how many messages their destination has, and what /proc says. Nothing is read from their output.
+The program is a process that is started for each drain. The run is one of this process, as in the benchmark without a peer. Both have
+their own destination in the same server and their own place in the same log, which they remember themselves, and both are measured
+from outside by the same code: how many messages their destination has, and what /proc says. Nothing is read from their output.
 
 1. The peer is started, and single rows are written until the first of them arrives. From then on it has a place in the log.
 2. A first backlog is drained by both, unmeasured.
@@ -11,7 +11,7 @@ code: how many messages their destination has, and what /proc says. Nothing is r
 
 The peer gets what it needs in environment variables (`_variables`). A drain ends when the destination has the
 backlog. Then, or earlier if it exits with 0, the program has done its part; otherwise it is asked to end (SIGTERM), so
-that it can save its place.
+that it can save its place. A run ends when it has caught up.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import shlex
 import shutil
 import signal
 import statistics
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, Self
 
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_dagster.processes.process import ServerProcess
@@ -56,8 +57,8 @@ class ProgramDrain:
     """What one program needed for the backlog of one round.
 
     Attributes:
-        seconds: From the start of its process until its destination had the backlog.
-        first_seconds: From the start of its process until the first message was seen.
+        seconds: From its start until its destination had the backlog.
+        first_seconds: From its start until the first message was seen.
         events_per_second: `rows / seconds`.
         steady_events_per_second: The rate after the first messages, without their time; 0 if all were seen at once.
         cpu_seconds_per_million: Processor seconds per million events of the program with its child processes, of Spark
@@ -115,39 +116,112 @@ class Comparison:
     cores: int
 
 
+class Started(Protocol):
+    """A drain that has been started."""
+
+    @property
+    def pid(self) -> int:
+        """The process that drains."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """0 if it has ended in order; None while it is running."""
+        ...
+
+    def stop(self, number: signal.Signals, seconds: float) -> None:
+        """End it, with this signal if it is a process."""
+
+    def log_tail(self) -> str:
+        """Return what it said last."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program that drains a log when it is started.
 
     Attributes:
         name: Its name in messages.
-        command: Program and arguments.
-        environment: Its environment variables.
-        directory: Where its output is kept.
+        start: Starts it; raises `SettingsError` if it cannot be executed.
         destination: What it writes to.
         beside: Further first processes that work for it, by the name of their group.
     """
 
     name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    directory: Path
+    start: Callable[[], Started]
     destination: str
-    beside: Mapping[str, int]
+    beside: Mapping[str, int] = field(default_factory=dict)
 
-    def start(self) -> ServerProcess:
-        """Start it in the current directory.
+    @classmethod
+    def of(
+        cls,
+        command: Sequence[str],
+        destination: str,
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+    ) -> Self:
+        """Return the peer: a command that is executed in the current directory, and whose output is kept in `directory`."""
+        name = "the peer"
 
-        Raises:
-            SettingsError: It cannot be executed.
-        """
-        return ServerProcess(
-            self.name,
-            self.command,
-            directory=self.directory,
-            working_directory=Path.cwd(),
-            environment=self.environment,
-        )
+        def start() -> ServerProcess:
+            return ServerProcess(
+                name,
+                command,
+                directory=directory,
+                working_directory=Path.cwd(),
+                environment=environment,
+            )
+
+        return cls(name, start, destination)
+
+
+class OwnRun:
+    """A run of DeltaForge that has been started in this process, until it has caught up.
+
+    Attributes:
+        pid: This process.
+    """
+
+    def __init__(self, installation: Installation) -> None:
+        self.pid = os.getpid()
+        self._run = installation.run(until_caught_up=True)
+        self._problem = "it has not caught up"
+        self._thread = threading.Thread(target=self._execute, name="run")
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def exit_code(self) -> int | None:
+        """0 if it has caught up, 1 if it has failed; None while it is running."""
+        return None if self.running else int(bool(self._problem))
+
+    def stop(self, number: signal.Signals, seconds: float) -> None:  # noqa: ARG002 - it is no process
+        """Ask it to end, and wait."""
+        self._run.request_end("asked")
+        self._thread.join()
+
+    def log_tail(self) -> str:
+        """Return its error."""
+        return self._problem
+
+    def _execute(self) -> None:
+        try:
+            outcome = self._run.execute()
+        except DeltaforgeError as error:
+            self._problem = str(error)
+        else:
+            self._problem = outcome.capture_error or outcome.sink_errors.get("sink") or ""
 
 
 def compare(
@@ -180,7 +254,9 @@ def compare(
         sink.create(destination)
         home = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-peer-")))
         variables = _variables(source, sink, destination, home)
-        peer = Program("the peer", words, {**os.environ, **variables}, home, destination, {})
+        peer = Program.of(
+            words, destination, directory=home, environment={**os.environ, **variables}
+        )
         say("starting the peer for the first time")
         written = establish(peer, source, sink, patience)
         installation = owned.enter_context(
@@ -193,7 +269,13 @@ def compare(
                 say=say,
             )
         )
-        both = (_ours(installation), peer)
+        ours = Program(
+            "DeltaForge",
+            lambda: OwnRun(installation),
+            DESTINATION,
+            {"spark": installation.spark.pid},
+        )
+        both = (ours, peer)
         warm = min(WARM_ROWS, rows)
         fill(source, written + 1, warm)
         written += warm
@@ -209,7 +291,7 @@ def compare(
             for program in both if number % 2 == 0 else reversed(both):
                 say(f"{where}: {program.name} drains {rows:,} events")
                 drains[program.name].append(drain(program, source, sink, rows, patience))
-    ours, theirs = (drains[program.name] for program in both)
+    own, theirs = (drains[program.name] for program in both)
     return Comparison(
         pair=pair,
         rows=rows,
@@ -219,14 +301,14 @@ def compare(
         writers=writers,
         max_bytes=max_bytes,
         command=command,
-        deltaforge=ours,
+        deltaforge=own,
         peer=theirs,
         ratios={
-            "events_per_second": _ratio(ours, theirs, lambda one: one.events_per_second),
+            "events_per_second": _ratio(own, theirs, lambda one: one.events_per_second),
             "steady_events_per_second": _ratio(
-                ours, theirs, lambda one: one.steady_events_per_second
+                own, theirs, lambda one: one.steady_events_per_second
             ),
-            "cpu_seconds_per_million": _ratio(ours, theirs, lambda one: one.own_cpu_seconds),
+            "cpu_seconds_per_million": _ratio(own, theirs, lambda one: one.own_cpu_seconds),
         },
         cores=len(os.sched_getaffinity(0)),
     )
@@ -291,7 +373,9 @@ def drain(
             "sink": sink.server.pid,
         }
         first_at, first_rows = 0.0, 0
-        with Sampler(groups, together=("program", *program.beside)) as sampler:
+        together = ("program", *program.beside)
+        alone = "program" if process.pid == os.getpid() else None
+        with Sampler(groups, together=together, alone=alone) as sampler:
             while True:
                 running = process.running  # first, so that what it sent before its end is seen
                 arrived, now = size() - before, time.monotonic()
@@ -332,21 +416,6 @@ def drain(
     )
 
 
-def _ours(installation: Installation) -> Program:
-    """Return `deltaforge run`, in the benchmark's installation, whose Spark is running."""
-    file = installation.loaded.path
-    assert file is not None
-    foreign = {name: one for name, one in os.environ.items() if not name.startswith("DELTAFORGE_")}
-    return Program(
-        "deltaforge run",
-        [sys.executable, "-m", "deltaforge_dagster", "run", str(file), "--until-caught-up"],
-        {**foreign, "DELTAFORGE_HOME": str(file.parent)},
-        file.parent,
-        DESTINATION,
-        {"spark": installation.spark.pid},
-    )
-
-
 def _variables(
     source: BenchSource, sink: BenchSink, destination: str, home: Path
 ) -> dict[str, str]:
@@ -375,7 +444,7 @@ def _words(command: str) -> list[str]:
     return words
 
 
-def _ended(program: Program, process: ServerProcess, where: str) -> str:
+def _ended(program: Program, process: Started, where: str) -> str:
     return (
         f"{program.name} ended with exit code {process.exit_code} {where}; "
         f"its output ends: {process.log_tail()}"

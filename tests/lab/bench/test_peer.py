@@ -20,9 +20,10 @@ from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_lab.bench import peer
 from deltaforge_lab.bench.cost.processes import usages
-from deltaforge_lab.bench.peer import Program, drain, establish
+from deltaforge_lab.bench.installation import installed
+from deltaforge_lab.bench.peer import OwnRun, Program, drain, establish
 from deltaforge_lab.bench.shapes import SHAPES
-from deltaforge_lab.bench.sinks import BenchSink, KafkaBench, RedisBench
+from deltaforge_lab.bench.sinks import DESTINATION, BenchSink, KafkaBench, RedisBench
 from deltaforge_lab.bench.sources import BenchSource
 
 PATIENCE = 300.0
@@ -117,7 +118,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BenchSi
     def program(sink: BenchSink, text: str) -> Program:
         command = [sys.executable, "-c", text]
         environment = {**os.environ, "SINK": sink.address}
-        return Program("the peer", command, environment, tmp_path, "peer", {})
+        return Program.of(command, "peer", directory=tmp_path, environment=environment)
 
     return program
 
@@ -276,6 +277,27 @@ def test_both_programs_drain_the_same_log(rounds: int) -> None:
     assert found["ratios"]["events_per_second"] == pytest.approx(
         statistics.median(rates), abs=0.001
     )
+
+
+@pytest.mark.soak("benchmarks")
+@pytest.mark.spark
+@pytest.mark.postgres
+@pytest.mark.redis
+@pytest.mark.timeout(600)
+def test_a_run_that_fails() -> None:
+    """There is no result; the error is the run's."""
+    with (
+        peer.pair_servers("pg-redis", SHAPES["orders6"], lambda _: None) as (source, sink),
+        installed(source, sink, say=lambda _: None) as installation,
+    ):
+        ours = Program("DeltaForge", lambda: OwnRun(installation), DESTINATION)
+        source.server.close()
+
+        with pytest.raises(DeltaforgeError) as drained:
+            drain(ours, source, sink, 5, PATIENCE)
+
+    assert "DeltaForge ended with exit code 1 with 0 of 5 messages in 'bench'" in str(drained.value)
+    assert "cannot be reached" in str(drained.value)
 
 
 @pytest.mark.soak("benchmarks")
