@@ -20,6 +20,7 @@ from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_lab.bench import peer
 from deltaforge_lab.bench.cost.processes import usages
+from deltaforge_lab.bench.drain import pair_servers
 from deltaforge_lab.bench.installation import installed
 from deltaforge_lab.bench.peer import OwnRun, Program, drain, establish
 from deltaforge_lab.bench.shapes import SHAPES
@@ -287,7 +288,7 @@ def test_both_programs_drain_the_same_log(rounds: int) -> None:
 def test_a_run_that_fails() -> None:
     """There is no result; the error is the run's."""
     with (
-        peer.pair_servers("pg-redis", SHAPES["orders6"], lambda _: None) as (source, sink),
+        pair_servers("pg-redis", SHAPES["orders6"], lambda _: None) as (source, sink),
         installed(source, sink, say=lambda _: None) as installation,
     ):
         ours = Program("DeltaForge", lambda: OwnRun(installation), DESTINATION)
