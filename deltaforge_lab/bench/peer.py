@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -117,7 +118,7 @@ class Comparison:
 
 
 class Started(Protocol):
-    """A drain that has been started."""
+    """A program that has been started (`ServerProcess`), or a run (`OwnRun`)."""
 
     @property
     def pid(self) -> int:
@@ -138,7 +139,7 @@ class Started(Protocol):
         """End it, with this signal if it is a process."""
 
     def log_tail(self) -> str:
-        """Return what it said last."""
+        """Return the last lines of a program's output, or why a run has not caught up."""
         ...
 
 
@@ -169,16 +170,14 @@ class Program:
     ) -> Self:
         """Return the peer: a command that is executed in the current directory, and whose output is kept in `directory`."""
         name = "the peer"
-
-        def start() -> ServerProcess:
-            return ServerProcess(
-                name,
-                command,
-                directory=directory,
-                working_directory=Path.cwd(),
-                environment=environment,
-            )
-
+        start = partial(
+            ServerProcess,
+            name,
+            command,
+            directory=directory,
+            working_directory=Path.cwd(),
+            environment=environment,
+        )
         return cls(name, start, destination)
 
 
@@ -212,7 +211,7 @@ class OwnRun:
         self._thread.join()
 
     def log_tail(self) -> str:
-        """Return its error."""
+        """Return why it has not caught up; empty if it has."""
         return self._problem
 
     def _execute(self) -> None:

@@ -275,11 +275,9 @@ class MappedBatches:
         """Take a record batch out of this process's memory; whoever reads it again gets it from the system's cache."""
         columns = self._reader.get_batch(number).columns
         buffers = [one for column in columns for one in column.buffers() if one]
-        start = min((one.address for one in buffers), default=self._address) - self._address
-        end = max((one.address + one.size for one in buffers), default=self._address)
-        start &= -mmap.PAGESIZE
-        whole = (end - self._address - start) & -mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_DONTNEED, start, whole)
+        start = (min(one.address for one in buffers) - self._address) & -mmap.PAGESIZE
+        end = (max(one.address + one.size for one in buffers) - self._address) & -mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def remove(*paths: str) -> None:

@@ -122,7 +122,7 @@ def test_a_batch_leaves_memory(tmp_path: Path) -> None:
 
 
 def test_a_batch_without_values_leaves_memory(tmp_path: Path) -> None:
-    """It has no memory of its own."""
+    """A column of nulls has no memory; the others leave it."""
     nothing = pa.RecordBatch.from_pydict(
         {"segment": pa.array([1]), "ordinal": pa.array([0]), "value": pa.nulls(1)}
     )
