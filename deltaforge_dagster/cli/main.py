@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError, SpecError
+from deltaforge_dagster.processes.arrow_memory import arrow_uses_malloc
 
 _COMMANDS = {
     "validate": (
@@ -220,6 +221,7 @@ def deltaforge(
     ] = None,
 ) -> None:
     """Change data capture with Dagster and Spark: one YAML file is one pipeline."""
+    arrow_uses_malloc()
     if log_format is not None:
         os.environ["DELTAFORGE_LOG_FORMAT"] = log_format.value  # so that child processes inherit it
 

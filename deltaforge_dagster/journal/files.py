@@ -32,6 +32,9 @@ from deltaforge_dagster.journal.writer import ROW_GROUP_BYTES, SegmentWriter
 _BATCH_ROWS = 10_000
 """Rows of a share that are decoded at a time. A whole row group, decoded by several threads, takes a Spark worker 50 MB more."""
 
+_COLUMN_BYTES = 256 << 10
+"""Bytes of a column that are read from a local file at a time. The columns of a whole row group take a Spark worker 10 MB more."""
+
 _READ_BYTES = 4 << 20
 _UID = re.compile(r"^[0-9a-f]{32}$")
 _NAME = re.compile(r"^[0-9]+-(?P<epoch>[0-9]+)-[0-9a-f]{32}\.parquet$")
@@ -117,8 +120,9 @@ class Journal:
             StoreUnavailable: The storage cannot be read now.
         """
         with readable(path):
+            file, local = self._storage.open(path), self._storage.local
             # Over a network, read all columns of a row group together, not one by one.
-            return pq.ParquetFile(self._storage.open(path), pre_buffer=not self._storage.local)
+            return pq.ParquetFile(file, pre_buffer=not local, buffer_size=local and _COLUMN_BYTES)
 
     def batches(
         self, row: SegmentFile, columns: Sequence[str] | None = None

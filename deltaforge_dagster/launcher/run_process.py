@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from deltaforge_dagster.processes.arrow_memory import arrow_uses_malloc
+
+arrow_uses_malloc()
+
+# ruff: noqa: E402
 from dagster._cli.api import execute_run_command
 
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas

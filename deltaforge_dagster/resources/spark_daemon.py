@@ -9,7 +9,7 @@ among all imported objects, which are therefore frozen (`gc.freeze`), and readin
 again: PySpark's, which are not needed because it is installed as a package, and Spark's own jar. They are removed.
 
 Workers also keep the memory that a task has freed for the next task, until they end: returning it to the system and
-touching it again took a third of their time.
+touching it again took a third of their time. Arrow and numpy both take it from malloc.
 
 Spark keeps such a parent for as long as the server lives, 140 MB. So a parent
 without workers exits after a while; Spark starts another one when it needs one.
@@ -29,9 +29,12 @@ from types import FrameType
 for _archive in [one for one in sys.path if one.endswith((".zip", ".jar"))]:
     sys.path.remove(_archive)
     sys.path_importer_cache.pop(_archive, None)
-os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # before pyarrow is: never return memory
 
 # ruff: noqa: E402
+from deltaforge_dagster.processes.arrow_memory import arrow_uses_malloc
+
+arrow_uses_malloc()
+
 import pyarrow as pa
 from pyspark import daemon
 from pyspark.sql.pandas import serializers, types

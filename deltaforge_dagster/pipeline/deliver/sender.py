@@ -131,6 +131,7 @@ class SegmentSender:
             except DeltaforgeError as error:
                 self._keep_acknowledged(row, batch, error, sink)
                 raise
+            encoded.sent(self._sink_id)
             self._progress.arrived(batch, ordinal + 1)
             failpoint("sink-sent")
             since += batch.num_rows

@@ -7,7 +7,7 @@ views of mapped files. This module does not know how the messages were encoded.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -20,9 +20,6 @@ from deltaforge_dagster.pipeline.encode.messages import Route
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys, select_messages
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
-
-_IN_MEMORY = 2
-"""Batches of files that a sink has in memory: whoever asks for the next one may not be done with the one before."""
 
 
 class EncodedSegments:
@@ -65,7 +62,7 @@ class EncodedSegments:
             self._slices.setdefault(batch_slice.segment, []).append(batch_slice)
         self._paths = {one.path for one in slices if one.path}
         self._files: dict[str, MappedBatches] = {}
-        self._recent: dict[str, deque[tuple[str, int]]] = {}  # by sink: path and number of a batch
+        self._in_memory: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
         self._opening = threading.Lock()
 
     def last_ordinal(self, segment: int) -> int:
@@ -141,6 +138,16 @@ class EncodedSegments:
             if refused and not set_aside:
                 raise refused[0]
 
+    def sent(self, sink_id: str) -> None:
+        """Give back the memory of the messages that a sink has, of all batches of its files except for the newest one.
+
+        They can be read again.
+        """
+        with self._opening:
+            for path, number in self._in_memory[sink_id][:-1]:
+                self._files[path].let_go(number)
+            del self._in_memory[sink_id][:-1]
+
     def discard(self) -> None:
         """Delete the files; batches in use stay readable. Safe to call twice."""
         encoded_files.remove(*self.release())
@@ -150,7 +157,7 @@ class EncodedSegments:
         with self._opening:
             paths, self._paths = self._paths, set()
             self._files.clear()
-            self._recent.clear()
+            self._in_memory.clear()
         return paths
 
     def _read(self, sink_id: str, batch_slice: BatchSlice) -> pa.RecordBatch:
@@ -159,12 +166,9 @@ class EncodedSegments:
         with self._opening:  # a file serves one thread at a time
             if path not in self._files:
                 self._files[path] = MappedBatches.open(path, batch_slice.end)
-            recent = self._recent.setdefault(sink_id, deque())
-            if not recent or recent[-1] != (path, number):
-                recent.append((path, number))
-            if len(recent) > _IN_MEMORY:
-                passed_path, passed = recent.popleft()
-                self._files[passed_path].let_go(passed)
+            in_memory = self._in_memory[sink_id]
+            if in_memory[-1:] != [(path, number)]:
+                in_memory.append((path, number))
             return self._files[path].batch(number)
 
 

@@ -151,6 +151,7 @@ def _send(
                     if batch.messages.num_rows:
                         sink.send(replace(batch, replay=run_id, refused=()), _unguarded)
                         messages += batch.messages.num_rows
+                        encoded.sent(sink_id)
                 ordinal = encoded.last_ordinal(segment.segment) + 1
             except Undeliverable as error:
                 if not set_aside:

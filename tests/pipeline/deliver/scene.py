@@ -110,6 +110,7 @@ class Encoded:
 
     def __init__(self, rows: Sequence[SegmentRow]) -> None:
         self.last_segment = rows[-1].segment
+        self.told: list[str] = []
         self._rows = {row.segment: row for row in rows}
 
     def last_ordinal(self, segment: int) -> int:
@@ -124,6 +125,10 @@ class Encoded:
         row = self._rows[segment]
         for first in range(after_ordinal + 1, row.rows, 3):
             yield batch(row, *range(first, min(first + 3, row.rows)))
+
+    def sent(self, sink_id: str) -> None:
+        """Note that it was told what was sent."""
+        self.told.append(sink_id)
 
 
 class Lender:

@@ -35,6 +35,7 @@ class Sending:
         context = scene.context()
         resumption = Resumption(context)
         self._scene = scene
+        self.told: list[str] = []
         self.progress = SinkProgress(context, scene.checkpoint)
         connection = SinkConnection(context, lambda: sink, resumption)
         self._sender = SegmentSender(context, connection, self.progress, resumption, stopped)
@@ -44,9 +45,11 @@ class Sending:
         if not (rows := self._scene.store.segments.read(NAME)):
             self._scene.capture(1, EVENTS)
             rows = self._scene.store.segments.read(NAME)
+        encoded = Encoded(rows)
         try:
-            return self._sender.send(cast("EncodedSegments", Encoded(rows)), rows[0])
+            return self._sender.send(cast("EncodedSegments", encoded), rows[0])
         finally:
+            self.told += encoded.told
             assert place(self.progress.checkpoint) == place(self._scene.checkpoint)
 
 
@@ -56,12 +59,14 @@ def ordinals(*numbers: int) -> list[tuple[int, int]]:
 
 
 def test_a_whole_segment(scene: Scene) -> None:
-    """All of it, in order; then the checkpoint is complete."""
+    """All of it, in order, and out of memory once it is sent; then the checkpoint is complete."""
     sink = Recorder()
+    sending = Sending(scene, sink)
 
-    assert Sending(scene, sink).send()
+    assert sending.send()
 
     assert sink.sent == ordinals(*range(EVENTS))
+    assert len(sending.told) == len(sink.parts)
     assert place(scene.checkpoint) == (1, EVENTS - 1, True)
 
 
