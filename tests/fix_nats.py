@@ -53,6 +53,11 @@ class Admin(NatsClient):
         state: dict[str, Any] = self.ask(f"STREAM.INFO.{name}")["state"]
         return state
 
+    def await_messages(self, name: str, last: int) -> None:
+        """Wait until a stream has had so many messages."""
+        while self.state(name)["last_seq"] < last:
+            pass
+
     def publish_as(self, subject: str, value: str, message_id: str) -> None:
         """Store a message under an id."""
         answer = self.request(subject, value.encode(), {"Nats-Msg-Id": message_id})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from deltaforge_dagster.sinks.base import MESSAGES, Origin, SinkBatch
 from deltaforge_dagster.sinks.nats import answers as nats_answers
 from deltaforge_dagster.sinks.nats import pack as nats_pack
+from deltaforge_dagster.sinks.nats.link import NatsLink
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_lab.servers.nats import NatsServer
 
@@ -76,6 +80,26 @@ def numbered(
 
 def allow() -> None:
     """A guard that lets everything pass."""
+
+
+@contextmanager
+def amid(block: int, messages: int, act: Callable[[float], None]) -> Iterator[None]:
+    """Call a function, with the time when an answer is due, once so many messages of a block have been sent."""
+    transmit = NatsLink.transmit
+    blocks = itertools.count()
+
+    def interrupted(link: NatsLink, data: memoryview | bytes, deadline: float) -> None:
+        if bytes(data[:4]) != b"HPUB" or next(blocks) != block:
+            transmit(link, data, deadline)
+            return
+        cut = [found.start() for found in re.finditer(b"HPUB ", data)][messages]
+        transmit(link, data[:cut], deadline)
+        act(deadline)
+        transmit(link, data[cut:], deadline)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NatsLink, "transmit", interrupted)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -244,10 +244,10 @@ class Answers:
         first = number - self._base
         return self._answers[first : first + messages]
 
-    def last_sequence(self, number: int, messages: int) -> int:
-        """Return the highest stream sequence in the answers to these messages; none of them may have been refused."""
+    def sequences(self, number: int, messages: int) -> Longs:
+        """Return the sequences in the stream that these messages have, -1 for those that were refused."""
         first = number - self._base
-        return int(self._sequences[first : first + messages].max())
+        return self._sequences[first : first + messages]
 
     def forget(self, number: int) -> None:
         """Discard the outcomes of the messages before `number`, all of which were answered."""

@@ -6,7 +6,7 @@ the buffers of Arrow columns in place. `pack` decides which messages form a bloc
 
 The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal number::
 
-    HPUB <destination> [<reply>.#n ]#header #all;      sizes of the headers, and of headers and value
+    HPUB <destination> [<reply>.#n ]#header #all;      n only if it is answered; sizes of the headers, and of headers and value
     NATS/1.0;
     Nats-Msg-Id: <idempotency key><suffix>;
     Nats-Expected-Last-Msg-Id: <idempotency key of the row before><suffix>;      if it is chained
@@ -56,11 +56,12 @@ class Shared(NamedTuple):
     """Texts shared by all messages of a block.
 
     `reply` is the prefix, before a number, of the subjects for answers; it is empty for messages that
-    are neither answered nor chained. `suffix` ends every message id and its line; `marks` are whole
-    header lines.
+    are neither answered nor chained. Every `every`-th message of a block is answered, and its last one.
+    `suffix` ends every message id and its line; `marks` are whole header lines.
     """
 
     reply: Bytes
+    every: int
     suffix: Bytes
     marks: Bytes
 
@@ -133,6 +134,7 @@ def _header_size(
 def _command_size(
     columns: TextColumns, shared: Shared, special: Special, start: int, row: int, number: int
 ) -> int:
+    """Return the size of a row's command if it is answered, as message `number` plus its place in the block."""
     header = _header_size(columns, shared, special, start, row)
     whole = header + _size(columns, _VALUE, row)
     size = len(_HPUB) + _size(columns, _DESTINATION, row) + 1
@@ -151,7 +153,7 @@ def measure(
     number: int,
     max_bytes: int,
 ) -> tuple[int, int]:
-    """Return the end of a block from row `start`, at most `most`, and the size of its commands."""
+    """Return the end of a block from row `start`, at most `most`, and the size of its commands if all are answered."""
     stop = start
     total = 0
     while stop < most:
@@ -241,8 +243,8 @@ def emit(
     stop: int,
     number: int,
     out: Bytes,
-) -> None:
-    """Write the commands of the rows `start` to `stop` (exclusive)."""
+) -> int:
+    """Write the commands of the rows `start` to `stop` (exclusive); return their size."""
     at = 0
     for row in range(start, stop):
         header = _header_size(columns, shared, special, start, row)
@@ -250,11 +252,12 @@ def emit(
         at = _put_cell(out, at, columns, _DESTINATION, row)
         out[at] = 32
         at += 1
-        if len(shared.reply) > 0:
+        if len(shared.reply) > 0 and ((row - start + 1) % shared.every == 0 or row == stop - 1):
             at = _put(out, at, shared.reply)
-            at = put_number(out, at, number + row - start)
+            at = put_number(out, at, number)
             out[at] = 32
             at += 1
+            number += 1
         at = put_number(out, at, header)
         out[at] = 32
         at = put_number(out, at + 1, header + _size(columns, _VALUE, row))
@@ -279,3 +282,4 @@ def emit(
         at = _put(out, at, _CRLF)
         at = _put_cell(out, at, columns, _VALUE, row)
         at = _put(out, at, _CRLF)
+    return at

@@ -113,9 +113,9 @@ class NatsLink:
                 sent += next_socket().send(view[sent : sent + _PIECE])
 
     def send_block(self, block: PackedMessages, deadline: float, *, answered: bool) -> None:
-        """Send a block; `answered` says whether its messages will be answered."""
+        """Send a block; `answered` says whether there will be answers to it."""
         if answered:
-            self.answers.expect(block.rows)
+            self.answers.expect(block.answers)
         self.transmit(block.data, deadline)
 
     def await_answers(self, number: int, deadline: float) -> None:

@@ -6,7 +6,8 @@ kernels write whole blocks (`commands` shows the bytes); kernels also parse the 
 
 Messages for a stream are *chained*: each one names the message before it and is stored only directly
 after it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one message refuses all that were sent
-after it, and the stored messages are a prefix without gaps, however many are on their way. The sender
+after it, and the stored messages are a prefix without gaps, however many are on their way. A message that is stored
+says the same of those before it, so not every one has to be answered. The sender
 states the condition for a chain's first message in the headers that it passes for the first row.
 """
 
@@ -88,19 +89,29 @@ class PositionHeader:
 class PackedMessages:
     """Packed commands of the messages `start` to `stop` (exclusive) of a batch.
 
-    `data` stays valid until the third block after this one is packed. The answers to the messages are
-    numbered from `number`.
+    `data` stays valid until the third block after this one is packed. Every `every`-th message is answered, and
+    the last one; the answers are numbered from `number`.
     """
 
     start: int
     stop: int
     number: int
+    every: int
     data: memoryview
 
     @property
-    def rows(self) -> int:
-        """Number of messages."""
-        return self.stop - self.start
+    def answers(self) -> int:
+        """Number of answers."""
+        return -(-(self.stop - self.start) // self.every)
+
+    def rows_of(self, answer: int) -> range:
+        """Return the rows that an answer, counted from 0, speaks for; the last of them is the one that is answered."""
+        first = self.start + answer * self.every
+        return range(first, min(first + self.every, self.stop))
+
+    def answers_before(self, row: int) -> int:
+        """Return the number of answers that only speak for rows before this one."""
+        return self.answers if row == self.stop else (row - self.start) // self.every
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +164,7 @@ class Packer:
         first: Mapping[str, str],
         marks: Mapping[str, str],
         keeping: PositionHeader | None = None,
+        every: int = 1,
         max_rows: int = MAX_BLOCK_ROWS,
         max_bytes: int = MAX_BLOCK_BYTES,
     ) -> PackedMessages:
@@ -168,10 +180,11 @@ class Packer:
             first: Additional headers of the first row.
             marks: Additional headers of every row.
             keeping: How the messages state positions; None if they do not.
+            every: How many messages there are for each one that is answered.
             max_rows: Maximum number of messages.
             max_bytes: Maximum number of bytes.
         """
-        shared = Shared(self._reply, self._suffix_line, _lines(marks))
+        shared = Shared(self._reply, every, self._suffix_line, _lines(marks))
         special = self._special(start, stop, first, keeping)
         most = min(start + max_rows, stop)
         fits, size = measure(self._columns, shared, special, start, most, number, max_bytes)
@@ -182,8 +195,8 @@ class Packer:
         if len(self._buffers[-1]) < size:
             self._buffers[-1] = np.empty(size, np.uint8)
         buffer = self._buffers[-1]
-        emit(self._columns, shared, special, start, end, number, buffer)
-        return PackedMessages(start, end, number, buffer.data[:size])
+        size = emit(self._columns, shared, special, start, end, number, buffer)
+        return PackedMessages(start, end, number, every, buffer.data[:size])
 
     def _special(
         self, start: int, stop: int, first: Mapping[str, str], keeping: PositionHeader | None

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import deque
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import pyarrow.compute as pc
@@ -45,8 +45,26 @@ _STRICT_BEGINNINGS = 3
 """Number of attempts, without progress, in which a chain's first message requires the stream's last
 sequence to be the known one; if others publish all the time, that would never succeed."""
 
+_ANSWERED_EVERY = 100
+"""In a chain in which everything was stored so far, the number of messages for each one that is answered. An answer takes the server
+about a fourth of what it needs for a message."""
+
 _SHRINK = 4
 _KNOWN_SUBJECTS = 100_000
+
+
+class _Known(NamedTuple):
+    """Which duplicates are right, because the first attempt may have been stored: places in the log, as `Task.place` returns them.
+
+    Attributes:
+        sent: What was sent before up to here.
+        unanswered: Up to here as well, if it was stored behind the sequence `behind`.
+        behind: That sequence.
+    """
+
+    sent: tuple[int, int]
+    unanswered: tuple[int, int] = (-1, -1)
+    behind: int = 0
 
 
 class Session:
@@ -71,6 +89,8 @@ class Session:
         self._chain: str | None = None
         self._expected: int | None = None  # the stream's last sequence, as far as known
         self._alone = False  # the block is a single message, whose answer the next block awaits
+        self._all_stored = False  # every message of the chain's last answered block
+        self._unresolved = False  # messages may have been stored of which nobody knows
         self._most = MAX_BLOCK_ROWS
 
     def begin(self) -> None:
@@ -111,10 +131,11 @@ class Session:
         else:
             self._check_subjects(task, stop)
             self._skip_partial(packer, task)
+            self._unresolved = False
             try:
                 self._send_chained(packer, task, stop, guard)
             finally:
-                task.uncertain = self.link.sending
+                task.uncertain = self.link.sending or self._unresolved
         if failure is not None:
             raise failure
 
@@ -137,73 +158,121 @@ class Session:
         answers = self.link.answers
         waiting: deque[tuple[PackedMessages, float]] = deque()
         row = task.row
-        known = task.passing.sent
+        known = _Known(task.passing.sent)
         breaks = 0
         if task.passing.restarted:
             self._break_chain()
             task.passing.restarted = False
         while task.row < stop:
-            if row < stop and len(waiting) < (1 if self._alone else _ON_THE_WAY):
-                block = self._packed(packer, task, row, stop, strictly=breaks < _STRICT_BEGINNINGS)
+            most = 1 if self._alone else _ON_THE_WAY
+            if row < stop and len(waiting) < most and answers.refusal is None:
+                strictly = breaks < _STRICT_BEGINNINGS
+                block = self._packed(packer, task, row, stop, known, strictly=strictly)
                 self._call_guard(guard)
                 deadline = time.monotonic() + self._terms.batch_timeout
                 self.link.send_block(block, deadline, answered=True)
                 waiting.append((block, deadline))
                 self._chain = packer.message_id(block.stop - 1)
                 row = block.stop
-                task.passing.sent = max(known, (task.batch.segment, task.ordinal(row - 1)))
+                task.passing.sent = max(known.sent, task.place(row - 1))
                 continue
             block, deadline = waiting[0]
-            self.link.await_answers(block.number + block.rows, deadline)
-            again = self._row_to_store_again(task, block, known)
-            if answers.refusal is None and again is None:
+            self.link.await_answers(block.number + block.answers, deadline)
+            place = self._first_bad(task, block, known)
+            if place is None:
                 waiting.popleft()
-                self._alone = False
-                self._stored(task, block, block.stop)
-                answers.forget(block.number + block.rows)
-                self._most = min(2 * self._most, MAX_BLOCK_ROWS)
+                self._whole(task, block)
                 breaks = 0
                 continue
             self.link.await_answers(answers.next_number, waiting[-1][1])
-            row, refusal = block.stop, answers.refusal
-            if refusal is not None:
-                row = refusal.number - block.number + block.start
-            if again is not None:
-                row = min(again, row)
-            breaks = 1 if row > task.row else breaks + 1
-            self._stored(task, block, row)
+            refusal, rows = answers.refusal, block.rows_of(place)
+            dropped = answers.outcomes(block.number, block.answers)[place] == DUPLICATE
+            breaks = 1 if rows.start > task.row else breaks + 1
+            behind = self._take_stock(packer, task, block, rows)
+            row = task.row
             waiting.clear()
-            answers.forget(answers.next_number)
-            answers.forget_refusal()
-            self._break_chain()
-            if again == row:
+            if len(rows) > 1:  # which of them is the bad one will be answered next
+                known = _Known(known.sent, task.place(rows[-1]), behind)
+                self._most = max(1, self._most // _SHRINK)
+            elif dropped:
                 task.passing.again = f"|again|{secrets.token_hex(4)}"
                 packer = self._packer(task)
             elif refusal is not None:
                 self._go_on_after(api_error(refusal.text), task)
 
-    def _row_to_store_again(
-        self, task: Task, block: PackedMessages, known: tuple[int, int]
-    ) -> int | None:
-        """Return the block's first row that the stream wrongly dropped as a duplicate; see `Pass`."""
-        outcomes = self.link.answers.outcomes(block.number, block.rows)
+    def _whole(self, task: Task, block: PackedMessages) -> None:
+        """Record that a block is stored as a whole."""
+        answers = self.link.answers
+        outcomes = answers.outcomes(block.number, block.answers)
+        self._alone, self._all_stored = False, bool((outcomes == STORED).all())
+        self._most = min(2 * self._most, MAX_BLOCK_ROWS)
+        self._stored(task, block, block.stop)
+        answers.forget(block.number + block.answers)
+
+    def _first_bad(self, task: Task, block: PackedMessages, known: _Known) -> int | None:
+        """Return the first answer to the block that is a refusal, or says that the stream wrongly dropped a duplicate; see `Pass`."""
+        outcomes = self.link.answers.outcomes(block.number, block.answers)
+        sequences = self.link.answers.sequences(block.number, block.answers)
         stored = np.flatnonzero(outcomes == STORED)
-        first = int(stored[0]) if len(stored) else block.rows
-        exactly = self._terms.exactly_once and task.batch.origin is not None
+        first = int(stored[0]) if len(stored) else block.answers
         found = None
-        for place in np.flatnonzero(outcomes == DUPLICATE).tolist():
-            row = block.start + place
-            unheard = (task.batch.segment, task.ordinal(row)) <= known
-            if exactly or not (unheard or (task.passing.fresh and place < first)):
-                found = row
+        for answer in np.flatnonzero(outcomes != STORED).tolist():
+            place = task.place(block.rows_of(answer)[-1])
+            unheard = place <= known.sent or (
+                place <= known.unanswered and sequences[answer] > known.behind
+            )
+            fresh = task.passing.fresh and answer < first
+            right = not self._keeps_positions(task) and (unheard or fresh)
+            if outcomes[answer] != DUPLICATE or not right:
+                found = answer
                 break
         if len(stored):
             task.passing.fresh = False
         return found
 
+    def _take_stock(self, packer: Packer, task: Task, block: PackedMessages, rows: range) -> int:
+        """Record what is stored of a block whose first bad answer speaks for these rows; let the next message begin a new chain.
+
+        Returns:
+            The sequence of the message before the rows.
+        """
+        try:
+            self._stored(task, block, rows.start)
+            before = self.held.sequence
+            if len(rows) > 1:
+                self._stored(task, block, self._first_missing(packer, task, rows))
+        finally:
+            self.link.answers.forget(self.link.answers.next_number)
+            self.link.answers.forget_refusal()
+            self._break_chain()
+        return before
+
+    def _first_missing(self, packer: Packer, task: Task, rows: range) -> int:
+        """Return the first of the rows with one answer, which is not good, that is not known to be stored.
+
+        What is stored of them is directly behind the row before them. Exactly once, the sink reads how far that is; otherwise it
+        sends all of them again, and duplicates that are behind that row are right.
+
+        Raises:
+            PositionMoved: The stream does not hold what this sender left there.
+            SinkUnavailable: The server does not answer.
+        """
+        if not self._keeps_positions(task):
+            return rows.start
+        self._unresolved = True
+        now = self._reader().held()
+        missing = rows.start + now.live - self.held.live
+        if now.problem is not None or missing not in rows:
+            raise self._moved()
+        if missing > rows.start and not _is_at(now, packer, task, missing - 1):
+            raise self._moved()
+        self._unresolved = False
+        return missing
+
     def _break_chain(self) -> None:
         """Let the next message begin a new chain."""
         self._chain = None
+        self._all_stored = False
         self._expected = self.link.answers.sequence or self._expected
 
     def _call_guard(self, guard: SendGuard) -> None:
@@ -228,13 +297,23 @@ class Session:
         if row == task.row:
             return
         task.row = row
-        last = self.link.answers.last_sequence(block.number, row - block.start)
-        sequence = max(self.held.sequence, last)
+        heard, last = block.answers_before(row), self.held.sequence
+        if heard:
+            last = int(self.link.answers.sequences(block.number, heard).max())
+        unheard = row - block.rows_of(heard).start if row < block.stop else 0
+        sequence = max(self.held.sequence, last + unheard)
         live = self.held.live if task.batch.origin is None else sequence
         self.held = Held(sequence, live)
 
     def _packed(
-        self, packer: Packer, task: Task, row: int, stop: int, *, strictly: bool
+        self,
+        packer: Packer,
+        task: Task,
+        row: int,
+        stop: int,
+        known: _Known,
+        *,
+        strictly: bool,
     ) -> PackedMessages:
         first: dict[str, str] = {}
         before = "-1"
@@ -250,6 +329,8 @@ class Session:
         # A first message with a condition is sent alone. If it were refused, messages behind it could be
         # dropped as duplicates, and the message after those would still fit into the chain.
         self._alone = self._chain is None and len(first) > 0
+        # Duplicates would pass the condition of the chain: where there may be any, each message is answered.
+        sparsely = self._all_stored and task.place(row) > max(known.sent, known.unanswered)
         keeping = self._keeping(task, before)
         redrive = task.batch.origin is not None and task.batch.origin.redrive is not None
         return packer.pack(
@@ -259,12 +340,13 @@ class Session:
             first=first,
             marks=self._marks(task),
             keeping=keeping,
+            every=_ANSWERED_EVERY if sparsely else 1,
             max_rows=1 if redrive or self._alone else self._most,
         )
 
     def _keeping(self, task: Task, before: str) -> PositionHeader | None:
         batch = task.batch
-        if batch.origin is None or not self._terms.exactly_once:
+        if batch.origin is None or not self._keeps_positions(task):
             return None
         last = batch.messages.num_rows - 1
         ends = batch.origin.redrive is None and task.ordinal(last) == batch.origin.rows - 1
@@ -291,10 +373,7 @@ class Session:
                 if task.batch.origin is None:
                     self.held = now
                 elif now.problem is not None or now.live != self.held.live:
-                    raise PositionMoved(
-                        f"{where} does not hold what this run left there: another sender is at "
-                        "work, or the server has lost data"
-                    )
+                    raise self._moved()
                 else:
                     self.held = replace(self.held, sequence=now.sequence)
             elif error.sequence is not None:
@@ -315,6 +394,16 @@ class Session:
                 "too_large",
             )
         raise refusal(where, error)
+
+    def _moved(self) -> PositionMoved:
+        assert self._stream is not None
+        return PositionMoved(
+            f"{self.link.where}: stream {self._stream.name!r} does not hold what this run left there: "
+            "another sender is at work, or the server has lost data"
+        )
+
+    def _keeps_positions(self, task: Task) -> bool:
+        return self._terms.exactly_once and task.batch.origin is not None
 
     def _check_subjects(self, task: Task, stop: int) -> None:
         """Check, before anything is sent, that the stream captures all subjects."""
@@ -346,7 +435,7 @@ class Session:
         row = 0
         while row < task.batch.messages.num_rows and task.ordinal(row) == task.ordinal(0):
             row += 1
-            if f"{partial}|".startswith(f"{packer.message_id(row - 1)}|"):
+            if _is_id(partial, packer, row - 1):
                 task.row = row
                 return
 
@@ -360,3 +449,20 @@ class Session:
         return Reader(
             self.link, self._stream.name, terms.pattern, terms.suffix, terms.batch_timeout
         )
+
+
+def _is_id(text: str, packer: Packer, row: int) -> bool:
+    """Return whether a message's id is that of a row, in this pass or stored again in another one."""
+    return f"{text}|".startswith(f"{packer.message_id(row)}|")
+
+
+def _is_at(held: Held, packer: Packer, task: Task, row: int) -> bool:
+    """Return whether a row is the last one that the stream holds."""
+    if held.partial is not None:
+        return _is_id(held.partial, packer, row)
+    own, found = task.batch.position_at(row), held.position
+    return found is not None and (own.segment_id, own.ordinal, own.event_id) == (
+        found.segment_id,
+        found.ordinal,
+        found.event_id,
+    )

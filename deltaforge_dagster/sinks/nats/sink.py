@@ -7,7 +7,8 @@ message ids also end in `|replay|<run>`.
 **With a stream**, delivery is at least once. Within its `duplicate_window`, the stream drops messages
 that it already has, by `Nats-Msg-Id`. Messages are sent in blocks (`pack`), two of which may be
 unacknowledged, and chained: a message is stored only if the message before it is the last one in the
-stream. If somebody else publishes into the stream between two of them, the chain breaks. That is not an
+stream. So the stream's answer to a message speaks for those before it, and in a chain in which everything
+was stored only one in a hundred is answered. If somebody else publishes into the stream between two of them, the chain breaks. That is not an
 error: a new chain begins with the first refused message, in smaller blocks for a while. The first
 message of a chain is stored only if the stream's last sequence is the one that the sink knows
 (`Nats-Expected-Last-Sequence`), so that it cannot be stored in addition to bytes that an old connection

@@ -84,3 +84,7 @@ class Task:
     def ordinal(self, row: int) -> int:
         """Return the ordinal of a row."""
         return cast("int", self.batch.messages.column("ordinal")[row].as_py())
+
+    def place(self, row: int) -> tuple[int, int]:
+        """Return the segment and the ordinal of a row."""
+        return self.batch.segment, self.ordinal(row)

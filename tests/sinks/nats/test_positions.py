@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -17,6 +15,7 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_dagster.sinks.nats import session
 from deltaforge_dagster.sinks.nats.endpoint import Login, addresses
 from deltaforge_dagster.sinks.nats.link import NatsLink
 from deltaforge_dagster.sinks.nats.pack import Packer, PositionHeader
@@ -24,7 +23,7 @@ from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_nats import Admin
-from tests.sinks.nats_messages import MakeSink, allow, batch, kernels, numbered, opened, row
+from tests.sinks.nats_messages import MakeSink, allow, amid, batch, kernels, numbered, opened, row
 
 __all__ = ["kernels"]
 
@@ -42,7 +41,7 @@ def values(admin: Admin, stream: str, subject: str = ">") -> list[int]:
     return [int(one) for one in admin.values(stream, subject)]
 
 
-@pytest.mark.parametrize("room", [1, 2, 1999, 2000, 2001, 4001])
+@pytest.mark.parametrize("room", [1, 2, 1999, 2000, 2001, 2457, 4001])
 def test_wherever_it_stops(
     make_sink: MakeSink, nats_admin: Admin, nats_stream: str, room: int
 ) -> None:
@@ -137,12 +136,19 @@ def test_from_at_least_once(make_sink: MakeSink, nats_admin: Admin, nats_stream:
 
 
 @pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("every", [1, 100])
 def test_a_lost_connection_delivers_amid_a_block(
-    nats_server: NatsServer, nats_admin: Admin, nats_stream: str, make_sink: MakeSink, before: int
+    nats_server: NatsServer,
+    nats_admin: Admin,
+    nats_stream: str,
+    make_sink: MakeSink,
+    *,
+    every: int,
+    before: int,
 ) -> None:
     """What an earlier connection sent is stored late, so the next one's are duplicates, and behind them are not.
 
-    Nothing is stored twice, and the position is that of the last message.
+    Nothing is stored twice, and the position is that of the last message. Where each message is answered, the sink notices.
     """
     whole = numbered(f"{nats_stream}.a", 20, origin=ORIGIN)
     late = Packer(whole.messages, "|sink", "_INBOX.lost").pack(
@@ -153,32 +159,24 @@ def test_a_lost_connection_delivers_amid_a_block(
         marks={},
         keeping=PositionHeader(lambda row: whole.position_at(row).to_json(), None),
     )
-    transmit = NatsLink.transmit
-    blocks = itertools.count()
 
-    def stored(messages: int) -> None:
-        while nats_admin.state(nats_stream)["last_seq"] < messages:
-            pass
-
-    def interrupted(link: NatsLink, data: memoryview | bytes, deadline: float) -> None:
-        if bytes(data[:4]) != b"HPUB" or next(blocks) != 1:
-            transmit(link, data, deadline)
-            return
-        cut = [found.start() for found in re.finditer(b"HPUB ", data)][before]
-        transmit(link, data[:cut], deadline)
-        stored(1 + before)
+    def deliver_late(deadline: float) -> None:
+        nats_admin.await_messages(nats_stream, 1 + before)
         with closing(
             NatsLink("lost", addresses("lost", nats_server.url)[0], "lost", 60, 60)
         ) as lost:
             lost.connect(Login())
-            transmit(lost, late.data, deadline)
-            stored(10)
-        transmit(link, data[cut:], deadline)
+            lost.transmit(late.data, deadline)
+            nats_admin.await_messages(nats_stream, 10)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NatsLink, "transmit", interrupted)
-        with pytest.raises(PositionMoved):
-            make_sink().send(whole, allow)
+    noticed = pytest.raises(PositionMoved) if every == 1 else nullcontext()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        amid(1, before, deliver_late),
+        noticed,
+    ):
+        patch.setattr(session, "_ANSWERED_EVERY", every)
+        make_sink().send(whole, allow)
 
     assert values(nats_admin, nats_stream) == list(range(20))
     assert make_sink().position() == whole.position_at(19)

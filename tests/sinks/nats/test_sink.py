@@ -19,11 +19,12 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks.nats.endpoint import Login
 from deltaforge_dagster.sinks.nats.sink import NatsSink, subject_pattern
+from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_nats import Admin, StartNats
 from tests.sinks.certificates import certificate
 from tests.sinks.messages import sent
-from tests.sinks.nats_messages import MakeSink, allow, batch, kernels, numbered, opened, row
+from tests.sinks.nats_messages import MakeSink, allow, amid, batch, kernels, numbered, opened, row
 
 __all__ = ["kernels"]
 
@@ -110,6 +111,24 @@ def test_others_publish_all_the_time(
 
     values = [int(one) for one in nats_admin.values(nats_stream, f"{nats_stream}.mine")]
     assert values == list(range(3000))
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_somebody_amid_messages_without_answers(
+    make_sink: MakeSink, nats_admin: Admin, nats_stream: str, *, exactly_once: bool
+) -> None:
+    """Only one message in a hundred is answered; what is stored of the others is not stored again, nor is anything missing."""
+    sink = make_sink(pattern=f"{nats_stream}.mine", exactly_once=exactly_once)
+
+    def publish(_: float) -> None:
+        nats_admin.await_messages(nats_stream, 2001 + 137)
+        nats_admin.publish_as(f"{nats_stream}.other", "x", "other")
+
+    with amid(2, 137, publish):
+        sink.send(numbered(f"{nats_stream}.mine", 6000, origin=ORIGIN), allow)
+
+    values = [int(one) for one in nats_admin.values(nats_stream, f"{nats_stream}.mine")]
+    assert values == list(range(6000))
 
 
 def test_many_changes_of_a_row(make_sink: MakeSink, nats_admin: Admin, nats_stream: str) -> None:
@@ -218,29 +237,51 @@ def test_too_large_for_the_server(make_sink: MakeSink, nats_admin: Admin, nats_s
     assert len(nats_admin.values(nats_stream)) == 2
 
 
-def test_too_large_for_the_stream(make_sink: MakeSink, nats_admin: Admin, nats_stream: str) -> None:
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_forgotten_in_part_amid_messages_without_answers(
+    make_sink: MakeSink, nats_admin: Admin, nats_stream: str, *, exactly_once: bool
+) -> None:
+    """The same where only one message in a hundred is answered: older values do not end up behind newer ones."""
+    sink = make_sink(exactly_once=exactly_once)
+    known = range(2540, 2560)
+    for n in known:
+        nats_admin.publish_as(f"{nats_stream}.a", str(n), f"i{n}|sink")
+    if exactly_once:
+        sink.position()
+
+    sink.send(numbered(f"{nats_stream}.a", 6000, origin=ORIGIN), allow)
+
+    values = [int(one) for one in nats_admin.values(nats_stream)]
+    assert values == [*known, *range(6000)]
+
+
+@pytest.mark.parametrize("place", [2, 2457, 2500])
+def test_too_large_for_the_stream(
+    make_sink: MakeSink, nats_admin: Admin, nats_stream: str, place: int
+) -> None:
     """The same for the stream's max_msg_size, also when it was lowered while the sink was open."""
     sink = make_sink()
     nats_admin.change(nats_stream, max_msg_size=1000)
-    rows = [row(n, f"{nats_stream}.a") for n in range(5)]
-    rows[2]["value"] = "x" * 2000
+    rows = [row(n, f"{nats_stream}.a") for n in range(place + 300)]
+    rows[place]["value"] = "x" * 2000
 
     for made in (sink, make_sink("other")):
         with pytest.raises(Undeliverable, match="max_msg_size") as caught:
             made.send(batch(rows), allow)
-        assert (caught.value.ordinal, caught.value.cause) == (2, "too_large")
-    assert len(nats_admin.values(nats_stream)) == 4
+        assert (caught.value.ordinal, caught.value.cause) == (place, "too_large")
+    assert len(nats_admin.values(nats_stream)) == 2 * place
 
 
-def test_a_full_stream(make_sink: MakeSink, nats_admin: Admin, nats_stream: str) -> None:
+@pytest.mark.parametrize("room", [2457, 2500])
+def test_a_full_stream(make_sink: MakeSink, nats_admin: Admin, nats_stream: str, room: int) -> None:
     """A stream that discards new messages takes a beginning; the rest follows once there is room."""
-    nats_admin.change(nats_stream, max_msgs=2500, discard="new")
+    nats_admin.change(nats_stream, max_msgs=room, discard="new")
     sink = make_sink()
     messages = numbered(f"{nats_stream}.a", 6000)
     for _ in range(2):
         with pytest.raises(SinkUnavailable, match="maximum messages exceeded"):
             sink.send(messages, allow)
-        assert [int(one) for one in nats_admin.values(nats_stream)] == list(range(2500))
+        assert [int(one) for one in nats_admin.values(nats_stream)] == list(range(room))
     nats_admin.change(nats_stream, max_msgs=-1)
 
     sink.send(messages, allow)
