@@ -121,8 +121,10 @@ class Journal:
         """
         with readable(path):
             file, local = self._storage.open(path), self._storage.local
+            if local:
+                return pq.ParquetFile(file, buffer_size=_COLUMN_BYTES, pre_buffer=False)
             # Over a network, read all columns of a row group together, not one by one.
-            return pq.ParquetFile(file, pre_buffer=not local, buffer_size=local and _COLUMN_BYTES)
+            return pq.ParquetFile(file, pre_buffer=True)
 
     def batches(
         self, row: SegmentFile, columns: Sequence[str] | None = None

@@ -62,6 +62,7 @@ class EncodedSegments:
             self._slices.setdefault(batch_slice.segment, []).append(batch_slice)
         self._paths = {one.path for one in slices if one.path}
         self._files: dict[str, MappedBatches] = {}
+        # By sink: path and number of each batch that it has in memory.
         self._in_memory: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
         self._opening = threading.Lock()
 
@@ -139,9 +140,9 @@ class EncodedSegments:
                 raise refused[0]
 
     def sent(self, sink_id: str) -> None:
-        """Give back the memory of the messages that a sink has, of all batches of its files except for the newest one.
+        """Give back the memory of the messages that a sink has read so far, because they were sent; the newest batch stays.
 
-        They can be read again.
+        The messages can be read again, from the system's cache of files.
         """
         with self._opening:
             for path, number in self._in_memory[sink_id][:-1]:

@@ -245,7 +245,7 @@ class Answers:
         return self._answers[first : first + messages]
 
     def sequences(self, number: int, messages: int) -> Longs:
-        """Return the sequences in the stream that these messages have, -1 for those that were refused."""
+        """Return the sequence in the stream that each answer names, of a duplicate that of the stored message; -1 for a refusal."""
         first = number - self._base
         return self._sequences[first : first + messages]
 

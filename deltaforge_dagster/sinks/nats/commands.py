@@ -153,7 +153,7 @@ def measure(
     number: int,
     max_bytes: int,
 ) -> tuple[int, int]:
-    """Return the end of a block from row `start`, at most `most`, and the size of its commands if all are answered."""
+    """Return the end of a block from row `start`, at most `most`, and the size of its commands, at most: as if each were answered."""
     stop = start
     total = 0
     while stop < most:

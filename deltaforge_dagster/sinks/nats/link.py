@@ -112,10 +112,9 @@ class NatsLink:
             while sent < len(view):
                 sent += next_socket().send(view[sent : sent + _PIECE])
 
-    def send_block(self, block: PackedMessages, deadline: float, *, answered: bool) -> None:
-        """Send a block; `answered` says whether there will be answers to it."""
-        if answered:
-            self.answers.expect(block.answers)
+    def send_block(self, block: PackedMessages, deadline: float) -> None:
+        """Send a block whose messages the stream answers."""
+        self.answers.expect(block.answers)
         self.transmit(block.data, deadline)
 
     def await_answers(self, number: int, deadline: float) -> None:

@@ -170,7 +170,7 @@ class Session:
                 block = self._packed(packer, task, row, stop, known, strictly=strictly)
                 self._call_guard(guard)
                 deadline = time.monotonic() + self._terms.batch_timeout
-                self.link.send_block(block, deadline, answered=True)
+                self.link.send_block(block, deadline)
                 waiting.append((block, deadline))
                 self._chain = packer.message_id(block.stop - 1)
                 row = block.stop
@@ -248,10 +248,10 @@ class Session:
         return before
 
     def _first_missing(self, packer: Packer, task: Task, rows: range) -> int:
-        """Return the first of the rows with one answer, which is not good, that is not known to be stored.
+        """Return the row to send next, of rows that share one bad answer, which does not say how many of them are stored.
 
-        What is stored of them is directly behind the row before them. Exactly once, the sink reads how far that is; otherwise it
-        sends all of them again, and duplicates that are behind that row are right.
+        Those that are stored directly follow the row before them in the stream. Exactly once, the sink reads how many they are.
+        At least once, it sends all of the rows again; a duplicate is right if the stream has it behind the row before them.
 
         Raises:
             PositionMoved: The stream does not hold what this sender left there.
@@ -346,7 +346,7 @@ class Session:
 
     def _keeping(self, task: Task, before: str) -> PositionHeader | None:
         batch = task.batch
-        if batch.origin is None or not self._keeps_positions(task):
+        if batch.origin is None or not self._terms.exactly_once:
             return None
         last = batch.messages.num_rows - 1
         ends = batch.origin.redrive is None and task.ordinal(last) == batch.origin.rows - 1
