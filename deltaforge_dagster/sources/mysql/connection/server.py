@@ -22,6 +22,7 @@ from pymysql.cursors import Cursor, DictCursor
 from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.mysql.config import MysqlDsn, mysql_dsn
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
+from deltaforge_dagster.sources.mysql.connection.tls import TlsContext, tls_context
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _CONNECT_SECONDS = 2.0
@@ -214,7 +215,7 @@ class MysqlSourceServer:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return opened
 
-    def _handshake(self, opened: socket.socket, tls: ssl.SSLContext | None) -> pymysql.Connection:
+    def _handshake(self, opened: socket.socket, tls: TlsContext | None) -> pymysql.Connection:
         dsn = self.dsn
         connection = pymysql.Connection(
             host=dsn.host,
@@ -233,36 +234,31 @@ class MysqlSourceServer:
         if dsn.ssl_mode == "PREFERRED":
             # PyMySQL's own code for this mode loads all of the system's certificates and uses none.
             connection.ssl, connection._ssl_required, connection.ctx = True, False, tls  # noqa: SLF001
+        session = None  # after a failure, the next connection makes a complete handshake
         try:
             connection.connect(opened)
+            if isinstance(connection._sock, ssl.SSLSocket):  # noqa: SLF001
+                session = connection._sock.session  # noqa: SLF001
         except pymysql.MySQLError:
             raise
         except Exception as error:  # noqa: BLE001 - a bad handshake may make PyMySQL raise anything
             raise pymysql.OperationalError(
                 2013, f"the handshake failed ({type(error).__name__})"
             ) from None
+        finally:
+            if tls is not None:
+                tls.session = session
         return connection
 
-    def _tls(self) -> ssl.SSLContext | None:
-        """Return a TLS context that verifies the server as `ssl-mode` says; None for DISABLED."""
-        dsn = self.dsn
-        if dsn.ssl_mode == "DISABLED":
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = dsn.ssl_mode == "VERIFY_IDENTITY"
+    def _tls(self) -> TlsContext | None:
+        """Return the TLS context of our connections; None without TLS."""
         try:
-            if dsn.ssl_mode in {"VERIFY_CA", "VERIFY_IDENTITY"}:
-                context.load_verify_locations(dsn.ssl_ca)
-            else:
-                context.verify_mode = ssl.CERT_NONE
-            if dsn.ssl_cert:
-                context.load_cert_chain(dsn.ssl_cert, dsn.ssl_key)
+            return tls_context(self.dsn)
         except OSError as error:  # ssl.SSLError is one, too
             reason = error.strerror or type(error).__name__
             raise SourceMisconfigured(
                 f"{self.where}: the files of ssl-ca, ssl-cert and ssl-key cannot be used ({reason})"
             ) from None
-        return context
 
     def _problem(self, error: pymysql.MySQLError) -> DeltaforgeError:
         cause = getattr(error, "original_exception", None)  # PyMySQL wraps an OSError

@@ -33,6 +33,12 @@ def cipher(dsn: str) -> str:
         return str(session.rows("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"])
 
 
+def continues(dsn: str) -> bool:
+    """Connect; return whether the server says that the connection continues an earlier TLS session."""
+    with MysqlSourceServer.from_dsn(dsn, "deltaforge/t").query(10) as session:
+        return str(session.rows("SHOW STATUS LIKE 'Ssl_sessions_reused'")[0]["Value"]) == "1"
+
+
 @pytest.fixture(scope="module")
 def authority() -> Iterator[tuple[MysqlServer, Path]]:
     """A server, and the certificate of the authority that it has made for itself."""
@@ -65,6 +71,49 @@ class TestTls:
 
         with pytest.raises(SourceMisconfigured, match="see ssl-mode and ssl-ca of the DSN"):
             cipher(f"{mysql_dsn}?ssl-mode=VERIFY_CA&ssl-ca={certificate}")
+
+    def test_a_connection_continues_the_session_of_the_last(self, mysql_dsn: str) -> None:
+        """Other objects for the same DSN do so too, because each check, tick and run has its own."""
+        dsn = f"{mysql_dsn}?ssl-mode=REQUIRED"
+
+        assert not continues(dsn)
+        assert continues(dsn)
+        assert not continues(mysql_dsn)
+
+    def test_after_a_failure_nothing_is_continued(self, mysql_dsn: str) -> None:
+        """If the session were what the server did not like, the next attempt would fail as well."""
+        where = mysql_dsn.partition("@")[2]
+        dsn = f"mysql://leaver:geheim@{where}?ssl-mode=REQUIRED"
+        with MysqlSourceServer.from_dsn(mysql_dsn, "deltaforge/t").query(10) as session:
+            session.rows("CREATE USER 'leaver'@'%' IDENTIFIED BY 'geheim'")
+            session.rows("GRANT ALL ON *.* TO 'leaver'@'%'")
+            try:
+                continues(dsn)
+                assert continues(dsn)
+
+                session.rows("ALTER USER 'leaver'@'%' ACCOUNT LOCK")
+                with pytest.raises(DeltaforgeError):
+                    continues(dsn)
+                session.rows("ALTER USER 'leaver'@'%' ACCOUNT UNLOCK")
+
+                assert not continues(dsn)
+            finally:
+                session.rows("DROP USER 'leaver'@'%'")
+
+    def test_a_changed_file_is_read_again(
+        self, authority: tuple[MysqlServer, Path], tmp_path: Path
+    ) -> None:
+        """A session that was verified with the file as it was is not continued."""
+        server, certificate = authority
+        trusted = tmp_path / "ca.pem"
+        trusted.write_bytes(certificate.read_bytes())
+        dsn = f"{server.dsn}?ssl-mode=VERIFY_CA&ssl-ca={trusted}"
+        assert cipher(dsn)
+
+        trusted.write_text("nothing")
+
+        with pytest.raises(SourceMisconfigured, match="the files of ssl-ca"):
+            cipher(dsn)
 
     def test_a_file_that_is_none(self, mysql_dsn: str, tmp_path: Path) -> None:
         """A missing or wrong file is named as the files of the DSN."""
