@@ -115,6 +115,10 @@ class Delivery(Protocol):
         """When to begin, by the store's clock: after failures in earlier runs, not at once."""
         ...
 
+    def prepare(self) -> None:
+        """Get ready while nothing is due yet; called at most once. What fails is left for `deliver`, which does it again."""
+        ...
+
     def due(self) -> bool:
         """Return whether there is something to do now."""
         ...

@@ -46,6 +46,7 @@ class Deliverer:
     ) -> None:
         self.sink_id = context.sink_id
         self.waiting = False
+        self._prepared = False
         self.retries = Retries(context, checkpoint.failures)
         self._shared = DeliveryThread(self.retries)
         self._stop, self._news = self._shared.stop, self._shared.news
@@ -125,10 +126,16 @@ class Deliverer:
             self._news.clear()
             if not self.delivery.due():
                 self.waiting = True
+                self._prepare()
                 self._news.wait(1.0)
                 continue
             self.waiting = False
             self.delivery.deliver()
+
+    def _prepare(self) -> None:
+        if not self._prepared:
+            self._prepared = True
+            self.delivery.prepare()
 
     def _failed(self, error: DeltaforgeError) -> None:
         if self._stop.is_set():

@@ -74,6 +74,13 @@ class MessageDelivery:
         """How often the sink missed its deadline."""
         return self._sender.deadline.missed
 
+    def prepare(self) -> None:
+        """Open the sink, which takes some as long as the source needs for its first changes."""
+        try:
+            self._connection.open(self.progress.checkpoint)
+        except DeltaforgeError:
+            self._connection.close()
+
     def due(self) -> bool:
         """Return whether there is a segment, or a dead letter to deliver again."""
         self._segment = self._next_segment()

@@ -223,6 +223,9 @@ class TableDelivery:
         self._held_error: TableRejected | None = None
         self._busy = self._winding_up = False
 
+    def prepare(self) -> None:
+        """Do nothing: the writer is opened for each commit."""
+
     def due(self) -> bool:
         """Return whether a commit is due, or a table is to be loaded again."""
         self.redriving = False

@@ -40,6 +40,14 @@ class Hanging(Recorder):
         self.over.set()
 
 
+class Away(Recorder):
+    """A sink that cannot be opened."""
+
+    def open(self) -> None:
+        """Fail."""
+        raise SinkUnavailable("away")
+
+
 @pytest.fixture
 def begin(scene: Scene) -> Iterator[Begin]:
     """Begin the deliverer of a sink."""
@@ -86,6 +94,34 @@ def test_it_delivers_what_is_there_and_what_comes(scene: Scene, begin: Begin) ->
     assert place(scene.checkpoint) == (3, 1, True)
     assert (deliverer.alive, sink.opened, sink.closed) == (False, 1, 1)
     assert (deliverer.delivery.progress.rows, deliverer.retries.error) == (9, None)
+
+
+def test_a_sink_is_opened_before_there_is_anything_for_it(scene: Scene, begin: Begin) -> None:
+    """While the source is being read: what it brings first can be sent at once."""
+    sink = Recorder()
+    deliverer = begin(sink)
+    eventually(lambda: sink.opened)
+    scene.capture(1, 5)
+    deliverer.segment_added()
+    eventually(lambda: len(sink.sent) == 5)
+
+    assert (sink.opened, sink.closed) == (1, 0)
+
+
+def test_a_sink_that_cannot_be_opened_fails_once_something_is_for_it(
+    scene: Scene, begin: Begin
+) -> None:
+    """Until then one attempt is made, of which nobody hears."""
+    sink = Away()
+    deliverer = begin(sink)
+    eventually(lambda: sink.closed)
+    assert (deliverer.retries.error, scene.checkpoint.failures) == (None, 0)
+
+    scene.capture(1, 5)
+    deliverer.segment_added()
+    eventually(lambda: scene.checkpoint.failures)
+
+    assert scene.checkpoint.last_error == "away"
 
 
 def test_nothing_after_the_last_segment(scene: Scene, begin: Begin) -> None:
