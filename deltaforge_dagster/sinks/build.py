@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
 from deltaforge_dagster.config.sinks.encoding import AvroEncoding
@@ -39,7 +40,7 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
         )
     assert isinstance(block.config, MessageSinkConfig)
     sink: Sink = kind.build(block.config, context)
-    for wrapper in entry_points(group="deltaforge.sink_wrappers"):
+    for wrapper in _wrappers():
         if value := os.environ.get(wrapper.name):
             sink = wrapper.load()(sink, sink_id, value)
     encoding = block.config.encoding
@@ -50,3 +51,9 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
 
         sink = AvroSink(sink, SchemaRegistryClient(sink_id, encoding), encoding)
     return sink
+
+
+@functools.cache
+def _wrappers() -> tuple[EntryPoint, ...]:
+    """Return the entry points that wrap sinks; looking for them reads a file of each installed package."""
+    return tuple(entry_points(group="deltaforge.sink_wrappers"))
