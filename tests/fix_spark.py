@@ -8,7 +8,7 @@ started, with an installed Java or the one of the extra `lab`; the jars come fro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +106,18 @@ def connected(remote: str) -> SparkSession:
     session.client.set_retry_policies([])  # they last ten minutes when the server is gone
     session.client.disable_reattachable_execute()
     return session
+
+
+def unix_sockets(session: SparkSession) -> bool:
+    """Return whether the Python workers of a session get their tasks over Unix domain sockets; runs a task."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to import
+
+    def told(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        enabled = os.environ.get("PYTHON_UNIX_DOMAIN_ENABLED", "false")
+        yield pa.record_batch([pa.array([enabled.lower() == "true"])], ["enabled"])
+
+    (row,) = session.range(0, 1, 1, 1).mapInArrow(told, "enabled boolean").collect()
+    return bool(row["enabled"])
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,11 @@ from typing import IO, Any
 
 DAEMON_UMASK = 0o077
 
-_LONGEST_FOLDER = 103 - len("/pymp-12345678/listener-12345678")
-"""The longest path, in bytes, of a folder in which `multiprocessing` can make a socket: addresses have 103 on macOS, 107 on Linux."""
+LONGEST_SOCKET = 103
+"""The longest path of a socket in bytes: 103 on macOS, 107 on Linux."""
+
+_LONGEST_FOLDER = LONGEST_SOCKET - len("/pymp-12345678/listener-12345678")
+"""The longest path of a folder in which `multiprocessing` can make a socket."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Self
 
 from deltaforge_dagster.errors import DeltaforgeError, SparkUnavailable
+from deltaforge_dagster.processes.forked import LONGEST_SOCKET
 from deltaforge_dagster.processes.java import find_java
 from deltaforge_dagster.processes.process import ServerProcess, free_port
 from deltaforge_dagster.resources import spark_classes
@@ -498,6 +499,7 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.sql.warehouse.dir": _hadoop_path(work / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
         # The heap is small and the server lives long: keep little history of jobs.
+        "spark.python.unix.domain.socket.enabled": json.dumps(_has_short_path(work)),
         "spark.ui.enabled": "false",
         "spark.ui.retainedJobs": 20,
         "spark.ui.retainedStages": 20,
@@ -511,6 +513,15 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (conf / "spark-defaults.conf").write_text("".join(lines))
     return conf
+
+
+def _has_short_path(work: Path) -> bool:
+    """Return whether Spark can make its sockets for Python workers in a folder; their names have 42 bytes.
+
+    Over TCP each task waits 40 ms: Spark leaves Nagle's algorithm on (RFC 896), and the second of two small packets is not sent before the
+    worker's system has acknowledged the first, which it delays.
+    """
+    return len(os.fsencode(work)) + 1 + 42 <= LONGEST_SOCKET
 
 
 def _hadoop_path(path: Path) -> str:

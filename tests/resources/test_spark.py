@@ -26,7 +26,7 @@ from deltaforge_dagster.resources.left_tasks import end_left_tasks, interrupt
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.spark import SESSION_SETTINGS, SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
-from tests.fix_spark import SparkAddress
+from tests.fix_spark import SparkAddress, unix_sockets
 from tests.pipeline.changes import eventually
 from tests.state.make import NAME, expire, held
 
@@ -234,6 +234,11 @@ def test_workers_have_no_archives_on_their_path(make: Make) -> None:
     rows = session.range(0, 1, 1, 1).mapInArrow(archives, "path string").collect()
 
     assert [row["path"] for row in rows] == []
+
+
+def test_workers_get_tasks_over_unix_sockets(make: Make) -> None:
+    """Over TCP each task would wait 40 ms for a delayed acknowledgement."""
+    assert unix_sockets(make(None).session())
 
 
 def workers_parent(sessions: SparkSessions) -> int:

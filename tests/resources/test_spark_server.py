@@ -23,7 +23,7 @@ from deltaforge_dagster.processes import java
 from deltaforge_dagster.resources.lake_jars import LAKE_JARS
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_lab.servers.maven import fetch
-from tests.fix_spark import connected
+from tests.fix_spark import connected, unix_sockets
 from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -94,6 +94,8 @@ def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     session = connected(first.remote)
     session.range(3).write.saveAsTable("numbers")
     assert session.table("numbers").count() == 3
+    # The path of this home is too long for them, which only costs time.
+    assert not unix_sockets(session)
     session.stop()
     assert list(elsewhere.iterdir()) == []
     assert (home / "spark" / "work" / "spark_connect_model_cache").exists()  # by default in /tmp
