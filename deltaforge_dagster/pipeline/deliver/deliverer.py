@@ -46,7 +46,7 @@ class Deliverer:
     ) -> None:
         self.sink_id = context.sink_id
         self.waiting = False
-        self._prepared = False
+        self._prepared = self._preparing = False
         self.retries = Retries(context, checkpoint.failures)
         self._shared = DeliveryThread(self.retries)
         self._stop, self._news = self._shared.stop, self._shared.news
@@ -79,9 +79,11 @@ class Deliverer:
         self._news.set()
 
     def request_stop(self) -> None:
-        """Ask the thread to end after its current piece of work."""
+        """Ask the thread to end after its current piece of work; only preparing for one is interrupted."""
         self._stop.set()
         self._news.set()
+        if self._preparing:
+            self.delivery.interrupt()
 
     def join(self, seconds: float) -> None:
         """Wait for the thread; interrupt the delivery if it still hangs after that time.
@@ -133,9 +135,16 @@ class Deliverer:
             self.delivery.deliver()
 
     def _prepare(self) -> None:
-        if not self._prepared:
-            self._prepared = True
-            self.delivery.prepare()
+        if self._prepared:
+            return
+        self._prepared = self._preparing = True
+        try:
+            if (
+                not self._stop.is_set()
+            ):  # asked only now, so that `request_stop` notices one that begins
+                self.delivery.prepare()
+        finally:
+            self._preparing = False
 
     def _failed(self, error: DeltaforgeError) -> None:
         if self._stop.is_set():
