@@ -131,17 +131,21 @@ def run_as(
         return subprocess.CompletedProcess(command, 126, "", str(error))
 
 
-def free_port() -> int:
+def free_port(*, but: int | None = None) -> int:
     """Return a TCP port of 127.0.0.1 that nobody listens on now.
 
     If possible, the port is below the range that the kernel uses for outgoing connections, because one of
     those could take it before the server does, or while the server is being restarted.
+
+    Args:
+        but: Another port than this one, on which nobody listens yet, either.
     """
     below = _first_outgoing_port()
     for _ in range(_PORT_TRIES if below - _LOWEST_PORT >= _PORT_TRIES else 0):
         port = _LOWEST_PORT + secrets.randbelow(below - _LOWEST_PORT)
-        with contextlib.suppress(OSError):
-            return _bound(port)
+        if port != but:
+            with contextlib.suppress(OSError):
+                return _bound(port)
     return _bound(0)
 
 

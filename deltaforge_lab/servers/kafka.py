@@ -151,7 +151,7 @@ class KafkaServer(OneProcessServer):
 
     def _listen(self, port: int) -> None:
         self._brokers = f"127.0.0.1:{port}"
-        controller = f"127.0.0.1:{free_port()}"
+        controller = f"127.0.0.1:{free_port(but=port)}"
         self._settings["listeners"] = f"PLAINTEXT://{self._brokers},CONTROLLER://{controller}"
         self._settings["controller.quorum.voters"] = f"1@{controller}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.processes import process
 from deltaforge_dagster.processes.process import (
     Account,
     ServerProcess,
@@ -177,6 +179,15 @@ def test_free_ports_are_not_taken() -> None:
             assert port < first_outgoing or first_outgoing < 20_000, "there is room below"
             assert port not in taken
             taken.add(port)
+
+
+def test_a_free_port_for_a_second_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's other port, on which nothing listens yet, is not drawn again."""
+    first = free_port()
+    drawn, draw = iter([first - process._LOWEST_PORT]), secrets.randbelow
+    monkeypatch.setattr(secrets, "randbelow", lambda below: next(drawn, None) or draw(below))
+
+    assert free_port(but=first) != first
 
 
 def test_a_package_that_is_not_installed_has_no_directory() -> None:

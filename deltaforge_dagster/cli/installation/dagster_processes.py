@@ -82,7 +82,7 @@ class DagsterProcesses:
             SettingsError: A process cannot be started.
         """
         port = free_port() if port is None else port
-        code_port = free_port()
+        code_port = free_port(but=port)
         workspace = dagster_home / "workspace.deltaforge.yaml"
         workspace.write_text(_WORKSPACE.format(port=code_port))
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a script's `&` leaves it
