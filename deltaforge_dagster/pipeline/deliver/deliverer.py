@@ -139,9 +139,8 @@ class Deliverer:
             return
         self._prepared = self._preparing = True
         try:
-            if (
-                not self._stop.is_set()
-            ):  # asked only now, so that `request_stop` notices one that begins
+            # Asked only now: either this sees the stop, or `request_stop` sees that it has to interrupt.
+            if not self._stop.is_set():
                 self.delivery.prepare()
         finally:
             self._preparing = False

@@ -15,7 +15,7 @@ from typing import Any
 from deltaforge_dagster.sources.mysql.config import MysqlDsn
 
 _State = tuple[tuple[int, int, int] | None, ...]
-"""Of each file that a DSN names: inode, size and time of its last change."""
+"""Of each file that is used: inode, size and time of its last change."""
 
 _CONTEXTS: dict[MysqlDsn, tuple[_State, TlsContext]] = {}
 
@@ -45,11 +45,16 @@ def tls_context(dsn: MysqlDsn) -> TlsContext | None:
     """
     if dsn.ssl_mode == "DISABLED":
         return None
-    state = tuple(_state(path) for path in (dsn.ssl_ca, dsn.ssl_cert, dsn.ssl_key))
+    authority = dsn.ssl_ca if _verifies(dsn) else None
+    state = tuple(_state(path) for path in (authority, dsn.ssl_cert, dsn.ssl_key))
     known = _CONTEXTS.get(dsn)
     if known is None or known[0] != state:
         known = _CONTEXTS[dsn] = state, _new_context(dsn)
     return known[1]
+
+
+def _verifies(dsn: MysqlDsn) -> bool:
+    return dsn.ssl_mode in {"VERIFY_CA", "VERIFY_IDENTITY"}
 
 
 def _state(path: str | None) -> tuple[int, int, int] | None:
@@ -62,7 +67,7 @@ def _state(path: str | None) -> tuple[int, int, int] | None:
 def _new_context(dsn: MysqlDsn) -> TlsContext:
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = dsn.ssl_mode == "VERIFY_IDENTITY"
-    if dsn.ssl_mode in {"VERIFY_CA", "VERIFY_IDENTITY"}:
+    if _verifies(dsn):
         context.load_verify_locations(dsn.ssl_ca)
     else:
         context.verify_mode = ssl.CERT_NONE

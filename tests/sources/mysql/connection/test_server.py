@@ -121,6 +121,8 @@ class TestTls:
             with pytest.raises(SourceMisconfigured, match="the files of ssl-ca"):
                 cipher(f"{mysql_dsn}?ssl-mode={mode}&ssl-ca={tmp_path}/none.pem")
 
+        assert cipher(f"{mysql_dsn}?ssl-mode=REQUIRED&ssl-ca={tmp_path}/none.pem"), "not used"
+
 
 def test_a_password_of_any_characters(mysql_server: MysqlServer) -> None:
     """Percent-encoded in the DSN, outside of ASCII too."""
