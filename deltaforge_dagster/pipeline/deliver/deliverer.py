@@ -46,7 +46,7 @@ class Deliverer:
     ) -> None:
         self.sink_id = context.sink_id
         self.waiting = False
-        self._prepared = self._preparing = False
+        self._prepared = False
         self.retries = Retries(context, checkpoint.failures)
         self._shared = DeliveryThread(self.retries)
         self._stop, self._news = self._shared.stop, self._shared.news
@@ -79,11 +79,9 @@ class Deliverer:
         self._news.set()
 
     def request_stop(self) -> None:
-        """Ask the thread to end after its current piece of work; only preparing for one is interrupted."""
+        """Ask the thread to end after its current piece of work."""
         self._stop.set()
         self._news.set()
-        if self._preparing:
-            self.delivery.interrupt()
 
     def join(self, seconds: float) -> None:
         """Wait for the thread; interrupt the delivery if it still hangs after that time.
@@ -135,15 +133,9 @@ class Deliverer:
             self.delivery.deliver()
 
     def _prepare(self) -> None:
-        if self._prepared:
-            return
-        self._prepared = self._preparing = True
-        try:
-            # Asked only now: either this sees the stop, or `request_stop` sees that it has to interrupt.
-            if not self._stop.is_set():
-                self.delivery.prepare()
-        finally:
-            self._preparing = False
+        if not self._prepared:
+            self._prepared = True
+            self.delivery.prepare()
 
     def _failed(self, error: DeltaforgeError) -> None:
         if self._stop.is_set():

@@ -48,18 +48,6 @@ class Away(Recorder):
         raise SinkUnavailable("away")
 
 
-class Silent(Hanging):
-    """A sink whose `open` hangs until `close`, or for a while; `interrupted` says which."""
-
-    interrupted = False
-
-    def open(self) -> None:
-        """Hang."""
-        self.hangs.set()
-        self.interrupted = self.over.wait(20)
-        raise SinkUnavailable("closed")
-
-
 @pytest.fixture
 def begin(scene: Scene) -> Iterator[Begin]:
     """Begin the deliverer of a sink."""
@@ -134,17 +122,6 @@ def test_a_sink_that_cannot_be_opened_fails_once_something_is_for_it(
     eventually(lambda: scene.checkpoint.failures)
 
     assert scene.checkpoint.last_error == "away"
-
-
-def test_a_stop_waits_for_no_answer_if_nothing_is_due(begin: Begin) -> None:
-    """A run that found nothing ends at once, even if a sink does not answer."""
-    sink = Silent()
-    deliverer = begin(sink)
-    assert sink.hangs.wait(60)
-    deliverer.request_stop()
-    eventually(lambda: not deliverer.alive)
-
-    assert (sink.interrupted, deliverer.retries.error) == (True, None)
 
 
 def test_nothing_after_the_last_segment(scene: Scene, begin: Begin) -> None:
