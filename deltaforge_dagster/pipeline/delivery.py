@@ -116,7 +116,10 @@ class Delivery(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Get ready while nothing is due yet; called at most once. What fails is left for `deliver`, which does it again."""
+        """Connect while nothing is due, if that makes the first `deliver` faster; called at most once.
+
+        It may fail without an error: `deliver` connects if this has not.
+        """
         ...
 
     def due(self) -> bool:

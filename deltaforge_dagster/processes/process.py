@@ -138,7 +138,7 @@ def free_port(*, but: int | None = None) -> int:
     those could take it before the server does, or while the server is being restarted.
 
     Args:
-        but: Another port than this one, on which nobody listens yet, either.
+        but: Not this port, which the caller is about to use.
     """
     below = _first_outgoing_port()
     for _ in range(_PORT_TRIES if below - _LOWEST_PORT >= _PORT_TRIES else 0):
@@ -146,7 +146,9 @@ def free_port(*, but: int | None = None) -> int:
         if port != but:
             with contextlib.suppress(OSError):
                 return _bound(port)
-    return _bound(0)
+    while (port := _bound(0)) == but:
+        pass
+    return port
 
 
 def _first_outgoing_port() -> int:

@@ -64,6 +64,9 @@ _IN_PLACE = (
 """Java maps the archive of classes at the address for which it was made. Elsewhere it must rewrite each page that has pointers,
 and 120 MiB of the archive become memory of its own."""
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a variable's name
+_SOCKET = "/.00000000-0000-0000-0000-000000000000.sock"
+"""As Spark names its sockets in a folder."""
+
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
 
@@ -494,12 +497,12 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": _hadoop_path(conf / "fairscheduler.xml"),
         "spark.python.daemon.module": "deltaforge_dagster.resources.spark_daemon",
+        "spark.python.unix.domain.socket.enabled": json.dumps(_can_hold_sockets(work)),
         # Spark must not write into the working directory of the process that starts the server.
         "spark.local.dir": work,
         "spark.sql.warehouse.dir": _hadoop_path(work / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
         # The heap is small and the server lives long: keep little history of jobs.
-        "spark.python.unix.domain.socket.enabled": json.dumps(_has_short_path(work)),
         "spark.ui.enabled": "false",
         "spark.ui.retainedJobs": 20,
         "spark.ui.retainedStages": 20,
@@ -515,13 +518,13 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
     return conf
 
 
-def _has_short_path(work: Path) -> bool:
-    """Return whether Spark can make its sockets for Python workers in a folder; their names have 42 bytes.
+def _can_hold_sockets(work: Path) -> bool:
+    """Return whether the folder's path is short enough for the sockets over which Spark's Python workers get their tasks.
 
-    Over TCP each task waits 40 ms: Spark leaves Nagle's algorithm on (RFC 896), and the second of two small packets is not sent before the
-    worker's system has acknowledged the first, which it delays.
+    Otherwise they use TCP, and each task waits 40 ms: Spark leaves Nagle's algorithm on (RFC 896), so the second of two small packets is sent
+    only when the first is acknowledged, which the worker's system delays.
     """
-    return len(os.fsencode(work)) + 1 + 42 <= LONGEST_SOCKET
+    return len(os.fsencode(work)) + len(_SOCKET) <= LONGEST_SOCKET
 
 
 def _hadoop_path(path: Path) -> str:

@@ -75,7 +75,7 @@ class MessageDelivery:
         return self._sender.deadline.missed
 
     def prepare(self) -> None:
-        """Open the sink, which takes some as long as the source needs for its first changes."""
+        """Open the sink while the source is being read; if that fails, close it again."""
         try:
             self._connection.open(self.progress.checkpoint)
         except DeltaforgeError:
