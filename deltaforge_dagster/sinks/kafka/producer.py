@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -47,6 +48,9 @@ _TEXT_BYTES = 512
 
 _OVERHEAD = 1024
 """More bytes than a message has in addition to its key and value (`rd_kafka_msg_max_wire_size`)."""
+
+_OFTEN_SECONDS = 0.03
+"""For so long `flush` looks every millisecond whether all messages are acknowledged."""
 
 _BLOCK_ROWS = 2_000
 """How many messages with headers are prepared at a time."""
@@ -208,8 +212,14 @@ class Producer:
 
     def flush(self, seconds: float) -> int:
         """Wait until all messages are acknowledged or refused, but no longer than given; return `len`."""
-        LIBRARY.rd_kafka_flush(self._handle, _milliseconds(seconds))
-        return len(self)
+        # An acknowledgement wakes nobody, because only refusals are reported: the library looks every 10 ms, which is
+        # as long as a client chunk takes.
+        end = time.monotonic() + seconds
+        often = time.monotonic() + _OFTEN_SECONDS
+        while True:
+            LIBRARY.rd_kafka_flush(self._handle, 1 if time.monotonic() < often else 10)
+            if not (waiting := len(self)) or time.monotonic() >= end:
+                return waiting
 
     def purge(self, *, in_flight: bool = True, blocking: bool = True) -> None:
         """Refuse all messages in the queue, and also those on their way, whose outcome then stays unknown."""
