@@ -22,7 +22,7 @@ class Confirmer:
     """Moves the committed position in the store, and then confirms it to the source.
 
     When every sink has everything, positions that the log has passed without a change for this pipeline
-    are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`.
+    are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`, and when a run ends.
     """
 
     def __init__(self, loaded: LoadedPipeline, store: StateStore, lease: HeldLease) -> None:
@@ -34,8 +34,13 @@ class Confirmer:
         self._confirmed: Position | None = None if confirmed is None else parse_position(confirmed)
         self._passed_at = time.monotonic()
 
-    def confirm(self, capture: Capture | None) -> None:
-        """Confirm the committed position if it has moved since the last call."""
+    def confirm(self, capture: Capture | None, *, last: bool = False) -> None:
+        """Confirm the committed position if it has moved since the last call.
+
+        Args:
+            capture: What reads the source; None if nothing does.
+            last: Whether the run ends.
+        """
         # In this order: the passed position, then the checkpoints. A segment that is added in between
         # makes sinks lag, and the idle progress is left to the next call.
         passed = None if capture is None else capture.passed
@@ -45,7 +50,7 @@ class Confirmer:
         holds = self._store.holds.read(self._loaded.name)
         position = committed_position(self._loaded.spec, row, checkpoints, holds)
         delivered = not any(segments_behind(row, one) for one in checkpoints.values())
-        if passed is not None and delivered and self._idle_progress_due():
+        if passed is not None and delivered and (last or self._idle_progress_due()):
             reached = passed.to_json()
             self._lease.write(lambda writer: writer.pipeline.set_captured(reached))
             position = position if holds else passed

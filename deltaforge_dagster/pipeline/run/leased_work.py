@@ -225,7 +225,7 @@ class LeasedWork:
             with contextlib.suppress(StoreUnavailable):  # retried until the lease is lost
                 ended = self._asked_to_end() or end.reason()
                 ranges.close_if_due()
-                confirmer.confirm(self._capture)
+                confirmer.confirm(self._capture, last=ended is not None)
                 if self._capture is not None:
                     self._pressure.check(self._capture.segments)
                     self._capture.pause(self._pressure.paused is not None)

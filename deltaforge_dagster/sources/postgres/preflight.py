@@ -22,7 +22,7 @@ from deltaforge_dagster.sources.findings import (
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.postgres.stream import publications, slots
+from deltaforge_dagster.sources.postgres.stream import publications, restart_point, slots
 from deltaforge_dagster.sources.tables import TablePatterns
 
 _MIB = 1 << 20
@@ -118,7 +118,23 @@ def _slot(
             slots.check_start(held, server, name, position.lsn, flushed)
         found.append(Finding("slot", "ok", f"replication slot {name!r} is there"))
         found.append(_retention(connection, name))
+        found += _restart(connection, server)
     return found
+
+
+def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> list[Finding]:
+    """Note if runs begin later than they could because of a missing right."""
+    if restart_point.may_log(connection, catalog.facts(connection).version) is not False:
+        return []
+    return [
+        Finding(
+            "slot",
+            "note",
+            f"role {server.user!r} may not have the server log its running transactions, so a run begins by "
+            "decoding up to 15 s of log again",
+            restart_point.grant(connection, server.user),
+        )
+    ]
 
 
 def _room(connection: psycopg.Connection, name: str) -> Finding:

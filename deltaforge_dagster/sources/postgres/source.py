@@ -43,6 +43,7 @@ from deltaforge_dagster.sources.postgres.preflight import heartbeat_right, prefl
 from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshots
 from deltaforge_dagster.sources.postgres.stream import (
     publications,
+    restart_point,
     slot_setup,
     slots,
     stream_errors,
@@ -496,6 +497,7 @@ class PostgresSource:
             publications.extend(connection, server, config.publication, self._patterns)
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
+            restart_point.log_running_transactions(connection, facts.version)
             command = start_command(connection, config, start, facts.version)
             # With a longer timeout, or none, the slot would stay in use by a reader that is frozen.
             silence = min(facts.sender_timeout or SILENCE_SECONDS, SILENCE_SECONDS)

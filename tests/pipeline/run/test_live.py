@@ -17,6 +17,8 @@ from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
 from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
+from deltaforge_dagster.sources.registry import parse_position
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
@@ -75,6 +77,23 @@ def test_until_caught_up(make_feed: MakeFeed) -> None:
     lease = feed.store.leases.get("feed")
     assert lease is not None
     assert lease.run_id is None, "the next run need not wait"
+
+
+def test_a_run_ends_where_it_has_read_to(make_feed: MakeFeed) -> None:
+    """Log behind the last change is confirmed, too, so that the next run need not read it."""
+    feed = make_feed()
+    insert(feed.shop, 1, 10)
+    feed.shop.execute("CREATE TABLE other AS SELECT generate_series(1, 1000) AS id")
+    with psycopg.connect(feed.shop.dsn) as connection:
+        end = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert end is not None
+
+    assert feed.catch_up().delivered == {"redis": 10}
+
+    row = feed.store.pipelines.get("feed")
+    assert row is not None
+    assert row.confirmed_position is not None
+    assert parse_position(row.confirmed_position) >= LsnPosition(parse_lsn(end[0]))
 
 
 def test_a_slot_that_somebody_else_reads(make_feed: MakeFeed) -> None:
