@@ -25,6 +25,9 @@ ANY_PARTITION = -1
 
 PURGE_QUEUE, PURGE_IN_FLIGHT, PURGE_AT_ONCE = 0x1, 0x2, 0x4
 
+DELIVERY, LOG, ERROR, STATISTICS, TOKEN = 0x1, 0x4, 0x8, 0x40, 0x100
+"""`rd_kafka_event_type_t`."""
+
 MESSAGE = np.dtype(
     {
         "names": [
@@ -62,7 +65,7 @@ ARGUMENT_PRIVATE, ARGUMENT_FLAGS, ARGUMENT_HEADERS = 6, 7, 10
 
 
 class MessageStruct(ctypes.Structure):
-    """The same as `MESSAGE`, for a single message in a callback."""
+    """The same as `MESSAGE`, for a single message of an event."""
 
     _fields_ = (
         ("err", c_int),
@@ -116,12 +119,8 @@ class MetadataStruct(ctypes.Structure):
     )
 
 
-DeliveryCallback = ctypes.CFUNCTYPE(None, c_void_p, ctypes.POINTER(MessageStruct), c_void_p)
-ErrorCallback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
-StatisticsCallback = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_size_t, c_void_p)
-LogCallback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_char_p)
-
 _METADATA = ctypes.POINTER(MetadataStruct)
+_TEXT = ctypes.POINTER(c_char_p)
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # type of the result, types of the arguments
     "begin_transaction": (c_void_p, c_void_p),
     "abort_transaction": (c_void_p, c_void_p, c_int),
@@ -131,10 +130,6 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # type of the result, types of th
     "conf_get": (c_int, c_void_p, c_char_p, c_char_p, ctypes.POINTER(c_size_t)),
     "conf_new": (c_void_p,),
     "conf_set": (c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t),
-    "conf_set_dr_msg_cb": (None, c_void_p, DeliveryCallback),
-    "conf_set_error_cb": (None, c_void_p, ErrorCallback),
-    "conf_set_log_cb": (None, c_void_p, LogCallback),
-    "conf_set_stats_cb": (None, c_void_p, StatisticsCallback),
     "consumer_group_metadata_destroy": (None, c_void_p),
     "consumer_group_metadata_new": (c_void_p, c_char_p),
     "destroy": (None, c_void_p),
@@ -144,7 +139,14 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # type of the result, types of th
     "error_is_retriable": (c_int, c_void_p),
     "error_string": (c_char_p, c_void_p),
     "error_txn_requires_abort": (c_int, c_void_p),
-    "fatal_error": (c_int, c_void_p, c_char_p, c_size_t),
+    "event_destroy": (None, c_void_p),
+    "event_error": (c_int, c_void_p),
+    "event_error_is_fatal": (c_int, c_void_p),
+    "event_error_string": (c_char_p, c_void_p),
+    "event_log": (c_int, c_void_p, _TEXT, _TEXT, ctypes.POINTER(c_int)),
+    "event_message_next": (ctypes.POINTER(MessageStruct), c_void_p),
+    "event_stats": (c_char_p, c_void_p),
+    "event_type": (c_int, c_void_p),
     "flush": (c_int, c_void_p, c_int),
     "header_add": (c_int, c_void_p, c_char_p, c_size_t, c_char_p, c_size_t),
     "headers_destroy": (None, c_void_p),
@@ -156,11 +158,14 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # type of the result, types of th
     "metadata": (c_int, c_void_p, c_int, c_void_p, ctypes.POINTER(_METADATA), c_int),
     "metadata_destroy": (None, _METADATA),
     "new": (c_void_p, c_int, c_void_p, c_char_p, c_size_t),
+    "oauthbearer_set_token_failure": (c_int, c_void_p, c_char_p),
     "outq_len": (c_int, c_void_p),
-    "poll": (c_int, c_void_p, c_int),
     "produce_batch": (c_int, c_void_p, c_int32, c_int, c_void_p, c_int),
     "produceva": (c_void_p, c_void_p, c_void_p, c_size_t),
     "purge": (c_int, c_void_p, c_int),
+    "queue_destroy": (None, c_void_p),
+    "queue_get_main": (c_void_p, c_void_p),
+    "queue_poll": (c_void_p, c_void_p, c_int),
     "send_offsets_to_transaction": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "set_log_queue": (c_int, c_void_p, c_void_p),
     "topic_destroy": (None, c_void_p),

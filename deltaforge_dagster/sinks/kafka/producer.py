@@ -1,7 +1,7 @@
 """A producer of librdkafka that takes messages as Arrow columns.
 
 In other respects it is like `confluent_kafka.Producer`, whose errors it raises and reports. The library works in
-threads of its own and calls nothing here by itself: its callbacks run in `poll` and `flush`.
+threads of its own and calls nothing here: what it has to say are events, which `poll` and `flush` take from its queue.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from deltaforge_dagster.sinks.kafka.librdkafka import (
     ARGUMENT_TOPIC,
     ARGUMENT_VALUE,
     COPY,
+    DELIVERY,
+    ERROR,
     LIBRARY,
+    LOG,
     MESSAGE,
     PRODUCER,
     PURGE_AT_ONCE,
     PURGE_IN_FLIGHT,
     PURGE_QUEUE,
-    DeliveryCallback,
-    ErrorCallback,
-    LogCallback,
+    STATISTICS,
+    TOKEN,
     MetadataStruct,
-    StatisticsCallback,
 )
-from deltaforge_dagster.sinks.kafka.log import LOG
+from deltaforge_dagster.sinks.kafka.log import LOG as LOGGER
 
 _TEXT_BYTES = 512
 """Size of the buffer for the text of an error."""
@@ -49,8 +50,15 @@ _TEXT_BYTES = 512
 _OVERHEAD = 1024
 """More bytes than a message has in addition to its key and value (`rd_kafka_msg_max_wire_size`)."""
 
-_OFTEN_SECONDS = 0.03
-"""For so long `flush` looks every millisecond whether all messages are acknowledged."""
+_REFUSAL_SECONDS = 0.02
+"""How late `flush` may see that a message was refused."""
+
+_ABORT_MILLISECONDS = 100
+"""How long one call to abort a transaction may take; the next one continues it."""
+
+_EVENTS = DELIVERY | LOG | ERROR | STATISTICS
+
+_UNSIGNED = b"tokens without a signature (enable.sasl.oauthbearer.unsecure.jwt) are not supported"
 
 _BLOCK_ROWS = 2_000
 """How many messages with headers are prepared at a time."""
@@ -60,14 +68,6 @@ _EMPTY = ctypes.create_string_buffer(1)
 
 _DEBUG = 7
 """Syslog's level of the library's lines for debugging."""
-
-
-def _log(_: int, level: int, facility: bytes, text: bytes) -> None:
-    said = [one.decode(errors="replace") for one in (facility, text)]
-    LOG.log(logging.DEBUG if level >= _DEBUG else logging.INFO, "%s: %s", *said)
-
-
-_LOG_CALLBACK = LogCallback(_log)
 
 
 class Producer:
@@ -96,15 +96,13 @@ class Producer:
         self._on_refusal = on_refusal
         self._on_error = on_error
         self._on_statistics = on_statistics
-        # The library keeps their addresses, so they must live as long as the producer.
-        self._callbacks = (
-            DeliveryCallback(self._delivered),
-            ErrorCallback(self._failed),
-            StatisticsCallback(self._counted),
-        )
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         conf = LIBRARY.rd_kafka_conf_new()
-        own = {"delivery.report.only.error": "true", "log.queue": "true"}
+        own = {
+            "delivery.report.only.error": "true",
+            "enabled_events": str(_EVENTS),
+            "log.queue": "true",
+        }
         for name, value in {**properties, **own}.items():
             if LIBRARY.rd_kafka_conf_set(conf, name.encode(), value.encode(), text, _TEXT_BYTES):
                 LIBRARY.rd_kafka_conf_destroy(conf)
@@ -112,22 +110,20 @@ class Producer:
         size = ctypes.c_size_t(_TEXT_BYTES)
         LIBRARY.rd_kafka_conf_get(conf, b"message.max.bytes", text, ctypes.byref(size))
         self._largest = int(text.value)
-        LIBRARY.rd_kafka_conf_set_dr_msg_cb(conf, self._callbacks[0])
-        LIBRARY.rd_kafka_conf_set_error_cb(conf, self._callbacks[1])
-        LIBRARY.rd_kafka_conf_set_stats_cb(conf, self._callbacks[2])
-        LIBRARY.rd_kafka_conf_set_log_cb(conf, _LOG_CALLBACK)
         self._handle = LIBRARY.rd_kafka_new(PRODUCER, conf, text, _TEXT_BYTES)
         if self._handle is None:
             code = LIBRARY.rd_kafka_last_error()
             LIBRARY.rd_kafka_conf_destroy(conf)
             raise _exception(code, text.value)
         LIBRARY.rd_kafka_set_log_queue(self._handle, None)
+        self._queue = LIBRARY.rd_kafka_queue_get_main(self._handle)
 
     def __del__(self) -> None:
         """End the library's threads; messages in the queue are lost."""
         if self._handle is not None and not sys.is_finalizing():
             for topic in self._topics.values():
                 LIBRARY.rd_kafka_topic_destroy(topic)
+            LIBRARY.rd_kafka_queue_destroy(self._queue)
             LIBRARY.rd_kafka_destroy(self._handle)
 
     def __len__(self) -> int:
@@ -207,19 +203,27 @@ class Producer:
                     return
 
     def poll(self, seconds: float) -> None:
-        """Run the callbacks of what has happened; wait for something to happen, but no longer than given."""
-        LIBRARY.rd_kafka_poll(self._handle, _milliseconds(seconds))
+        """Report what has happened; wait for something to happen, but no longer than given."""
+        wait = _milliseconds(seconds)
+        while event := LIBRARY.rd_kafka_queue_poll(self._queue, wait):
+            try:
+                self._report(event)
+            finally:
+                LIBRARY.rd_kafka_event_destroy(event)
+            wait = 0
 
     def flush(self, seconds: float) -> int:
         """Wait until all messages are acknowledged or refused, but no longer than given; return `len`."""
-        # An acknowledgement wakes nobody, because only refusals are reported: the library looks every 10 ms, which is
-        # as long as a client chunk takes.
+        # The library's own function returns as soon as the last message is acknowledged. One that was refused is with
+        # the producer until its report is taken from the queue. (With callbacks for reports it would look for both only
+        # every 10 ms, as long as a client chunk takes.)
         end = time.monotonic() + seconds
-        often = time.monotonic() + _OFTEN_SECONDS
         while True:
-            LIBRARY.rd_kafka_flush(self._handle, 1 if time.monotonic() < often else 10)
-            if not (waiting := len(self)) or time.monotonic() >= end:
+            self.poll(0)
+            left = end - time.monotonic()
+            if not (waiting := len(self)) or left <= 0:
                 return waiting
+            LIBRARY.rd_kafka_flush(self._handle, _milliseconds(min(left, _REFUSAL_SECONDS)) or 1)
 
     def purge(self, *, in_flight: bool = True, blocking: bool = True) -> None:
         """Refuse all messages in the queue, and also those on their way, whose outcome then stays unknown."""
@@ -327,7 +331,17 @@ class Producer:
         Raises:
             KafkaException: It failed, or did not succeed in time.
         """
-        _check(LIBRARY.rd_kafka_abort_transaction(self._handle, _milliseconds(seconds)))
+        end = time.monotonic() + seconds
+        while True:
+            self.poll(0)  # the library waits until messages that it gives up have been reported
+            left = end - time.monotonic()
+            try:
+                _check(LIBRARY.rd_kafka_abort_transaction(self._handle, _ABORT_MILLISECONDS))
+            except KafkaException as exception:
+                if left <= 0 or not exception.args[0].retriable():
+                    raise
+            else:
+                return
 
     def _topic(self, name: str) -> int:
         """Return the handle of a topic (`rd_kafka_topic_t`), which is made at its first use."""
@@ -339,19 +353,29 @@ class Producer:
             self._topics[name] = handle
         return handle
 
-    def _delivered(self, _: int, message: Any, __: int) -> None:
-        self._on_refusal(KafkaError(message.contents.err), message.contents.private or 0)
+    def _report(self, event: int) -> None:
+        kind = LIBRARY.rd_kafka_event_type(event)
+        if kind == DELIVERY:
+            while message := LIBRARY.rd_kafka_event_message_next(event):
+                refused = message.contents
+                self._on_refusal(KafkaError(refused.err), refused.private or 0)
+        elif kind == ERROR:
+            text = LIBRARY.rd_kafka_event_error_string(event).decode(errors="replace")
+            fatal = bool(LIBRARY.rd_kafka_event_error_is_fatal(event))
+            self._on_error(KafkaError(LIBRARY.rd_kafka_event_error(event), text, fatal=fatal))
+        elif kind == STATISTICS:
+            self._on_statistics(LIBRARY.rd_kafka_event_stats(event).decode())
+        elif kind == LOG:
+            _log(event)
+        elif kind == TOKEN:
+            LIBRARY.rd_kafka_oauthbearer_set_token_failure(self._handle, _UNSIGNED)
 
-    def _failed(self, _: int, code: int, reason: bytes, __: int) -> None:
-        text = ctypes.create_string_buffer(reason, max(_TEXT_BYTES, len(reason) + 1))
-        fatal = code == KafkaError._FATAL  # noqa: SLF001
-        if fatal:
-            code = LIBRARY.rd_kafka_fatal_error(self._handle, text, _TEXT_BYTES)
-        self._on_error(KafkaError(code, text.value.decode(errors="replace"), fatal=fatal))
 
-    def _counted(self, _: int, text: bytes, __: int, ___: int) -> int:
-        self._on_statistics(text.decode())
-        return 0
+def _log(event: int) -> None:
+    facility, text, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
+    LIBRARY.rd_kafka_event_log(event, facility, text, level)
+    said = [(one.value or b"").decode(errors="replace") for one in (facility, text)]
+    LOGGER.log(logging.DEBUG if level.value >= _DEBUG else logging.INFO, "%s: %s", *said)
 
 
 def _messages(rows: pa.RecordBatch, first_row: int) -> npt.NDArray[Any]:

@@ -233,3 +233,18 @@ def test_its_threads_end_with_it() -> None:
     del producer
     gc.collect()
     eventually(lambda: threads() <= before)
+
+
+def test_tokens_without_a_signature_are_refused() -> None:
+    """The library would make them in a callback, of which there are none."""
+    producer, heard = started(
+        security_protocol="sasl_plaintext",
+        sasl_mechanisms="OAUTHBEARER",
+        enable_sasl_oauthbearer_unsecure_jwt="true",
+    )
+
+    def refused() -> bool:
+        producer.poll(0.05)
+        return any("without a signature" in one.str() for one in heard.errors)
+
+    eventually(refused)
