@@ -239,7 +239,7 @@ class Producer:
         LIBRARY.rd_kafka_mem_free(self._handle, address)
         return text
 
-    def ask(self, topic: str | None, seconds: float) -> KafkaError | None:
+    def ask(self, topic: str | None, seconds: float) -> tuple[KafkaError | None, int]:
         """Ask a broker for metadata, which makes the library connect to one.
 
         Args:
@@ -247,7 +247,7 @@ class Producer:
             seconds: How long to wait for the answer.
 
         Returns:
-            The error of the topic, if any.
+            The error of the topic, if any, and the number of its partitions.
 
         Raises:
             KafkaException: There was no answer.
@@ -261,10 +261,12 @@ class Producer:
             raise _exception(code)
         try:
             found = answer.contents
-            codes = [found.topics[number].err for number in range(found.topic_cnt)]
+            topics = [found.topics[number] for number in range(found.topic_cnt)]
+            codes = [one.err for one in topics]
+            partitions = sum(one.partition_cnt for one in topics)
         finally:
             LIBRARY.rd_kafka_metadata_destroy(answer)
-        return next((KafkaError(code) for code in codes if code), None)
+        return next((KafkaError(code) for code in codes if code), None), partitions
 
     def init_transactions(self, seconds: float) -> None:
         """Take over the transactional id.

@@ -9,8 +9,9 @@ Messages are sent in client chunks (`client`), each one only after the brokers h
 the one before it. So after any error each partition holds a prefix of its messages, without gaps.
 
 To find a message that can never be delivered, because it is too large or its topic name is invalid,
-the sink delivers everything before it. Brokers refuse whole record batches, so the sink sends the
-refused messages again, each in a record batch of its own, until one of them is refused alone. If none is, they are
+the sink delivers everything before it. Brokers refuse whole record batches. After the first one that is too large, all
+that follow are smaller (`settings.Batching`). If one is still refused, the sink sends its messages again, each in a record
+batch of its own, until one of them is refused alone. If none is, they are
 too large only together; after that happens a second time, the rest of the `SinkBatch` is sent like this.
 
 At least once: the producer is idempotent, so its own retries cause no duplicates, but a `SinkBatch`
@@ -47,7 +48,7 @@ from deltaforge_dagster.sinks.base import (
 from deltaforge_dagster.sinks.kafka.client import Client, RefusedRecord
 from deltaforge_dagster.sinks.kafka.errors import translated
 from deltaforge_dagster.sinks.kafka.producer import text_ends
-from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.transactions import Transactions
 from deltaforge_dagster.sinks.use import Use
 
@@ -90,6 +91,7 @@ class KafkaSink:
             sink_id, brokers, client_conf or {}, send_timeout, lease_seconds
         )
         self._transactional_id = transactional_id
+        self._batching = self._settings.batching
         self._client: Client | None = None
         self._transactions: Transactions | None = None
         self._use = Use(sink_id, self._drop)
@@ -139,7 +141,9 @@ class KafkaSink:
         """
         with self._use.held():
             self._use.closed.clear()
-            client = self._renewed().client if self.exactly_once else self._connected()
+            client = (
+                self._renewed().client if self.exactly_once else self._connected(self._batching)
+            )
             client.connect()
 
     def position(self) -> SinkPosition | None:
@@ -178,24 +182,27 @@ class KafkaSink:
             stop, undeliverable = self._impossible_topic(rows)
             send = self._acknowledged if batch.origin is None else self._committed
             start, suspects = 0, range(0)
-            ready: bool | None = False  # the `alone` of a transactional producer that can go on
+            ready: Batching | None = self._batching  # of a transactional producer that can go on
             while start < stop:
                 alone = start in suspects
                 end = suspects.start if start < suspects.start else suspects.stop if alone else stop
-                if batch.origin is not None and ready is not alone:
-                    self._take_over_again(guard, alone=alone)
-                ready = alone
+                batching = Batching.ALONE if alone else self._batching
+                if batch.origin is not None and ready is not batching:
+                    self._take_over_again(guard, batching)
+                ready = batching
                 try:
-                    for place in send(rows, start, min(end, stop), guard, alone=alone):
+                    for place in send(rows, start, min(end, stop), guard, batching):
                         start = place
                 except _Refused as refused:
                     ready = None
-                    if alone:
+                    if batching is Batching.LARGE and refused.error.cause == "too_large":
+                        self._batching = Batching.USUAL
+                    elif alone:
                         stop, undeliverable = refused.rows.start, refused.error
                     else:
                         suspects = range(refused.rows.start, stop) if suspects else refused.rows
-            if batch.origin is not None and ready is not False:
-                self._take_over_again(guard, alone=False)
+            if batch.origin is not None and ready is not self._batching:
+                self._take_over_again(guard, self._batching)
             if undeliverable is not None:
                 raise undeliverable
             return cast("int", batch.messages.column("ordinal")[-1].as_py())
@@ -233,21 +240,21 @@ class KafkaSink:
         )
 
     def _acknowledged(
-        self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, *, alone: bool
+        self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, batching: Batching
     ) -> Iterator[int]:
         """Send the rows `start` to `stop`; yield the end of the acknowledged rows after each chunk."""
-        client = self._connected(alone=alone)
+        client = self._connected(batching)
         while start < stop:
             start = self._send_piece(client, rows, start, stop, guard)
             yield start
 
     def _committed(
-        self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, *, alone: bool
+        self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, batching: Batching
     ) -> Iterator[int]:
         """Like `_acknowledged`, but in transactions; yield the end of the committed rows."""
         transactions = self._transacting()
         transactions.take_over()
-        assert transactions.client.alone == alone
+        assert transactions.client.batching is batching
         try:
             while start < stop:
                 transactions.begin(rows.topic(start))
@@ -264,7 +271,7 @@ class KafkaSink:
         self, client: Client, rows: _BatchRows, start: int, stop: int, guard: SendGuard
     ) -> int:
         """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
-        pieces = rows.pieces(start, stop)
+        pieces = rows.pieces(start, stop, client.room(rows.topic(start)))
         for topic in {name for one in pieces for name in _topics(one)}:
             client.check_topic(topic)
         guard()  # as late as possible: the answer about a topic may have taken long
@@ -274,12 +281,13 @@ class KafkaSink:
             raise _refused(refusals, client.where, rows, start)
         return start + sum(map(len, pieces))
 
-    def _connected(self, *, alone: bool = False) -> Client:
+    def _connected(self, batching: Batching) -> Client:
         """Return a client that sends without transactions; create one if there is none."""
         self._use.raise_when_closed()
         client = self._client
-        if client is None or not client.usable or (client.alone != alone and not client.timed_out):
-            self._client = client = Client(self._settings, alone=alone)
+        other = client is not None and client.batching is not batching
+        if client is None or not client.usable or (other and not client.timed_out):
+            self._client = client = Client(self._settings, batching=batching)
         client.stopped.clear()
         self._use.raise_when_closed()  # `close` may have been called before there was a client to stop
         return client
@@ -297,13 +305,13 @@ class KafkaSink:
             )
         return self._renewed()
 
-    def _take_over_again(self, guard: SendGuard, *, alone: bool) -> None:
+    def _take_over_again(self, guard: SendGuard, batching: Batching) -> None:
         """Continue with a new producer after a refusal, provided that nobody else has sent meanwhile."""
         assert self._transactions is not None
         assert self._transactional_id is not None
         held = self._transactions.newest
         guard()  # without it, this would fence a sender that has taken our place
-        self._transactions = Transactions(self._settings, self._transactional_id, alone=alone)
+        self._transactions = Transactions(self._settings, self._transactional_id, batching)
         self._use.raise_when_closed()
         self._transactions.take_over()
         if self._transactions.newest != held:
@@ -318,7 +326,9 @@ class KafkaSink:
         self._use.raise_when_closed()
         assert self._transactional_id is not None
         if self._transactions is None or self._transactions.client.spent:
-            self._transactions = Transactions(self._settings, self._transactional_id)
+            self._transactions = Transactions(
+                self._settings, self._transactional_id, self._batching
+            )
         self._use.raise_when_closed()
         return self._transactions
 
@@ -348,12 +358,22 @@ class _BatchRows:
         self.parts = [replace(batch, messages=one, earlier=()) for one in batch.parts]
         self.replay = batch.replay
         self._ends = np.cumsum([len(one.messages) for one in self.parts])
+        texts = [text_ends(one.messages.column("value")) for one in self.parts]
+        self._sizes = np.cumsum([0, *(int(one[-1] - one[0]) for one in texts)])
 
     def place(self, row: int) -> tuple[SinkBatch, int]:
         """Return the part that a row is in, and its number there."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         part = self.parts[number]
         return part, row - int(self._ends[number]) + len(part.messages)
+
+    def _size_before(self, row: int) -> int:
+        """Return the bytes of all values before a row."""
+        number = int(np.searchsorted(self._ends, row, side="left"))
+        part = self.parts[number]
+        ends = text_ends(part.messages.column("value"))
+        place = row - int(self._ends[number]) + len(part.messages)
+        return int(self._sizes[number]) + int(ends[place] - ends[0])
 
     def topic(self, row: int) -> str:
         """Return the topic of a row."""
@@ -372,10 +392,17 @@ class _BatchRows:
         ends = [np.searchsorted(ordinals, ordinals[place], side=side) for side in _SIDES]
         return range(*(int(end) + row - place for end in ends))
 
-    def pieces(self, start: int, stop: int) -> list[pa.RecordBatch]:
-        """Return the rows of a client chunk that begins at `start` and ends at `stop` at the latest."""
+    def pieces(self, start: int, stop: int, most: int) -> list[pa.RecordBatch]:
+        """Return the rows of a client chunk that begins at `start` and ends at `stop` at the latest.
+
+        Args:
+            start: The first row.
+            stop: The row behind the last one.
+            most: Bytes of a client chunk; those of the rows up to `stop` become equally large.
+        """
         found: list[pa.RecordBatch] = []
-        rows, size = PIECE_ROWS, PIECE_BYTES
+        left = self._size_before(stop) - self._size_before(start)
+        rows, size = PIECE_ROWS, left // -(-left // min(most, PIECE_BYTES)) if left else 1
         while start < stop and rows > 0 and size > 0:
             part, first = self.place(start)
             ends = text_ends(part.messages.column("value"))

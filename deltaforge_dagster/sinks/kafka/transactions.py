@@ -34,7 +34,7 @@ from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.sinks.kafka.client import Client
 from deltaforge_dagster.sinks.kafka.errors import error_of, translated
 from deltaforge_dagster.sinks.kafka.log import LOG
-from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSettings
 
 _SLICE = 0.5
 _PAUSE = 0.05
@@ -73,14 +73,16 @@ class Transactions:
     Args:
         settings: Cluster and properties.
         name: Transactional id, and name of the group that holds the position.
-        alone: See `Client`.
+        batching: See `Client`.
 
     Attributes:
         client: The producer; it can send after `take_over`.
     """
 
-    def __init__(self, settings: KafkaClientSettings, name: str, *, alone: bool = False) -> None:
-        self.client = Client(settings, name, alone=alone)
+    def __init__(
+        self, settings: KafkaClientSettings, name: str, batching: Batching = Batching.USUAL
+    ) -> None:
+        self.client = Client(settings, name, batching)
         self._settings = settings
         self._name = name
         self._seconds = settings.send_timeout

@@ -13,6 +13,7 @@ import pytest
 from deltaforge_dagster.errors import Undeliverable
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.kafka.client import Client, RefusedRecord
+from deltaforge_dagster.sinks.kafka.settings import Batching
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow
 from deltaforge_lab.servers.kafka import KafkaServer
@@ -147,7 +148,7 @@ def test_only_what_was_refused_together_goes_alone(
     def listen(
         client: Client, pieces: list[pa.RecordBatch], replay: str | None, guard: SendGuard
     ) -> list[RefusedRecord]:
-        sent.append((client.alone, sum(map(len, pieces))))
+        sent.append((client.batching is Batching.ALONE, sum(map(len, pieces))))
         return send(client, pieces, replay, guard)
 
     monkeypatch.setattr(Client, "send", listen)
@@ -167,3 +168,39 @@ def test_only_what_was_refused_together_goes_alone(
     sink.close()
     found = {one.value for one in read_topic(kafka_server.brokers, topic)}
     assert found == {str(one["value"]).encode() for one in rows}
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_record_batches_that_compression_does_not_make_small_enough(
+    kafka_server: KafkaServer, transactional: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first that brokers refuse they are smaller, also in later calls; no message is sent alone."""
+    topic = f"incompressible-{time.time_ns()}"
+    kafka_server.create_topic(topic)
+    name = topic if transactional else None
+    sink = KafkaSink("out", kafka_server.brokers, transactional_id=name)
+    sink.open()
+    assert sink.position() is None
+    used: list[Batching] = []
+    send = Client.send
+
+    def listen(
+        client: Client, pieces: list[pa.RecordBatch], replay: str | None, guard: SendGuard
+    ) -> list[RefusedRecord]:
+        used.append(client.batching)
+        return send(client, pieces, replay, guard)
+
+    monkeypatch.setattr(Client, "send", listen)
+    rows = [row(n, topic, value=f"{n:06}" + incompressible(1500 + n)) for n in range(2000)]
+    given = batch(rows)
+    given = replace(given, origin=ORIGIN) if transactional else given
+
+    assert sink.send(given, allow) == 19_990
+    assert sink.send(given, allow) == 19_990
+    sink.close()
+
+    assert used[0] is Batching.LARGE
+    assert set(used[1:]) == {Batching.USUAL}
+    found = [int((one.value or b"")[:6]) for one in read_topic(kafka_server.brokers, topic)]
+    assert found[-2000:] == [*range(2000)]
+    assert repeats_only(found, 2000)

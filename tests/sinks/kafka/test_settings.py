@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.sinks.kafka.client import Client
-from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSettings
 
 
 def settings(lease_seconds: float = 25, **client_conf: str) -> KafkaClientSettings:
@@ -58,3 +58,21 @@ CARELESS = settings(enable_idempotence="false", acks="1")
 def test_the_library_accepts_them(given: KafkaClientSettings, transactional_id: str | None) -> None:
     """The combinations of properties that files ask for are ones that librdkafka takes."""
     Client(given, transactional_id).discard()
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        (settings(), 2 << 20),
+        (settings(compression_type="zstd"), 2 << 20),
+        (settings(compression_type="none"), 1 << 20),
+        (settings(compression_codec="none"), 1 << 20),
+        (settings(batch_size="4194304"), 4 << 20),
+    ],
+)
+def test_record_batches_are_large_if_they_are_compressed(
+    given: KafkaClientSettings, size: int
+) -> None:
+    """A size in the file wins, and then there is none to fall back to."""
+    assert given.properties(None, given.batching)["batch.size"] == str(size)
+    assert (given.batching is Batching.LARGE) == (size == 2 << 20)

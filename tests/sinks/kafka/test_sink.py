@@ -28,6 +28,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourcePatternType,
     ResourceType,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import (
     LeaseLost,
@@ -87,6 +89,27 @@ def repeats_only(found: list[int], count: int) -> bool:
     fresh = [n for place, n in enumerate(found) if n not in found[:place]]
     steps = itertools.pairwise(found)
     return fresh == [*range(count)] and all(b in (a + 1, 0) for a, b in steps)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=60),
+    ends=st.lists(st.integers(1, 59)),
+    most=st.integers(1, 400),
+)
+def test_client_chunks(sizes: list[int], ends: list[int], most: int) -> None:
+    """They are the rows in order, through all parts, and none is larger than asked, unless a row is."""
+    whole = batch([row(n, "t", value="x" * size) for n, size in enumerate(sizes)])
+    rows = kafka._BatchRows(in_parts(whole, *sorted({one for one in ends if one < len(sizes)})))
+    start, found = 0, []
+    while start < len(sizes):
+        chunk = rows.pieces(start, len(sizes), most)
+        count = sum(map(len, chunk))
+        found.append(sum(sizes[start : start + count]))
+        assert [one for part in chunk for one in part.column("ordinal").to_pylist()] == [
+            10 * n for n in range(start, start + count)
+        ]
+        start += count
+    assert max(found) <= max(most, *sizes)
 
 
 @pytest.fixture
@@ -421,7 +444,8 @@ def die_at_the_third_piece():
     if calls == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
-sink.send(replace(numbered(60_000, topic, first=1000), origin=ORIGIN), die_at_the_third_piece)
+small = numbered(60_000, topic, first=1000, size=10)
+sink.send(replace(small, origin=ORIGIN), die_at_the_third_piece)
 """
 
 
@@ -435,7 +459,8 @@ def test_a_killed_sender_is_seen_by_nobody(kafka_server: KafkaServer, kafka_topi
     position = sink.position()
     assert position is not None
     assert (position.ordinal, position.event_id) == (9990, "e999")
-    sink.send(replace(numbered(60_000, kafka_topic, first=1000), origin=ORIGIN), allow)
+    small = numbered(60_000, kafka_topic, first=1000, size=10)
+    sink.send(replace(small, origin=ORIGIN), allow)
     sink.close()
 
     written = read_topic(kafka_server.brokers, kafka_topic, isolation="read_uncommitted")
