@@ -38,9 +38,10 @@ from deltaforge_dagster.sinks.kafka.producer import Producer
 from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSettings
 
 _SLICE = 0.1
-_EVEN = 0.9
-"""The share of room for messages that their keys spread evenly over partitions."""
 """Seconds of one wait for the library, and thus the delay until a `close` is noticed."""
+
+_EVEN = 0.9
+"""How full record batches are on average, so that none overflows if keys spread messages over partitions almost evenly."""
 
 _GUARD_SECONDS = 2.0
 """Seconds between calls of the guard while brokers do not answer. The guard was last called before the
@@ -204,15 +205,15 @@ class Client:
 
     def _topic_error(self, topic: str) -> KafkaError | None:
         try:
-            error, self._partitions[topic] = self.producer.ask(topic, 5 * _SLICE)
+            error, partitions = self.producer.ask(topic, 5 * _SLICE)
         except KafkaException as exception:
             self.serve()
             error = error_of(exception)
             if error.code() in _NO_ANSWER and not (self._trouble and is_auth(self._trouble)):
                 return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
             raise self.failure(error) from None
-        if error is not None:
-            del self._partitions[topic]
+        if error is None:
+            self._partitions[topic] = partitions
         return error
 
     def send(

@@ -58,9 +58,9 @@ class Batching(Enum):
     """
 
     LARGE = 2 << 20
-    """They are accepted if compression halves them, as it does with all but texts of random characters."""
+    """Brokers accept them if compression halves them, as it does with all but random or compressed data."""
     USUAL = 1 << 20
-    """They are accepted however little compression saves."""
+    """Brokers accept them without any compression."""
     ALONE = 0
     """A batch holds one message, so a refusal concerns that one."""
 

@@ -358,22 +358,14 @@ class _BatchRows:
         self.parts = [replace(batch, messages=one, earlier=()) for one in batch.parts]
         self.replay = batch.replay
         self._ends = np.cumsum([len(one.messages) for one in self.parts])
-        texts = [text_ends(one.messages.column("value")) for one in self.parts]
-        self._sizes = np.cumsum([0, *(int(one[-1] - one[0]) for one in texts)])
+        sizes = [np.diff(text_ends(one.messages.column("value"))) for one in self.parts]
+        self._bytes = np.concatenate([[0], *sizes]).cumsum()  # of all values before each row
 
     def place(self, row: int) -> tuple[SinkBatch, int]:
         """Return the part that a row is in, and its number there."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         part = self.parts[number]
         return part, row - int(self._ends[number]) + len(part.messages)
-
-    def _size_before(self, row: int) -> int:
-        """Return the bytes of all values before a row."""
-        number = int(np.searchsorted(self._ends, row, side="left"))
-        part = self.parts[number]
-        ends = text_ends(part.messages.column("value"))
-        place = row - int(self._ends[number]) + len(part.messages)
-        return int(self._sizes[number]) + int(ends[place] - ends[0])
 
     def topic(self, row: int) -> str:
         """Return the topic of a row."""
@@ -401,17 +393,18 @@ class _BatchRows:
             most: Bytes of a client chunk; those of the rows up to `stop` become equally large.
         """
         found: list[pa.RecordBatch] = []
-        left = self._size_before(stop) - self._size_before(start)
+        left = int(self._bytes[stop] - self._bytes[start])
         rows, size = PIECE_ROWS, left // -(-left // min(most, PIECE_BYTES)) if left else 1
         while start < stop and rows > 0 and size > 0:
             part, first = self.place(start)
-            ends = text_ends(part.messages.column("value"))
-            most = int(np.searchsorted(ends, int(ends[first]) + size, side="right")) - 1
-            end = whole_ordinals(part.messages, first, min(max(most, first + 1), first + rows))
+            fitting = int(np.searchsorted(self._bytes, self._bytes[start] + size, side="right")) - 1
+            count = min(max(fitting - start, 1), rows, len(part.messages) - first)
+            end = whole_ordinals(part.messages, first, first + count)
             end = min(end, first + stop - start)
             found.append(part.messages.slice(first, end - first))
-            rows, size = rows - (end - first), size - int(ends[end] - ends[first])
-            start += end - first
+            count = end - first
+            rows, size = rows - count, size - int(self._bytes[start + count] - self._bytes[start])
+            start += count
             if end < len(part.messages):
                 break
         return found

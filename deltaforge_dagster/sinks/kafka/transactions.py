@@ -79,9 +79,7 @@ class Transactions:
         client: The producer; it can send after `take_over`.
     """
 
-    def __init__(
-        self, settings: KafkaClientSettings, name: str, batching: Batching = Batching.USUAL
-    ) -> None:
+    def __init__(self, settings: KafkaClientSettings, name: str, batching: Batching) -> None:
         self.client = Client(settings, name, batching)
         self._settings = settings
         self._name = name

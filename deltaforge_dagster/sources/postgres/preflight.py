@@ -124,7 +124,8 @@ def _slot(
 
 def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> list[Finding]:
     """Note if runs begin later than they could because of a missing right."""
-    if restart_point.may_log(connection, catalog.facts(connection).version) is not False:
+    grant = restart_point.missing_grant(connection, server.user)
+    if grant is None:
         return []
     return [
         Finding(
@@ -132,7 +133,7 @@ def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> li
             "note",
             f"role {server.user!r} may not have the server log its running transactions, so a run begins by "
             "decoding up to 15 s of log again",
-            restart_point.grant(connection, server.user),
+            grant,
         )
     ]
 

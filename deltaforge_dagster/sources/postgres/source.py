@@ -497,7 +497,7 @@ class PostgresSource:
             publications.extend(connection, server, config.publication, self._patterns)
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
-            restart_point.log_running_transactions(connection, facts.version)
+            restart_point.log_running_transactions(connection)
             command = start_command(connection, config, start, facts.version)
             # With a longer timeout, or none, the slot would stay in use by a reader that is frozen.
             silence = min(facts.sender_timeout or SILENCE_SECONDS, SILENCE_SECONDS)

@@ -16,28 +16,26 @@ _SINCE_VERSION = 160000
 _FUNCTION = "pg_catalog.pg_log_standby_snapshot()"
 
 
-def log_running_transactions(connection: psycopg.Connection, version: int) -> None:
-    """Write the record of running transactions, if the server can and the role may.
-
-    Args:
-        connection: A connection to the server.
-        version: The server's `server_version_num`.
-    """
-    if may_log(connection, version):
+def log_running_transactions(connection: psycopg.Connection) -> None:
+    """Have the server write the record, if it can and the role may."""
+    if _can(connection) and _may(connection):
         connection.execute(f"SELECT {_FUNCTION}")
 
 
-def may_log(connection: psycopg.Connection, version: int) -> bool | None:
-    """Return whether the role may have the record written; None if servers of this version cannot (before 16)."""
-    if version < _SINCE_VERSION:
+def missing_grant(connection: psycopg.Connection, role: str) -> str | None:
+    """Return the statement that lets the connection's role have the record written; None if it may, or no role can."""
+    if not _can(connection) or _may(connection):
         return None
+    return f"GRANT EXECUTE ON FUNCTION {_FUNCTION} TO {sql.Identifier(role).as_string(connection)}"
+
+
+def _can(connection: psycopg.Connection) -> bool:
+    return connection.info.server_version >= _SINCE_VERSION
+
+
+def _may(connection: psycopg.Connection) -> bool:
     row = connection.execute(
         "SELECT has_function_privilege(%s, 'EXECUTE')", (_FUNCTION,)
     ).fetchone()
     assert row is not None
     return bool(row[0])
-
-
-def grant(connection: psycopg.Connection, role: str) -> str:
-    """Return the statement that lets a role have the record written."""
-    return f"GRANT EXECUTE ON FUNCTION {_FUNCTION} TO {sql.Identifier(role).as_string(connection)}"
