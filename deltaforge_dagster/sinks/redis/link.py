@@ -47,8 +47,9 @@ class RedisLink:
         address: Name of the server in messages.
         identity: Known once connected; its server part is empty if the user may not run INFO.
         in_cluster: Whether the server is a node of a Redis Cluster; known once connected.
-        clean: Whether the link is connected and everything sent has been answered.
-        sending: Whether a block has been sent, at least in part, and not answered.
+        clean: Whether the link is connected and everything sent has been answered, but for the commands of `queued`.
+        queued: The block whose commands have been sent, but not the end, without which they have no effect; or None.
+        executing: Whether the end of a block has been sent, at least in part, and the block was not answered.
         held: Value of the watched key, None if it does not exist.
         alone: Whether the other connections of the same name have been ended.
     """
@@ -57,7 +58,8 @@ class RedisLink:
         self.identity = Identity()
         self.in_cluster = False
         self.clean = False
-        self.sending = False
+        self.queued: PackedCommands | None = None
+        self.executing = False
         self.held: bytes | None = None
         self.alone = False
         self._watched: str | None = None
@@ -154,26 +156,35 @@ class RedisLink:
                 raise
             self.held = _NOT_TEXT
 
-    def transmit(self, block: PackedCommands, deadline: float) -> None:
-        """Send a block; `deadline` is a monotonic time."""
-        self._replies.expect(block.rows, keeping=block.position is not None)
-        self.clean, self.sending = False, True
-        with self._socket(deadline) as next_socket:
-            sent = 0
-            while sent < len(block.data):
-                sent += next_socket().send(block.data[sent : sent + _PIECE])
+    def queue(self, block: PackedCommands, deadline: float) -> None:
+        """Have the server queue a block, also while the one before executes; `deadline` is a monotonic time."""
+        if not self.executing:
+            self._expect(block)
+        self.clean = False
+        self._send(block.queued, deadline)
+        self.queued = block
+        self.clean = not self.executing
+
+    def execute(self, deadline: float) -> None:
+        """Have the server execute the block that it has queued."""
+        assert self.queued is not None
+        self.clean, self.executing = False, True
+        self._send(self.queued.executed, deadline)
+        self.queued = None
 
     def receive(self, deadline: float) -> Verdict:
-        """Wait for the reply to the block that was sent."""
+        """Wait for the reply to the block that is being executed."""
         with self._socket(deadline) as next_socket:
             verdict = None
             while verdict is None:
                 size = next_socket().recv_into(self._replies.space())
                 if size == 0:
                     raise ConnectionResetError("the server closed it")
-                verdict = self._replies.received(size)
-        self.clean, self.sending = True, False
+                verdict = self._replies.received(size, more=self.queued is not None)
+        self.clean, self.executing = True, False
         self.held = verdict.held  # and watched again, if it was
+        if self.queued is not None:
+            self._expect(self.queued)
         return verdict
 
     def rehearse(self, commands: Iterable[tuple[str, Sequence[str]]]) -> None:
@@ -204,10 +215,19 @@ class RedisLink:
         """Close the connection; the part of a block that has not left yet never will."""
         with contextlib.suppress(OSError):
             sock = self._raw()
-            if self.sending:
+            if self.executing:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 sock.close()
         self._connection.disconnect()
+
+    def _expect(self, block: PackedCommands) -> None:
+        self._replies.expect(block.rows, keeping=block.position is not None)
+
+    def _send(self, data: memoryview | bytes, deadline: float) -> None:
+        with self._socket(deadline) as next_socket:
+            sent = 0
+            while sent < len(data):
+                sent += next_socket().send(data[sent : sent + _PIECE])
 
     def _request(self, *command: str | int) -> Any:
         self._connection.send_command(*command)

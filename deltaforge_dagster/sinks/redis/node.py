@@ -10,6 +10,7 @@ import redis
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sinks.redis.errors import translated
 from deltaforge_dagster.sinks.redis.link import Identity, RedisLink
+from deltaforge_dagster.sinks.redis.resp import PackedCommands
 from deltaforge_dagster.sinks.use import Use
 
 _DRAIN_SECONDS = 1.0
@@ -44,14 +45,19 @@ class Node:
         self._use = use
         self._old: list[Identity] = []
 
-    def connected(self, watched: str | None = None) -> RedisLink:
+    def connected(
+        self, watched: str | None = None, block: PackedCommands | None = None
+    ) -> RedisLink:
         """Return a link that is ready for a block; connect if there is none.
 
         Args:
             watched: Key that must not change until the block is executed; None for none.
+            block: The block, which the server may have queued already; anything else that it has queued is given up.
         """
         self._use.raise_when_closed()
-        if self.link is not None and not self.link.clean:
+        if (link := self.link) is not None and not (
+            link.clean and (link.queued is None or link.queued is block)
+        ):
             self.drop()
         if (link := self.link) is None:
             with self.giving_up("redis sentinel"):
@@ -97,10 +103,10 @@ class Node:
             link.interrupt()
 
     def drop(self) -> None:
-        """Close the connection; the next one also ends it on the server if a block is unanswered."""
+        """Close the connection; the next one also ends it on the server if a block that may be executed is unanswered."""
         link, self.link = self.link, None
         if link is not None:
-            if link.sending:
+            if link.executing:
                 self._old.append(link.identity)
             link.close()
 

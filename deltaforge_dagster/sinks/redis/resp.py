@@ -9,7 +9,8 @@ are not needed, and every server and proxy supports RESP2.
 
 A *block* is one transaction: `MULTI`, some XADDs, `EXEC`. The server queues the commands and runs
 all of them at EXEC; if it refuses one while queueing (out of memory, read-only, no permission), EXEC
-runs none. That is why a sender can continue after an error without leaving a gap.
+runs none. That is why a sender can continue after an error without leaving a gap. And because nothing happens
+before EXEC, a sender can have the server queue a block while it still waits for the answer to the one before.
 
 A block that *keeps a position* also sets a key to it in the same transaction, and ends with `WATCH`
 and `GET` of that key. So the server already watches the key while the next block is packed and sent,
@@ -118,13 +119,14 @@ class PositionKey:
 class PackedCommands:
     """One packed transaction with the messages `start` to `stop` (exclusive) of a batch.
 
-    `data` holds all commands of the block and stays valid until the second block after this one is
-    packed. `position` is the value to which the position's key is set, or None.
+    `queued` begins the transaction and adds the messages, without any effect until `executed`, which ends it. Both stay
+    valid until the second block after this one is packed. `position` is the value to which the position's key is set, or None.
     """
 
     start: int
     stop: int
-    data: memoryview
+    queued: memoryview
+    executed: bytes
     position: bytes | None = None
 
     @property
@@ -171,15 +173,15 @@ def pack_blocks(
             _, size = _measure(columns, layout, len(tail), start, stop, _NO_LIMIT)
         position = None if keeping is None else keeping.text(stop - 1)
         end = _EXEC if position is None or keeping is None else _keep(keeping, position)
-        size += len(_MULTI) + len(end)
+        size += len(_MULTI)
         buffers.reverse()
         if len(buffers[0]) < size:
             buffers[0] = np.empty(size, np.uint8)
-        data = buffers[0].data[:size]
-        data[: len(_MULTI)] = _MULTI
+        queued = buffers[0].data[:size]
+        queued[: len(_MULTI)] = _MULTI
         _emit(columns, layout, tail, start, stop, buffers[0][len(_MULTI) :])
-        data[size - len(end) :] = end
-        yield PackedCommands(start, stop, data, None if position is None else position.encode())
+        value = None if position is None else position.encode()
+        yield PackedCommands(start, stop, queued, end, value)
         start = stop
 
 

@@ -106,9 +106,10 @@ class Verdict:
 
 
 class Replies:
-    """Parses the reply to one block incrementally, wherever the received bytes are cut.
+    """Parses the replies to blocks incrementally, one block after the other, wherever the received bytes are cut.
 
-    Call `expect`, then receive into `space()` and call `received(n)` until it returns a verdict.
+    Call `expect`, then receive into `space()` and call `received(n)` until it returns a verdict. What was received
+    after the reply to the block belongs to the next one.
     """
 
     def __init__(self) -> None:
@@ -119,11 +120,14 @@ class Replies:
         self._end = 0
 
     def expect(self, rows: int, *, keeping: bool = False) -> None:
-        """Reset the state for a block of `rows` XADDs; `keeping` says whether it keeps a position."""
+        """Begin with the next block, of `rows` XADDs; `keeping` says whether it keeps a position."""
+        read = int(self._state[_AT])
+        self._buffer[: self._end - read] = self._buffer[read : self._end].copy()
+        self._end -= read
         self._state[:] = 0
         self._commands = rows + keeping
         self._replies = 2 * self._commands + 2 + 2 * keeping
-        self._end = 0
+        self._scan()
 
     def space(self) -> memoryview:
         """Return the free part of the buffer, at least 64 KiB."""
@@ -131,20 +135,27 @@ class Replies:
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
         return self._buffer.data[self._end :]
 
-    def received(self, size: int) -> Verdict | None:
+    def received(self, size: int, *, more: bool = False) -> Verdict | None:
         """Parse `size` more bytes; return the verdict once the reply is complete, until then None.
+
+        Args:
+            size: Number of bytes received into `space()`.
+            more: Whether the next block is queued already, so that replies to it may follow.
 
         Raises:
             SinkUnavailable: The bytes are not a reply to the block; the connection is unusable.
         """
         self._end += size
-        _scan(self._buffer, self._end, self._commands, self._replies, self._state)
+        self._scan()
         outcome = self._state[_OUTCOME]
         if outcome == _WAITING:
             return None
-        if outcome == _BROKEN or self._state[_AT] != self._end:
+        if outcome == _BROKEN or (self._state[_AT] != self._end and not more):
             raise SinkUnavailable("the server answered something else than what it was asked")
         return self.so_far()
+
+    def _scan(self) -> None:
+        _scan(self._buffer, self._end, self._commands, self._replies, self._state)
 
     def so_far(self) -> Verdict:
         """Return the verdict on the bytes so far, such as an error sent before the connection broke."""

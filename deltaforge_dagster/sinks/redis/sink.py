@@ -9,9 +9,9 @@ once: each block also sets a key of the server to the sink's position, and has n
 changed since this sender last read or set it (redis.io, "Transactions", section "Optimistic locking
 using check-and-set"). The key is in the database that the URI selects.
 
-Messages are sent in blocks (`resp`), transactions of at most 5,000 entries. A block is packed while the
-server works on the one before, and sent only after that one is acknowledged. So after any error the
-server holds whole blocks from the start of the batch, without gaps.
+Messages are sent in blocks (`resp`), transactions of at most 5,000 entries. While the server executes a block, the
+next one is packed and queued there, but executed only after that one is acknowledged. So the server need not wait
+for this side, and after any error it holds whole blocks from the start of the batch, without gaps.
 
 A repeated block must not be followed by its first attempt: bytes of a broken connection may still be
 unread in a paused server. So the socket is reset instead of closed, and the next connection ends the
@@ -51,6 +51,11 @@ from deltaforge_dagster.sinks.use import Use
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)
 """Seconds between attempts; there is one more attempt than waits."""
+
+_AHEAD_BYTES = 1 << 19
+"""Size of a block up to which it is queued while the one before executes. A larger one could have a message that is too
+large for the server, which would close the connection, so that the answer to the block before would be lost. No server
+refuses messages of less than 1 MiB (the least `proto-max-bulk-len`)."""
 
 _MOST_REDIRECTIONS = 16
 """Redirections of one block that are followed without a wait."""
@@ -338,17 +343,21 @@ class RedisSink:
         block = delivery.block
         keeping = block.position is not None
         node = self._node_of(delivery.slot)
-        link = node.connected(self._key() if keeping else None)
+        link = node.connected(self._key() if keeping else None, block)
         arrived = delivery.sent and link.held == block.position  # only the acknowledgement was lost
         if not (keeping and arrived):
             if keeping and link.held != self._held:
                 raise self._moved()
             self._take_over(node, delivery.batch, guard)
-            guard()  # as late as possible: connecting may have taken long
             deadline = time.monotonic() + self._batch_timeout
+            if link.queued is None:
+                link.queue(block, deadline)
+            guard()  # as late as possible: connecting and sending may have taken long
             delivery.sent = True
-            link.transmit(block, deadline)
-            delivery.next_block()
+            link.execute(deadline)
+            following = delivery.next_block()
+            if following is not None and len(following.queued) <= _AHEAD_BYTES:
+                link.queue(following, deadline)
             verdict = link.receive(deadline)
             if verdict.error is not None:
                 raise self._refused(verdict, delivery)

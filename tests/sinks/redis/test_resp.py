@@ -13,7 +13,7 @@ from redis.connection import Connection
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import MESSAGES
-from deltaforge_dagster.sinks.redis.resp import PositionKey, pack_blocks
+from deltaforge_dagster.sinks.redis.resp import PackedCommands, PositionKey, pack_blocks
 from deltaforge_dagster.sinks.redis.resp_replies import Replies, Verdict
 
 TEXT = st.text(
@@ -73,6 +73,11 @@ def expected_block(messages: list[Message], replay: str | None) -> bytes:
     return b"".join(b"".join(connection.pack_command(*command)) for command in commands)
 
 
+def sent(block: PackedCommands) -> bytes:
+    """Return all bytes of a block."""
+    return bytes(block.queued) + block.executed
+
+
 @given(
     before=st.integers(0, 9),
     messages=st.lists(MESSAGE, min_size=1, max_size=12),
@@ -87,7 +92,7 @@ def test_blocks_are_what_redis_py_packs(
     padding = Message("p", None, "p", "p", "p", None)
     whole = batch_of([padding] * before + messages + [padding] * after)
     packed = [
-        (block.start, block.stop, bytes(block.data))
+        (block.start, block.stop, sent(block))
         for block in pack_blocks(whole.slice(before, len(messages)), replay, max_rows=max_rows)
     ]
 
@@ -103,7 +108,7 @@ def test_blocks_are_what_redis_py_packs(
 def test_blocks_stay_below_the_byte_limit(messages: list[Message], max_bytes: int) -> None:
     """Blocks follow each other without a gap; only a single large message exceeds the limit."""
     blocks = [
-        (block.start, block.stop, len(block.data))
+        (block.start, block.stop, len(sent(block)))
         for block in pack_blocks(batch_of(messages), max_bytes=max_bytes)
     ]
 
@@ -120,8 +125,8 @@ def test_a_block_stays_valid_while_the_next_is_packed() -> None:
     first = next(blocks)
     second = next(blocks)
 
-    assert bytes(first.data) == expected_block(messages[:2], None)
-    assert bytes(second.data) == expected_block(messages[2:4], None)
+    assert sent(first) == expected_block(messages[:2], None)
+    assert sent(second) == expected_block(messages[2:4], None)
 
 
 @given(
@@ -144,7 +149,7 @@ def test_messages_of_one_change_share_a_block(
         assert not found & set(ordinals[block.stop :])
         assert len(found) == 1 or block.rows <= max_rows
     for block in pack_blocks(whole, max_rows=max_rows):
-        assert bytes(block.data) == expected_block(messages[block.start : block.stop], None)
+        assert sent(block) == expected_block(messages[block.start : block.stop], None)
 
 
 def test_nothing_makes_no_block() -> None:
@@ -158,7 +163,7 @@ def test_all_empty_texts() -> None:
     messages = [Message("", "", "", "", "", "")] * 3
     (block,) = pack_blocks(batch_of(messages))
 
-    assert bytes(block.data) == expected_block(messages, None)
+    assert sent(block) == expected_block(messages, None)
 
 
 def test_a_message_without_destination_is_refused() -> None:
@@ -186,7 +191,7 @@ def test_a_kept_position_is_what_redis_py_packs(
         end = b"".join(connection.pack_command("EXEC"))
         kept = [["SET", key, text], ["EXEC"], ["WATCH", key], ["GET", key]]
         packed = b"".join(b"".join(connection.pack_command(*command)) for command in kept)
-        assert bytes(block.data) == plain.removesuffix(end) + packed
+        assert sent(block) == plain.removesuffix(end) + packed
         assert block.position == text.encode()
 
 
@@ -225,6 +230,42 @@ def test_success_of_a_full_block() -> None:
     )
 
     assert read(answer, 5_000, []) == Verdict(executed=True, error=None, row=None)
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=4), st.data())
+def test_replies_to_the_next_block_follow(blocks: list[int], data: st.DataObject) -> None:
+    """What the server says while it queues the next block may arrive with the reply to the one before."""
+    queued = [b"+OK\r\n" + b"+QUEUED\r\n" * rows for rows in blocks]
+    executed = [b"*%d\r\n" % rows + b"$3\r\n0-1\r\n" * rows for rows in blocks]
+    queued.append(b"")
+    replies = Replies()
+    early = 0  # bytes of the next block's replies that are received with those to the one before
+    for number, rows in enumerate(blocks):
+        replies.expect(rows)
+        first, following = queued[number][early:], queued[number + 1]
+        early = data.draw(st.integers(0, len(following)))
+        cut = data.draw(st.integers(0, len(first)))
+        rest = first[cut:] + executed[number] + following[:early]
+        replies.space()[:cut] = first[:cut]
+        assert replies.received(cut, more=True) is None
+        replies.space()[: len(rest)] = rest
+        more = number + 1 < len(blocks)
+        assert replies.received(len(rest), more=more) == Verdict(True, None, None)
+
+
+def test_an_error_while_the_next_block_is_queued() -> None:
+    """An error that arrived with the reply to the block before belongs to the next one."""
+    replies = Replies()
+    replies.expect(1)
+    received = b"+OK\r\n+QUEUED\r\n*1\r\n$3\r\n0-1\r\n" + b"+OK\r\n-OOM no room\r\n"
+    replies.space()[: len(received)] = received
+    assert replies.received(len(received), more=True) == Verdict(True, None, None)
+    replies.expect(1)
+
+    assert replies.so_far() == Verdict(False, "OOM no room", 0)
+    last = b"-EXECABORT discarded\r\n"
+    replies.space()[: len(last)] = last
+    assert replies.received(len(last)) == Verdict(False, "OOM no room", 0)
 
 
 @given(st.integers(1, 20), st.data(), CUTS)

@@ -12,9 +12,12 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.redis import resp
+from deltaforge_dagster.sinks.redis.link import RedisLink
+from deltaforge_dagster.sinks.redis.resp_replies import Verdict
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_lab.servers.redis import RedisServer
 from tests.fix_redis import StartRedis
+from tests.sinks.redis_cluster import until
 from tests.sinks.redis_messages import (
     allow,
     batch,
@@ -98,6 +101,35 @@ def test_many_blocks_of_a_sliced_batch_keep_order(server: RedisServer, sink: Red
     assert len(guards) == len(list(resp.pack_blocks(whole.messages.slice(17, 11_000)))) > 3
 
 
+def test_a_block_is_queued_while_the_one_before_is_executed(
+    server: RedisServer, sink: RedisSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has the next block before the answer to the one before is read, and executes it later."""
+    whole = numbered(5_000)
+    blocks = list(resp.pack_blocks(whole.messages))
+    receive = RedisLink.receive
+    arrived: list[int] = []
+
+    with client_of(server) as client:
+
+        def queued() -> set[int]:
+            return {int(one["multi"]) for one in client.client_list()}
+
+        def after_the_next_is_queued(link: RedisLink, deadline: float) -> Verdict:
+            following = blocks[len(arrived) + 1 :][:1]
+            if following:
+                until(lambda: following[0].rows in queued())
+            verdict = receive(link, deadline)
+            arrived.append(client.xlen("s0"))
+            return verdict
+
+        monkeypatch.setattr(RedisLink, "receive", after_the_next_is_queued)
+        sink.send(whole, allow)
+
+    assert arrived == [block.stop for block in blocks]
+    assert len(blocks) > 2
+
+
 def test_a_message_larger_than_a_block(server: RedisServer, sink: RedisSink) -> None:
     """One message of 20 MiB is a block of its own."""
     sink.send(batch([row(0), row(1, value="x" * (20 << 20)), row(2)]), allow)
@@ -118,10 +150,11 @@ def test_a_lost_lease_stops_between_blocks(server: RedisServer, sink: RedisSink)
     with pytest.raises(LeaseLost):
         sink.send(numbered(10_000), guard)
 
-    arrived = numbers(server)
+    arrived = numbers(server)  # nothing of the third block, which the server has already queued
     first_two = list(resp.pack_blocks(numbered(10_000).messages))[1].stop
     assert arrived == list(range(first_two))
-    sink.send(batch([row(1, "after")]), allow)
+    sink.send(batch([row(1, "after", value="1")]), allow)
+    assert (numbers(server), numbers(server, "after")) == (arrived, [1])
 
 
 def test_position_and_reopening(server: RedisServer, sink: RedisSink) -> None:
