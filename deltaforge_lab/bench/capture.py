@@ -231,6 +231,7 @@ class _Bench:
             build_source=self._source,
             ranges=ranges,
             someone_waits=lambda: True,
+            segment_wanted=lambda: True,
             captured=lambda _: None,
             backlog=backlog,
         )

@@ -120,6 +120,7 @@ def main(folder: Path) -> None:
         build_source=lambda: Log([]),
         ranges=ranges,
         someone_waits=lambda: True,
+        segment_wanted=lambda: True,
         captured=lambda _: None,
     )
     everything = sum(len(transaction) for transaction in LOG)

@@ -114,6 +114,7 @@ class Stage:
             build_source=self.bench.source,
             ranges=ranges,
             someone_waits=lambda: True,
+            segment_wanted=lambda: True,
             captured=lambda _: None,
         )
         try:

@@ -85,6 +85,7 @@ class Capture:
         build_source: Makes a reader of the log, one for each attempt.
         ranges: Records the segments.
         someone_waits: Whether a sink at the journal's end waits for work.
+        segment_wanted: Whether the next segment would be delivered or encoded as soon as it is captured.
         captured: Called with the number of each segment once it is in the journal.
         find_start: Called before each stream with the end of the journal; returns the position to read
             from, which is another one only after a failover to another server (`failover`).
@@ -112,6 +113,7 @@ class Capture:
         build_source: Callable[[], Source],
         ranges: Ranges,
         someone_waits: Callable[[], bool],
+        segment_wanted: Callable[[], bool],
         captured: Callable[[int], None],
         find_start: Callable[[Source, Position], Position] = lambda _source, start: start,
         backlog: Backlog | None = None,
@@ -135,6 +137,7 @@ class Capture:
         self._build_source = build_source
         self._ranges = ranges
         self._someone_waits = someone_waits
+        self._segment_wanted = segment_wanted
         self._captured = captured
         self._find_start = find_start
         self._backlog = backlog
@@ -295,7 +298,7 @@ class Capture:
             self._limits,
             self._open_writer,
             lambda writer, holds, end: self._seal(writer, holds, end, cutter),
-            self._someone_waits,
+            self._segment_wanted,
             open_hold=self._holds.open,
             start=start,
         )

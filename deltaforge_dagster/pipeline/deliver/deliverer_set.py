@@ -229,6 +229,11 @@ class DelivererSet:
         return any(one.waiting and one.delivery.prompt for one in working)
 
     @property
+    def wants_segment(self) -> bool:
+        """Whether the next segment would be delivered or encoded as soon as it is captured."""
+        return self.someone_waits or self._encode_cache.wants_more
+
+    @property
     def awaits_capture(self) -> bool:
         """Whether a sink can continue only after changes that it already has were captured again."""
         return any(one.awaits_capture for one in list(self._working.values()))

@@ -117,6 +117,12 @@ class EncodeCache:
         for place in places:
             self._begin(place)
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether a deliverer sends the last rows in the journal, so that nothing is encoded for it meanwhile."""
+        with self._lock:
+            return any(self._covering(place) is None for place in self._next.values())
+
     def close(self) -> None:
         """Delete all files; those of running jobs are deleted when the jobs end, without waiting for them."""
         with self._lock:
@@ -143,10 +149,9 @@ class EncodeCache:
         with self._lock:
             if self._closed:
                 raise SparkUnavailable(f"{self._pipeline}: the run is ending")
-            for entry in self._entries:
-                if entry.begin <= place < entry.end and not _failed(entry):
-                    entry.users += 1
-                    return entry
+            if (entry := self._covering(place)) is not None:
+                entry.users += 1
+                return entry
             segments = self._batch_from(place[0])
             if not segments:
                 return None
@@ -155,6 +160,13 @@ class EncodeCache:
             entry = _Entry(begin, end, future, users=1)
             self._entries.append(entry)
             return entry
+
+    def _covering(self, place: _Place) -> _Entry | None:
+        """Return the entry that covers a row and has not failed, or None; call with the lock held."""
+        for entry in self._entries:
+            if entry.begin <= place < entry.end and not _failed(entry):
+                return entry
+        return None
 
     def _batch_from(self, segment: int) -> list[SegmentRow]:
         """Return the segments of one job: as many as fit its bytes, or one that is encoded in parts."""

@@ -60,6 +60,7 @@ class Stage:
             build_source=lambda: source,
             ranges=self.ranges,
             someone_waits=lambda: True,
+            segment_wanted=lambda: True,
             captured=self.captured.append,
         )
 

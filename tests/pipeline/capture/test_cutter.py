@@ -54,7 +54,7 @@ class Kept:
 class Recorder:
     """A cutter with a real journal, and the segments it sealed as (ids, end)."""
 
-    def __init__(self, folder: Path, limits: SegmentLimits, *, someone_waits: bool) -> None:
+    def __init__(self, folder: Path, limits: SegmentLimits, *, wanted: bool) -> None:
         self.sealed: list[tuple[list[int], int]] = []
         self.journal = Journal(f"file://{folder}")
         self.held: list[tuple[str, int, list[bytes], int]] = []
@@ -62,7 +62,7 @@ class Recorder:
             limits,
             self._open,
             self._seal,
-            lambda: someone_waits,
+            lambda: wanted,
             open_hold=Kept,
             start=LsnPosition(0),
         )
@@ -84,7 +84,7 @@ class Recorder:
 
 def test_a_waiting_sink_gets_each_transaction_at_once(tmp_path: Path) -> None:
     """While a sink waits, a segment ends with each transaction."""
-    recorder = Recorder(tmp_path, WHENEVER, someone_waits=True)
+    recorder = Recorder(tmp_path, WHENEVER, wanted=True)
 
     recorder.cutter.accept(transaction(1, 2))
     recorder.cutter.accept(transaction(3))
@@ -99,7 +99,7 @@ def test_segments_that_are_waited_for_end_at_intervals(
     clock = SimpleNamespace(now=1.0)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(cutter_module, "time", clock)
-    recorder = Recorder(tmp_path, SegmentLimits(min_ms=50, max_ms=1000), someone_waits=True)
+    recorder = Recorder(tmp_path, SegmentLimits(min_ms=50, max_ms=1000), wanted=True)
     nothing_came = ChangeBatch(None, None)
     sealed = []
     for clock.now, batch in (
@@ -121,7 +121,7 @@ def test_segments_that_are_waited_for_end_at_intervals(
 
 def test_without_a_waiting_sink_transactions_gather(tmp_path: Path) -> None:
     """Nobody waits: transactions share a segment until it is cut."""
-    recorder = Recorder(tmp_path, NEVER, someone_waits=False)
+    recorder = Recorder(tmp_path, NEVER, wanted=False)
 
     recorder.cutter.accept(transaction(1))
     recorder.cutter.accept(transaction(2))
@@ -133,7 +133,7 @@ def test_without_a_waiting_sink_transactions_gather(tmp_path: Path) -> None:
 def test_a_full_segment_ends_without_waiting(tmp_path: Path) -> None:
     """`max_events` ends a segment although nobody waits and it is young."""
     limits = SegmentLimits(min_ms=100_000, max_ms=100_000, max_events=2)
-    recorder = Recorder(tmp_path, limits, someone_waits=False)
+    recorder = Recorder(tmp_path, limits, wanted=False)
 
     recorder.cutter.accept(transaction(1))
     recorder.cutter.accept(transaction(2))
@@ -145,7 +145,7 @@ def test_a_full_segment_ends_without_waiting(tmp_path: Path) -> None:
 
 def test_an_open_transaction_holds_back_nobody(tmp_path: Path) -> None:
     """What was committed before is cut while a later transaction is still open."""
-    recorder = Recorder(tmp_path, NEVER, someone_waits=False)
+    recorder = Recorder(tmp_path, NEVER, wanted=False)
 
     recorder.cutter.accept(transaction(1))
     recorder.cutter.accept(unfinished(2, 3))
@@ -156,7 +156,7 @@ def test_an_open_transaction_holds_back_nobody(tmp_path: Path) -> None:
 
 def test_stopping_inside_a_transaction_writes_none_of_it(tmp_path: Path) -> None:
     """Changes without their commit enter no segment and leave no file."""
-    recorder = Recorder(tmp_path, NEVER, someone_waits=False)
+    recorder = Recorder(tmp_path, NEVER, wanted=False)
 
     recorder.cutter.accept(unfinished(1, 2))
     recorder.cutter.cut()
@@ -171,7 +171,7 @@ def test_a_large_transaction_is_spilled_and_kept_whole(
 ) -> None:
     """A transaction beyond the memory bound becomes one segment of its own, cut at its commit."""
     monkeypatch.setattr(cutter_module, "SPILL_BYTES", 1)
-    recorder = Recorder(tmp_path, WHENEVER, someone_waits=True)
+    recorder = Recorder(tmp_path, WHENEVER, wanted=True)
 
     recorder.cutter.accept(transaction(1))
     for number in range(2, 7):
@@ -184,7 +184,7 @@ def test_a_large_transaction_is_spilled_and_kept_whole(
 
 def test_idle_progress_is_known_only_when_nothing_is_unwritten(tmp_path: Path) -> None:
     """`passed` is set by an idle log and forgotten as soon as a change arrives."""
-    recorder = Recorder(tmp_path, NEVER, someone_waits=False)
+    recorder = Recorder(tmp_path, NEVER, wanted=False)
 
     recorder.cutter.accept(passed(5))
     assert recorder.cutter.passed == LsnPosition(5)
@@ -209,7 +209,7 @@ def test_segments_hold_whole_transactions_in_order(
     spill: bool,
 ) -> None:
     """However batches are split and whenever someone cuts: all rows once, cut at commits only."""
-    recorder = Recorder(tmp_path_factory.mktemp("j"), NEVER, someone_waits=False)
+    recorder = Recorder(tmp_path_factory.mktemp("j"), NEVER, wanted=False)
     before = cutter_module.SPILL_BYTES
     cutter_module.SPILL_BYTES = 1 if spill else before
     try:
@@ -241,7 +241,7 @@ def held(table: str, *data: bytes, end: int | None = None) -> ChangeBatch:
 
 def test_held_events_are_cut_with_the_segment_of_their_transaction(tmp_path: Path) -> None:
     """Their file and the segment end at one position; those of an open transaction wait."""
-    recorder = Recorder(tmp_path, NEVER, someone_waits=False)
+    recorder = Recorder(tmp_path, NEVER, wanted=False)
 
     recorder.cutter.accept(transaction(1))
     recorder.cutter.accept(held("a", b"1", b"2"))
@@ -263,7 +263,7 @@ def test_held_events_are_cut_with_the_segment_of_their_transaction(tmp_path: Pat
 def test_while_only_held_events_come_they_are_cut_by_age_and_size(tmp_path: Path) -> None:
     """A sink that waits gets nothing from it; `max_bytes` bounds what is not yet durable."""
     limits = SegmentLimits(min_ms=0, max_ms=100_000, max_bytes=1000)
-    recorder = Recorder(tmp_path, limits, someone_waits=True)
+    recorder = Recorder(tmp_path, limits, wanted=True)
 
     recorder.cutter.accept(held("a", b"x" * 600, end=1))
     assert recorder.held == []

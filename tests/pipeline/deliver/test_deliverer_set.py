@@ -128,6 +128,32 @@ def test_sinks_that_hang_hold_up_nobody(make_feed: MakeFeed, files: Files) -> No
     assert run.end().delivered == {"redis": 8, "a": 8, "b": 8}
 
 
+def test_a_segment_ends_while_the_sink_still_sends(
+    make_feed: MakeFeed, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is captured while the only sink sends is encoded meanwhile, and does not wait for the sink or the clock."""
+    feed = make_feed(run=PATIENT, range_="{max_events: 9}\n    segment: {max_ms: 600000}")
+    sending, free = threading.Event(), threading.Event()
+    send = sender.SegmentSender.send
+
+    def held(one: sender.SegmentSender, encoded: EncodedSegments, row: SegmentRow) -> bool:
+        sending.set()
+        assert free.wait(300)
+        return send(one, encoded, row)
+
+    monkeypatch.setattr(sender.SegmentSender, "send", held)
+    run = feed.begin()
+    insert(feed.shop, 1, 1)
+    assert sending.wait(60)
+    insert(feed.shop, 2, 2)
+    eventually(lambda: jobs == [([1], None), ([2], None)])
+    insert(feed.shop, 3, 3)
+    free.set()
+    eventually(lambda: in_redis(feed) == [1, 2, 3])
+
+    assert run.end().delivered == {"redis": 3}
+
+
 def test_catch_up_takes_few_jobs(make_feed: MakeFeed, files: Files, jobs: list[Job]) -> None:
     """A sink that is many segments behind gets them encoded together."""
     feed = make_feed(run=PATIENT, range_="{max_events: 5}", more_sinks=files.sinks)

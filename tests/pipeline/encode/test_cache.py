@@ -138,6 +138,27 @@ def test_what_is_captured_while_a_sink_sends_is_prepared_at_once(
         eventually(lambda: encoder.covered() == [(10, 10), (11, 11)])
 
 
+def test_more_is_wanted_before_a_sink_has_sent_everything(
+    journaled: StateStore, encode_cache: EncodeCache, encoder: CountingEncoder
+) -> None:
+    """Only while a sink sends the last rows in the journal."""
+    assert not encode_cache.wants_more
+    with encode_cache.covering("a", 7, 0):
+        eventually(lambda: encoder.covered() == [(7, 9), (10, 10)])
+        assert not encode_cache.wants_more
+    with encode_cache.covering("a", 10, 0):
+        eventually(lambda: encode_cache.wants_more)
+        encoder.gate.clear()
+        with journaled.fenced(Lease("p", "run", 1, 0)) as writer:
+            writer.segments.add(_segment(11), 1)
+        encode_cache.segment_added()
+        assert not encode_cache.wants_more
+        encoder.gate.set()
+        eventually(lambda: encoder.covered() == [(7, 9), (10, 10), (11, 11)])
+        assert not encode_cache.wants_more
+    assert not encode_cache.wants_more
+
+
 def test_siblings_share_one_job(encode_cache: EncodeCache, encoder: CountingEncoder) -> None:
     """Two deliverers at the same place, or close behind, cause one job."""
     with encode_cache.covering("a", 1, 0) as one, encode_cache.covering("b", 2, 0) as other:
