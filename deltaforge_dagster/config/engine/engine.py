@@ -55,11 +55,11 @@ class RangeLimits(Block):
 
 
 class SegmentLimits(Block):
-    """When a segment ends: as soon as a sink waits for it or sends the last one before it, after `max_ms` at the latest, or when it is large."""
+    """When a segment ends: as soon as a sink waits for it or sends the segment before it, after `max_ms` at the latest, or when it is large."""
 
     min_ms: Annotated[int, Field(ge=0)] = 40
     """The minimum time between the ends of two segments, unless a size limit is reached; before `max_ms`, a
-    segment ends only if a sink has no other work, or is doing its last.
+    segment ends only if a sink waits for it or sends the segment before it.
     """
     max_events: Count = 200_000
     """It ends at this many changes."""

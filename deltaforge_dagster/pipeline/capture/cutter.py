@@ -60,7 +60,7 @@ class SegmentCutter:
             durable; all of them end at the given position.
         open_hold: Opens a file for held events of one table, all of which come after the given position.
         start: Where the stream begins.
-        wanted: Whether the segment would be delivered or encoded as soon as it is captured, which lets it end
+        segment_wanted: Whether the segment would be delivered or encoded as soon as it is captured, which lets it end
             `min_ms` after the last one: a change that comes alone need not wait for others.
 
     Attributes:
@@ -75,7 +75,7 @@ class SegmentCutter:
         limits: SegmentLimits,
         open_writer: Callable[[], SegmentWriter],
         seal: Callable[[SegmentWriter | None, Sequence[Hold], Position], None],
-        wanted: Callable[[], bool],
+        segment_wanted: Callable[[], bool],
         *,
         open_hold: Callable[[HeldEvent, Position], Hold],
         start: Position,
@@ -86,7 +86,7 @@ class SegmentCutter:
         self._limits = limits
         self._open_writer = open_writer
         self._seal = seal
-        self._wanted = wanted
+        self._segment_wanted = segment_wanted
         self._open_hold = open_hold
         self._reached = start
         self._holds: dict[tuple[str, str], Hold] = {}
@@ -186,4 +186,4 @@ class SegmentCutter:
         if (now - self._began) * 1000 >= limits.max_ms:
             return "timer"
         rested = (now - self._last_end) * 1000 >= limits.min_ms
-        return "timer" if writer is not None and rested and self._wanted() else None
+        return "timer" if writer is not None and rested and self._segment_wanted() else None

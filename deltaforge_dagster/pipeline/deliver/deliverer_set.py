@@ -229,7 +229,7 @@ class DelivererSet:
         return any(one.waiting and one.delivery.prompt for one in working)
 
     @property
-    def wants_segment(self) -> bool:
+    def segment_wanted(self) -> bool:
         """Whether the next segment would be delivered or encoded as soon as it is captured."""
         return self.someone_waits or self._encode_cache.wants_more
 

@@ -119,9 +119,9 @@ class EncodeCache:
 
     @property
     def wants_more(self) -> bool:
-        """Whether a deliverer sends the last rows in the journal, so that nothing is encoded for it meanwhile."""
+        """Whether a sink is being sent the last rows in the journal, and nothing is being encoded that follows them."""
         with self._lock:
-            return any(self._covering(place) is None for place in self._next.values())
+            return any(self._find(place) is None for place in self._next.values())
 
     def close(self) -> None:
         """Delete all files; those of running jobs are deleted when the jobs end, without waiting for them."""
@@ -149,7 +149,7 @@ class EncodeCache:
         with self._lock:
             if self._closed:
                 raise SparkUnavailable(f"{self._pipeline}: the run is ending")
-            if (entry := self._covering(place)) is not None:
+            if (entry := self._find(place)) is not None:
                 entry.users += 1
                 return entry
             segments = self._batch_from(place[0])
@@ -161,7 +161,7 @@ class EncodeCache:
             self._entries.append(entry)
             return entry
 
-    def _covering(self, place: _Place) -> _Entry | None:
+    def _find(self, place: _Place) -> _Entry | None:
         """Return the entry that covers a row and has not failed, or None; call with the lock held."""
         for entry in self._entries:
             if entry.begin <= place < entry.end and not _failed(entry):

@@ -192,7 +192,7 @@ class LeasedWork:
                 self._run, self._deliverers.sessions, uid=pipeline.uid, limits=self._engine.segment
             ),
             someone_waits=lambda: self._deliverers.someone_waits,
-            segment_wanted=lambda: self._deliverers.wants_segment,
+            segment_wanted=lambda: self._deliverers.segment_wanted,
             captured=lambda _segment: self._deliverers.segment_added(),
             find_start=self._find_start,
         )

@@ -47,7 +47,6 @@ class RedisLink:
         address: Name of the server in messages.
         identity: Known once connected; its server part is empty if the user may not run INFO.
         in_cluster: Whether the server is a node of a Redis Cluster; known once connected.
-        clean: Whether the link is connected and everything sent has been answered, but for the commands of `queued`.
         queued: The block whose commands have been sent, but not the end, without which they have no effect; or None.
         executing: Whether the end of a block has been sent, at least in part, and the block was not answered.
         held: Value of the watched key, None if it does not exist.
@@ -57,7 +56,7 @@ class RedisLink:
     def __init__(self, sink_id: str, connection: redis.Connection, send_timeout: float) -> None:
         self.identity = Identity()
         self.in_cluster = False
-        self.clean = False
+        self._clean = False
         self.queued: PackedCommands | None = None
         self.executing = False
         self.held: bytes | None = None
@@ -88,7 +87,11 @@ class RedisLink:
         self._request("MULTI")
         self._request("EXEC")
         self.identity = Identity(self._server_process(), hello[b"id"])
-        self.clean = True
+        self._clean = True
+
+    def ready_for(self, block: PackedCommands | None) -> bool:
+        """Whether it is connected, everything sent has been answered, and no other block than this one is queued."""
+        return self._clean and (self.queued is None or self.queued is block)
 
     def slots(self) -> list[tuple[range, Address]]:
         """Return the slot ranges and their masters in the cluster (`CLUSTER SLOTS`).
@@ -160,15 +163,15 @@ class RedisLink:
         """Have the server queue a block, also while the one before executes; `deadline` is a monotonic time."""
         if not self.executing:
             self._expect(block)
-        self.clean = False
+        self._clean = False
         self._send(block.queued, deadline)
         self.queued = block
-        self.clean = not self.executing
+        self._clean = not self.executing
 
     def execute(self, deadline: float) -> None:
         """Have the server execute the block that it has queued."""
         assert self.queued is not None
-        self.clean, self.executing = False, True
+        self._clean, self.executing = False, True
         self._send(self.queued.executed, deadline)
         self.queued = None
 
@@ -181,7 +184,7 @@ class RedisLink:
                 if size == 0:
                     raise ConnectionResetError("the server closed it")
                 verdict = self._replies.received(size, more=self.queued is not None)
-        self.clean, self.executing = True, False
+        self._clean, self.executing = True, False
         self.held = verdict.held  # and watched again, if it was
         if self.queued is not None:
             self._expect(self.queued)
@@ -197,7 +200,7 @@ class RedisLink:
             PermissionMissing: The user may not run one of the commands.
             redis.RedisError: As raised by redis-py.
         """
-        self.clean = False
+        self._clean = False
         self._request("MULTI")
         for key, command in commands:
             try:

@@ -55,9 +55,7 @@ class Node:
             block: The block, which the server may have queued already; anything else that it has queued is given up.
         """
         self._use.raise_when_closed()
-        if (link := self.link) is not None and not (
-            link.clean and (link.queued is None or link.queued is block)
-        ):
+        if self.link is not None and not self.link.ready_for(block):
             self.drop()
         if (link := self.link) is None:
             with self.giving_up("redis sentinel"):
@@ -103,7 +101,7 @@ class Node:
             link.interrupt()
 
     def drop(self) -> None:
-        """Close the connection; the next one also ends it on the server if a block that may be executed is unanswered."""
+        """Close the connection; the next one also ends it on the server if a block may still be executed there."""
         link, self.link = self.link, None
         if link is not None:
             if link.executing:

@@ -119,8 +119,8 @@ class PositionKey:
 class PackedCommands:
     """One packed transaction with the messages `start` to `stop` (exclusive) of a batch.
 
-    `queued` begins the transaction and adds the messages, without any effect until `executed`, which ends it. Both stay
-    valid until the second block after this one is packed. `position` is the value to which the position's key is set, or None.
+    The server queues what `queued` contains, and runs it when it gets `executed`. `queued` stays valid until the second
+    block after this one is packed. `position` is the value to which the position's key is set, or None.
     """
 
     start: int

@@ -95,7 +95,8 @@ class RedisSink:
         uri: See `endpoint.Endpoint`.
         connect_timeout: Seconds for one attempt to connect.
         send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
-        batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
+        batch_timeout: Seconds until a block is acknowledged, counted from its first byte, or, if it was queued while
+            the one before was executed, from the acknowledgement of that one.
         position_key: Key that holds the sink's position, for exactly-once delivery.
         position_seconds: Time after which the key expires, counted from the last block; None to
             keep it forever.

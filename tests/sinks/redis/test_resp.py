@@ -254,7 +254,7 @@ def test_replies_to_the_next_block_follow(blocks: list[int], data: st.DataObject
 
 
 def test_an_error_while_the_next_block_is_queued() -> None:
-    """An error that arrived with the reply to the block before belongs to the next one."""
+    """If the next block is refused while it is queued, that is reported for it, also if the error comes with the reply to a block."""
     replies = Replies()
     replies.expect(1)
     received = b"+OK\r\n+QUEUED\r\n*1\r\n$3\r\n0-1\r\n" + b"+OK\r\n-OOM no room\r\n"

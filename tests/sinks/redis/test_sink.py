@@ -104,7 +104,7 @@ def test_many_blocks_of_a_sliced_batch_keep_order(server: RedisServer, sink: Red
 def test_a_block_is_queued_while_the_one_before_is_executed(
     server: RedisServer, sink: RedisSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server has the next block before the answer to the one before is read, and executes it later."""
+    """The server has queued the next block before the answer to a block is read, and does not execute it until afterwards."""
     whole = numbered(5_000)
     blocks = list(resp.pack_blocks(whole.messages))
     receive = RedisLink.receive
