@@ -102,7 +102,7 @@ lint: venv
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
-	$(EXAMPLES) $(RUN)/deltaforge validate examples
+	$(EXAMPLES) $(RUN)/deltaforge validate examples deltaforge_lab/demo
 	$(EXAMPLES) $(RUN)/dagster definitions validate -w workspace.yaml
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet
 

@@ -1,6 +1,6 @@
 """What the documentation's site needs beyond its pages.
 
-Pages link to files of the repository (`../examples/demo.yaml`), so that the links work wherever the
+Pages link to files of the repository (`../examples/turso2kafka.yaml`), so that the links work wherever the
 repository is read. The site has copies of those files, and the links lead there.
 """
 

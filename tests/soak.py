@@ -26,7 +26,7 @@ SCENARIOS = {
     "versions": "other versions of PostgreSQL, MySQL, MariaDB and libSQL, and sessions of Spark without a server",
     "dagster": "ranges that the UI materializes, and sinks that catch up, through Dagster's daemon",
     "formats": "what is the same in both formats of lake tables, with the one that CI leaves out",
-    "benchmarks": "`bench` with the pairs that CI leaves out, and `demo` with a SQLite file",
+    "benchmarks": "`bench` with the pairs that CI leaves out",
     "properties": "property tests that need no server, with Hypothesis's profile `soak`",
     "large": "transactions of millions of rows, values of a gigabyte",
     "image": "the container image, built and run; needs Podman or Docker",

@@ -11,7 +11,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 import yaml
-from dagster._core.errors import DagsterUserCodeProcessError
 
 from deltaforge_dagster.assets.names import RUN_TAG
 from deltaforge_dagster.config.file.load import load_pipeline
@@ -238,7 +237,7 @@ def test_a_broken_file_stops_nobody(tmp_path: Path, instance: dg.DagsterInstance
     assert ("cut-off/health", "well") in checks(definitions)
     assert {"shop_work", "pipeline_files"} < names(definitions)
     sensor = sensor_of(definitions, "pipeline_files")
-    with pytest.raises(DagsterUserCodeProcessError, match=f"NOT WELL: {broken}:"):
+    with pytest.raises(dg.Failure, match=f"NOT WELL: {broken}:"):
         sensor.evaluate_tick(dg.build_sensor_context(instance))
     key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "health"]), "well")
     (shown,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=5)
@@ -301,7 +300,7 @@ def test_a_second_look_reports_nothing_new(tmp_path: Path, instance: dg.DagsterI
 
     def loaded_count() -> int:
         sensor = sensor_of(load(tmp_path), "pipeline_files")
-        with pytest.raises(DagsterUserCodeProcessError, match="NOT WELL"):
+        with pytest.raises(dg.Failure, match="NOT WELL"):
             sensor.evaluate_tick(dg.build_sensor_context(instance))
         return len(instance.event_log_storage.get_asset_check_execution_history(key, limit=5))
 
@@ -398,7 +397,7 @@ def test_a_sensor_looks_at_the_pipeline_as_it_is_now(tmp_path: Path) -> None:
             context = dg.build_sensor_context(instance, resources={"platform": platform})
             try:
                 return str(sensor.evaluate_tick(context).skip_message)
-            except DagsterUserCodeProcessError as red:  # its source is not there
+            except dg.Failure as red:  # its source is not there
                 return str(red)
 
         with platform.open() as opened:

@@ -30,6 +30,8 @@ UNTIL_TAG = "deltaforge/until"
 """`caught up` makes a live run end as soon as there is nothing more to do."""
 OUTCOME_METADATA = "outcome"
 """The metadata field with the outcome of a live run, in the run's observation of `changes`."""
+RETENTION_JOB = "deltaforge_retention"
+"""The job that deletes old data of all pipelines."""
 CAUGHT_UP_METADATA = "caught_up"
 """The metadata field with the number of messages, in the observation of a sink that a Materialize caught up."""
 

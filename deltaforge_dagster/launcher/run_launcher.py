@@ -2,8 +2,9 @@
 
 Dagster's own launcher has the code server start a new Python for each run, which takes two seconds of processor time
 until the run holds its lease: most of what a change waits for when no run is there. Here the process that launches, which
-is Dagster's daemon, starts one *fork server* (`multiprocessing`'s own): with its first run, or when it begins (`begin`). It imports
-`run_process` and loads `run_kernels` before it has any thread, and each run is a fork of it, so runs also share the memory of what was imported.
+is Dagster's daemon, starts one *fork server* (`multiprocessing`'s own): with its first run, or when it begins (`begin`).
+It imports `run_process` and loads `run_kernels`, and each run is a fork of it, so runs also share the memory of what
+was imported.
 
 ::
 
@@ -22,14 +23,19 @@ import threading
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import dagster as dg
 from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
+from dagster._core.origin import JobPythonOrigin
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import serialize_value
 from dagster._utils import get_run_crash_explanation
 
-from deltaforge_dagster.processes.forked import keep_socket_short, start_fork_server
+from deltaforge_dagster.processes.forked import start_fork_server
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
+
+DEFINITIONS = "deltaforge_dagster.definitions"
+"""The module of our definitions."""
 _IMPORTED = [
     __name__,
     "deltaforge_dagster.launcher.run_process",
@@ -42,8 +48,9 @@ PROCESS_TAG = "deltaforge/process"
 
 
 class ForkedRunLauncher(DefaultRunLauncher):
-    """Forks the processes of pipelines' runs; other runs are started by the code server.
+    """Forks the processes of our runs; runs of other people's definitions are started by their code server.
 
+    Ours are those of pipelines' jobs, and all others of our definitions, such as a *Materialize* and the retention.
     The run's process has the environment of the process that launches it, which must be on the machine of the code
     server, with the same Python. It ends with the process that launches it: if that ends in order, it asks the run to end
     and waits for it; if it is killed, the run goes on.
@@ -51,14 +58,11 @@ class ForkedRunLauncher(DefaultRunLauncher):
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Start a run; return when its process has started."""
-        # Every process of Dagster has this module; only the daemon launches.
-        from deltaforge_dagster.assets.names import PIPELINE_TAG  # noqa: PLC0415
-
         run = context.dagster_run
         origin = context.job_code_origin
         if (
-            PIPELINE_TAG not in run.tags
-            or origin is None
+            origin is None
+            or not _is_ours(run, origin)
             or origin.repository_origin.executable_path != sys.executable
         ):
             super().launch_run(context)
@@ -66,8 +70,7 @@ class ForkedRunLauncher(DefaultRunLauncher):
         arguments = ExecuteRunArgs(
             job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
         )
-        _FORK_SERVER.set_forkserver_preload(_IMPORTED)
-        keep_socket_short()
+        begin()
         process = _FORK_SERVER.Process(
             target=_execute, args=(serialize_value(arguments),), name=run.run_id, daemon=True
         )
@@ -103,16 +106,21 @@ class ForkedRunLauncher(DefaultRunLauncher):
         code = process.exitcode or 0
         message = get_run_crash_explanation(f"Run execution process for {run_id}", code)
         self._instance.report_engine_event(message, run, cls=type(self))
-        self._instance.report_run_failed(run)
+        self._instance.report_run_failed(run, message)
 
 
 def begin() -> None:
-    """Start the process that runs are forked from, as a fork of this process.
+    """Start the process that runs are forked from, unless it is running."""
+    start_fork_server(_IMPORTED)
 
-    Only while this process has a single thread. Where nobody calls this, the first run starts a new Python for it.
-    """
-    _FORK_SERVER.set_forkserver_preload(_IMPORTED)
-    start_fork_server()
+
+def _is_ours(run: dg.DagsterRun, origin: JobPythonOrigin) -> bool:
+    """Return whether a run is one of a pipeline's jobs, or of our definitions."""
+    # Every process of Dagster has this module; only the daemon launches.
+    from deltaforge_dagster.assets.names import PIPELINE_TAG  # noqa: PLC0415
+
+    pointer = origin.repository_origin.code_pointer
+    return PIPELINE_TAG in run.tags or getattr(pointer, "module", None) == DEFINITIONS
 
 
 def _execute(arguments: str) -> None:

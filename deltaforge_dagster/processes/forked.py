@@ -16,13 +16,11 @@ import runpy
 import signal
 import sys
 import tempfile
-import threading
-import traceback
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, util
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 DAEMON_UMASK = 0o077
 
@@ -75,19 +73,15 @@ def share(modules: Iterable[str]) -> None:
     gc.freeze()
 
 
-def start_fork_server() -> None:
-    """Start the fork server of `multiprocessing` as a fork of this process; they share what it has imported.
+def start_fork_server(modules: Sequence[str]) -> None:
+    """Start the fork server of `multiprocessing`, a new Python that imports `modules` first.
 
-    It would be a new Python, which imports that again. From then on this process may have threads: what it starts through
-    `multiprocessing.get_context("forkserver")` is a fork of the fork server.
+    What this process starts through `multiprocessing.get_context("forkserver")` is a fork of it and shares what it has
+    imported. Does nothing if the fork server is running.
     """
     keep_socket_short()
-    patched: Any = util  # the module where `multiprocessing` starts each of its own processes
-    spawn, patched.spawnv_passfds = patched.spawnv_passfds, _fork_instead
-    try:
-        forkserver.ensure_running()
-    finally:
-        patched.spawnv_passfds = spawn
+    forkserver.set_forkserver_preload(list(modules))
+    forkserver.ensure_running()
 
 
 def keep_socket_short() -> None:
@@ -99,26 +93,6 @@ def keep_socket_short() -> None:
         util.get_temp_dir()  # made once, and used from then on
     finally:
         tempfile.tempdir = given
-
-
-def _fork_instead(_path: bytes, arguments: Sequence[str], files: Collection[int]) -> int:
-    """Execute the code of `python -c CODE` in a fork that has only these files open; return its number."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        _let_go_of_files(files)
-        # Held while this process was forked.
-        forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # noqa: SLF001
-        exec(arguments[-1], {"__name__": "__main__"})  # noqa: S102 - code of `multiprocessing`
-        status = 0
-    except SystemExit:
-        status = 0
-    except BaseException:  # noqa: BLE001 - there is nobody to raise it to
-        traceback.print_exc()
-    finally:
-        os._exit(status)
 
 
 def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
@@ -136,7 +110,7 @@ def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
     run.execute()
 
 
-def _let_go_of_files(but: Collection[int] = ()) -> None:
+def _let_go_of_files() -> None:
     """Put the null device in place of every other file that was open when this process was forked.
 
     Locks and pipes are released only when nobody has them open. They are not closed, because the objects that own them
@@ -144,6 +118,6 @@ def _let_go_of_files(but: Collection[int] = ()) -> None:
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in [int(one.name) for one in Path("/dev/fd").iterdir()]:
-        if number > 2 and number not in but:
+        if number > 2:
             os.dup2(null, number)
     os.dup2(null, 0)

@@ -20,6 +20,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, PipelineFiles
 from deltaforge_dagster.pipeline.health.health import health, note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
+from deltaforge_dagster.sensors.launches import LaunchWatch
 from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.report import report_health
 from deltaforge_dagster.sensors.tick_cache import TickCache
@@ -48,7 +49,7 @@ def build_files_sensor(
     """
     files = PipelineFiles(settings)
     loaded, shown = _contents(pipelines), _table_names(tables)
-    reload = _Reload(settings.dagster_url)
+    reload, launches = _Reload(settings.dagster_url), LaunchWatch()
 
     @dg.sensor(
         name="pipeline_files",
@@ -61,6 +62,7 @@ def build_files_sensor(
         try:
             with cache.lend(context) as (instance, opened):
                 found = files.installed(opened.store)
+                launches.look(instance, opened.store, [one.name for one in found])
                 written = {name: opened.store.lake_commits.tables(name) for name in tables}
                 for one in found:
                     if isinstance(one, BrokenPipeline):

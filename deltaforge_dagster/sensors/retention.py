@@ -8,6 +8,7 @@ import dagster as dg
 from deltaforge_dagster.assets.maintenance import maintained_sinks
 from deltaforge_dagster.assets.names import (
     PIPELINE_TAG,
+    RETENTION_JOB,
     asset_key,
     chunks_name,
     dagster_name,
@@ -24,9 +25,8 @@ from deltaforge_dagster.pipeline.control.retention import expire
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.sensors.history import delete_runs, forget_events, forget_ticks
+from deltaforge_dagster.state.since import RETENTION
 from deltaforge_dagster.state.store import StateStore
-
-RETENTION_JOB = "deltaforge_retention"
 
 RUNS_PER_TURN = 500
 """How many old runs of a pipeline one execution deletes at most, so that the job stays short."""
@@ -44,6 +44,7 @@ def build_retention(
             for loaded in pipelines:
                 try:
                     context.log.info(_forget(context.instance, opened, loaded))
+                    opened.store.pipelines.note_since(loaded.name, RETENTION)
                 except DeltaforgeError as error:  # go on with the other pipelines
                     problems.append(f"{loaded.name}: {error}")
         forget_ticks(context.instance, _instigators(pipelines))

@@ -57,6 +57,7 @@ from deltaforge_dagster.state.records import (
     SinkStart,
 )
 
+_LAUNCHES = "launches"
 _NUMBERS = "numbers"
 """Namespace of the next segment and range numbers of removed pipelines, should they be created again."""
 
@@ -201,10 +202,22 @@ class PipelineRepository:
         text = json.dumps([asdict(one) for one in findings])
         self._update(name, findings=text, source_seen_at=self._database.now())
 
-    def note_broken(self, name: str) -> None:
-        """Record that the pipeline's file cannot be loaded from now on."""
+    def note_launches(self, name: str, failing: Sequence[NotedFinding]) -> None:
+        """Record which jobs' runs Dagster could not start."""
+        text = json.dumps([asdict(finding) for finding in failing])
         with self._database.write() as connection:
-            since.begin(connection, name, since.FILE_BROKEN)
+            put_value(connection, _dagster(name), _LAUNCHES, text.encode())
+
+    def launches(self, name: str) -> list[NotedFinding]:
+        """Return what `note_launches` last recorded; nothing if it never did."""
+        with self._database.read() as connection:
+            text = get_value(connection, _dagster(name), _LAUNCHES)
+        return [] if text is None else [NotedFinding(**finding) for finding in json.loads(text)]
+
+    def note_since(self, name: str, what: str) -> None:
+        """Record that a condition of `state.since` begins now."""
+        with self._database.write() as connection:
+            since.begin(connection, name, what)
 
     def since(self, name: str, what: str) -> float | None:
         """Return when a condition of `state.since` last began; None if that was not recorded."""
@@ -325,6 +338,11 @@ class PipelineWrites:
     def _update(self, values: Mapping[str, Any]) -> None:
         this = pipelines.c.name == self._pipeline
         self._connection.execute(update(pipelines).where(this).values(**values))
+
+
+def _dagster(name: str) -> str:
+    """Return the namespace of what is known of Dagster's work for a pipeline."""
+    return f"dagster/{name}"
 
 
 def _register(

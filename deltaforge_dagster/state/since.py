@@ -13,6 +13,10 @@ from deltaforge_dagster.state.database.tables import kv
 
 FILE_BROKEN = "file broken"
 CAPTURE_PAUSED = "capture paused"
+WATCHED = "watched"
+"""Not a condition: when Dagster was last seen to be at work."""
+RETENTION = "retention"
+"""From when on retention is awaited: it last ended then, or Dagster was last started."""
 
 
 def notice_of(sink: str) -> str:

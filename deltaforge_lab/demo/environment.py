@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from deltaforge_dagster.cli.installation.dagster_processes import DagsterProcesses
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_dagster.processes.process import ServerProcess
@@ -53,6 +54,19 @@ _KERNELS: Mapping[DemoSource, Mapping[str, Sequence[str]]] = {
 """The modules whose kernels the first change needs, in parts that are compiled at the same time. All other kernels
 would take three times as long, and the demo calls none of them."""
 
+_DATABASES: Mapping[DemoSource, type[PostgresDatabase | SqliteDatabase]] = {
+    "postgres": PostgresDatabase,
+    "turso": SqliteDatabase,
+}
+
+_BEFORE_SERVERS = {
+    "DEMO_DATABASE": "shop.db",
+    "DEMO_FILES": "files",
+    "DEMO_POSTGRES_DSN": "postgres://localhost/shop",
+    "DEMO_REDIS_URI": "redis://localhost",
+}
+"""What the variables of the pipeline files may be while no server has started yet."""
+
 _COMPILE = """
 import importlib, sys
 for module in map(importlib.import_module, sys.argv[1:]):
@@ -76,10 +90,12 @@ class DemoEnvironment:
         self._owned = ExitStack()
         self._dagster: DagsterProcesses | None = None
         self._began = time.monotonic()
+        self._file = Path(__file__).with_name(f"{_DATABASES[source].pipeline}.yaml")
         self.files = home / "files"
 
     def __enter__(self) -> Self:
         try:
+            self._check_file()
             self._start_servers()
         except BaseException:
             self._owned.close()
@@ -94,6 +110,15 @@ class DemoEnvironment:
     ) -> None:
         self._say("ending everything")
         self._owned.close()
+
+    def _check_file(self) -> None:
+        """Load the pipeline's file, before anything starts that would wait for it.
+
+        Raises:
+            SpecError: It cannot be loaded; the message says why.
+        """
+        os.environ.update(_BEFORE_SERVERS)
+        load_pipeline(self._file)
 
     def _start_servers(self) -> None:
         """Start Redis, and PostgreSQL if it is the source, from Python packages if these are installed."""
@@ -111,7 +136,7 @@ class DemoEnvironment:
                 "DEMO_REDIS_URI": self.redis_uri,
                 "DEMO_FILES": str(self.files),
                 "DELTAFORGE_HOME": str(self._home),
-                "DELTAFORGE_PIPELINES": str(_pipeline_file(self.database)),
+                "DELTAFORGE_PIPELINES": str(self._file),
             }
         )
 
@@ -213,10 +238,6 @@ class DemoEnvironment:
         """Return whether the sensor has fixed the start position."""
         pipeline = self.store.pipelines.get(self.database.pipeline)
         return pipeline is not None and pipeline.start_position is not None
-
-
-def _pipeline_file(database: DemoDatabase) -> Path:
-    return Path(__file__).with_name(f"{database.pipeline}.yaml").resolve()
 
 
 def _stop_spark(starting: Future[SparkServer]) -> None:

@@ -132,15 +132,16 @@ def evaluations(deployment: Deployment, *key: str, check: str) -> list[dg.AssetC
 
 
 def tick_messages(deployment: Deployment) -> set[str]:
-    """Return what all ticks said; one that failed does so to be seen, without a stack."""
+    """Return what all ticks said; one that failed does so to be seen, and its error ends with what it says."""
     said = set()
     instance = deployment.instance
     for state in instance.all_instigator_state():
         for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=50):
             if tick.error is not None:
-                assert tick.error.stack == [], tick.error
-                assert tick.error.message.startswith(NOT_WELL)
-                said.add(tick.error.message)
+                assert tick.error.cause is not None, tick.error
+                _, not_well, message = tick.error.cause.message.strip().partition(NOT_WELL)
+                assert not_well, tick.error.cause
+                said.add(message)
             said.add(tick.skip_reason or "")
     return said
 

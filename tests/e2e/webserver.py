@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,16 @@ mutation ($asked: [ExecutionParams!]!) {
         ... on UnauthorizedError { message }
       }
     }
+  }
+}
+"""
+
+_RELOAD = """
+mutation ($location: String!) {
+  reloadRepositoryLocation(repositoryLocationName: $location) {
+    __typename
+    ... on WorkspaceLocationEntry { locationOrLoadError { __typename ... on PythonError { message } } }
+    ... on PythonError { message }
   }
 }
 """
@@ -81,10 +91,12 @@ class Webserver:
     Attributes:
         url: Its address.
         seconds: How long something that was asked for may take.
+        location: The code location of the definitions.
     """
 
     url: str
     seconds: float = 600.0
+    location: str = MODULE
 
     @classmethod
     def of(cls, deployment: Deployment) -> Webserver:
@@ -97,6 +109,10 @@ class Webserver:
 
     def backfill(self, assets: Iterable[dg.AssetKey], partitions: Iterable[str]) -> list[str]:
         """Launch a backfill, and return the ids of its runs once it has ended."""
+        return self.backfilled(self.begin_backfill(assets, partitions))
+
+    def begin_backfill(self, assets: Iterable[dg.AssetKey], partitions: Iterable[str]) -> str:
+        """Launch a backfill, which Dagster begins within half a minute, and return its id."""
         asked = {
             "assetSelection": [{"path": list(key.path)} for key in assets],
             "partitionNames": list(partitions),
@@ -104,9 +120,13 @@ class Webserver:
         }
         made = self._ask(_BACKFILL, asked=asked)["launchPartitionBackfill"]
         assert made["__typename"] == "LaunchBackfillSuccess", made
+        return str(made["backfillId"])
+
+    def backfilled(self, backfill: str) -> list[str]:
+        """Return the ids of a backfill's runs once it has ended."""
 
         def ended() -> list[str]:
-            found = self._ask(_OF_A_BACKFILL, id=made["backfillId"])["partitionBackfillOrError"]
+            found = self._ask(_OF_A_BACKFILL, id=backfill)["partitionBackfillOrError"]
             assert found["__typename"] == "PartitionBackfill", found
             if found["status"] in {"REQUESTED", "FAILING", "CANCELING"}:
                 return []
@@ -118,26 +138,54 @@ class Webserver:
 
     def runs(self, job: str, chosen: Sequence[tuple[dg.AssetKey, str]]) -> list[str]:
         """Launch a run for each asset and partition, and return their ids once they have ended."""
-        asked = [
-            {
-                "mode": "default",
-                "executionMetadata": {"tags": [{"key": "dagster/partition", "value": partition}]},
-                "runConfigData": "{}",
-                "selector": {
-                    "repositoryLocationName": MODULE,
-                    "repositoryName": "__repository__",
-                    "pipelineName": job,
-                    "assetSelection": [{"path": list(asset.path)}],
-                    "assetCheckSelection": [],
-                },
-            }
-            for asset, partition in chosen
-        ]
+        return self._launch([self._params(job, [asset], partition) for asset, partition in chosen])
+
+    def run(
+        self,
+        job: str,
+        assets: Sequence[dg.AssetKey] = (),
+        partition: str | None = None,
+        *,
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """Launch one run, as *Materialize* and the launchpad do, and return its id once it has ended."""
+        return self._launch([self._params(job, assets, partition, tags)])[0]
+
+    def _params(
+        self,
+        job: str,
+        assets: Sequence[dg.AssetKey],
+        partition: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        all_tags = {**(tags or {}), **({"dagster/partition": partition} if partition else {})}
+        chosen = [{"path": list(asset.path)} for asset in assets]
+        return {
+            "mode": "default",
+            "executionMetadata": {
+                "tags": [{"key": key, "value": value} for key, value in all_tags.items()]
+            },
+            "runConfigData": "{}",
+            "selector": {
+                "repositoryLocationName": self.location,
+                "repositoryName": "__repository__",
+                "pipelineName": job,
+                **({"assetSelection": chosen, "assetCheckSelection": []} if chosen else {}),
+            },
+        }
+
+    def _launch(self, asked: Sequence[dict[str, Any]]) -> list[str]:
         made = self._ask(_RUNS, asked=asked)["launchMultipleRuns"]
         assert made["__typename"] == "LaunchMultipleRunsResult", made
         results = made["launchMultipleRunsResult"]
         assert {one["__typename"] for one in results} == {"LaunchRunSuccess"}, results
         return [self._ended(one["run"]["runId"]) for one in results]
+
+    def reload(self) -> None:
+        """Reload the code location, as the UI's *Reload* does."""
+        answer = self._ask(_RELOAD, location=self.location)["reloadRepositoryLocation"]
+        assert answer["__typename"] == "WorkspaceLocationEntry", answer
+        assert answer["locationOrLoadError"]["__typename"] == "RepositoryLocation", answer
 
     def again(self, run_id: str) -> str:
         """Re-execute a run, all of its steps, and return the new one's id once it has ended."""

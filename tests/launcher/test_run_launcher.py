@@ -11,11 +11,18 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.code_pointer import ModuleCodePointer
 from dagster._core.launcher import LaunchRunContext
+from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 
 from deltaforge_dagster.assets.names import PIPELINE_TAG
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.launcher.run_launcher import PROCESS_TAG, ForkedRunLauncher
+from deltaforge_dagster.launcher.run_launcher import (
+    DEFINITIONS,
+    PROCESS_TAG,
+    ForkedRunLauncher,
+    _is_ours,
+)
 from deltaforge_dagster.resources.instance import dagster_home
 from tests.e2e.deployment import eventually
 from tests.launcher.jobs import FOLDER_TAG, waiting
@@ -103,6 +110,21 @@ def test_the_folder_of_temporary_files_may_have_a_long_path(
         env={**os.environ, "TMPDIR": str(folder)},
         check=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "tags", "ours"),
+    [
+        (DEFINITIONS, {}, True),
+        ("somebodys.definitions", {PIPELINE_TAG: "shop"}, True),
+        ("somebodys.definitions", {}, False),
+    ],
+)
+def test_our_runs_are_forked_and_no_others(module: str, tags: dict[str, str], ours: bool) -> None:
+    """All of our definitions, such as a *Materialize*, and a pipeline's wherever it is defined."""
+    pointer = ModuleCodePointer(module, "defs", None)
+    origin = JobPythonOrigin("job", RepositoryPythonOrigin(sys.executable, pointer))
+    assert _is_ours(dg.DagsterRun(job_name="job", tags=tags), origin) == ours
 
 
 def test_a_killed_process_is_a_failed_run(instance: dg.DagsterInstance, launched: Launched) -> None:

@@ -2,7 +2,8 @@
 
 One code server holds the definitions; the webserver and the daemon query it instead of each loading them
 again. All of them share one `DAGSTER_HOME` and end with this process, of which they are forks: most of what they import
-is in memory once.
+is in memory once. What they start in turn, the process that loads the definitions and the one that runs are forked
+from, are new Pythons.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import dagster as dg
 from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.launcher.run_launcher import DEFINITIONS
 from deltaforge_dagster.processes.forked import ForkedModule, share
 from deltaforge_dagster.processes.process import ServerProcess, free_port
 
-_DEFINITIONS = "deltaforge_dagster.definitions"
 _START_SECONDS = 240.0
 _STOP_SECONDS = 120.0
 ANSWER_SECONDS = 300
@@ -38,15 +39,13 @@ THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS
 """Where the code server and its proxy read `THREADS`."""
 
 _SHARED = (
-    "dagster._cli",  # of `dagster api grpc`
+    "dagster._cli",
     "dagster._core.storage.sqlite_storage",  # of an instance on one machine
     "dagster._daemon.cli",
     "dagster._grpc.proxy_server",
     "dagster_graphql.schema",
     "dagster_webserver.app",
-    "deltaforge_dagster.launcher.code_server",
-    "deltaforge_dagster.launcher.daemon",
-    "deltaforge_dagster.launcher.run_process",
+    "deltaforge_dagster.launcher.run_launcher",
 )
 """What the processes import."""
 
@@ -106,11 +105,12 @@ class DagsterProcesses:
                 "code server",
                 settings.home,
                 ForkedModule(
-                    "deltaforge_dagster.launcher.code_server",
+                    "dagster",
                     [
+                        "code-server",
                         "start",
                         "-m",
-                        _DEFINITIONS,
+                        DEFINITIONS,
                         "-h",
                         "127.0.0.1",
                         "-p",
@@ -138,7 +138,7 @@ class DagsterProcesses:
             started._run(
                 "daemon",
                 settings.home,
-                ForkedModule("deltaforge_dagster.launcher.daemon", ["run", "-w", str(workspace)]),
+                ForkedModule("deltaforge_dagster.launcher", ["run", "-w", str(workspace)]),
             )
         except BaseException:
             started.stop()

@@ -36,7 +36,7 @@ from deltaforge_dagster.state.records import (
     NotedFinding,
     PipelineRow,
 )
-from deltaforge_dagster.state.since import CAPTURE_PAUSED, FILE_BROKEN, notice_of
+from deltaforge_dagster.state.since import CAPTURE_PAUSED, FILE_BROKEN, RETENTION, notice_of
 from deltaforge_dagster.state.store import StateStore
 
 Status = Literal["running", "paused", "stopped", "failed"]
@@ -48,6 +48,8 @@ NOTED_EVERY = 15.0
 _RELOAD = "press Reload in its UI (Deployment, Code locations)"
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
+_RETENTION_SECONDS = 3 * 3600.0
+"""After so long a time without retention, which is due every hour, it is missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,7 @@ def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
 def note_broken(store: StateStore, name: str) -> None:
     """Record that a file cannot be loaded, unless that is recorded since the last tick that could use it."""
     if _noted_broken(store, name, store.pipelines.get(name)) is None:
-        store.pipelines.note_broken(name)
+        store.pipelines.note_since(name, FILE_BROKEN)
 
 
 def _noted_broken(store: StateStore, name: str, row: PipelineRow | None) -> float | None:
@@ -300,6 +302,8 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
     now, lease = store.now(), store.leases.get(row.name)
     capture = list(_capture(store, row, spec, lease, now)) if row.want == "running" else []
     others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
+    for problem in _dagster(store, row, now):
+        (capture if problem.severity == "error" else others).append(problem)
     failed = any(one.severity == "error" for one in capture)
     if row.outdated_since is not None and spec is not None:
         text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
@@ -341,6 +345,22 @@ def _capture(
             "the sensor switched on?",
             "deltaforge dev",
             silent,
+        )
+
+
+def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[HealthProblem]:
+    """Yield problems of Dagster: runs that it could not start, and a retention that does not run."""
+    for launch in store.pipelines.launches(row.name):
+        if row.want == "running" or launch.level == "warning":
+            yield HealthProblem(launch.subject, launch.level, launch.text, since=launch.since)
+    awaited = store.pipelines.since(row.name, RETENTION)
+    if awaited is not None and now - awaited > _RETENTION_SECONDS:
+        yield HealthProblem(
+            "retention",
+            "warning",
+            "the hourly job deltaforge_retention has not run for three hours, so what every sink has is not "
+            "deleted: is its schedule switched on, and do its runs succeed?",
+            since=awaited,
         )
 
 

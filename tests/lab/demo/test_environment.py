@@ -1,13 +1,46 @@
-"""What the demo compiles while its servers start."""
+"""What the demo needs before its servers start, and what it compiles meanwhile."""
 
 from __future__ import annotations
 
 import importlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deltaforge_lab.demo.environment import _KERNELS, DemoEnvironment
+from deltaforge_dagster.errors import SpecError
+from deltaforge_lab.demo.environment import _KERNELS, DemoEnvironment, DemoSource
+
+
+@pytest.fixture
+def environ() -> Iterator[None]:
+    """Undo what is done to the environment variables."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize("source", _KERNELS)
+@pytest.mark.usefixtures("environ")
+def test_the_files_of_the_demos_load(tmp_path: Path, source: DemoSource) -> None:
+    """They are in the package itself, and need no server for it."""
+    DemoEnvironment(tmp_path, print, source)._check_file()
+
+
+@pytest.mark.usefixtures("environ")
+def test_a_file_that_does_not_load_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """The demo fails with what is wrong with the file, and no server was started for it."""
+    (tmp_path / "demo.yaml").write_text("../../examples/demo-turso.yaml")
+    said: list[str] = []
+    environment = DemoEnvironment(tmp_path, said.append)
+    environment._file = tmp_path / "demo.yaml"
+
+    with pytest.raises(SpecError, match=r"demo\.yaml"), environment:
+        pass
+
+    assert said == []
 
 
 @pytest.mark.parametrize("source", _KERNELS)

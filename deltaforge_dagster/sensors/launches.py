@@ -1,0 +1,141 @@
+"""Notes in the state store what `health` must know of Dagster: which runs it could not start, and that it is at work.
+
+A run whose process does not start is red in Dagster's list of runs only, where nobody looks who trusts `deltaforge
+status`. Such a run has failed without ever having begun (`RunRecord.start_time`). What is noted names the last runs of
+a job that could not be started, and goes when a run of that job has begun, or after a day.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from deltaforge_dagster.assets.names import PIPELINE_TAG, RETENTION_JOB, job_name
+from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.state.records import NotedFinding
+from deltaforge_dagster.state.since import RETENTION, WATCHED
+from deltaforge_dagster.state.store import StateStore
+
+_EVERY_SECONDS = 15.0
+_WATCHED_SECONDS = 60.0
+"""How exactly it is noted when Dagster was at work."""
+_ABSENT_SECONDS = 900.0
+"""Dagster was not at work before this tick if the last one is older: retention could not run, and is not missed."""
+_REMEMBERED = timedelta(days=1)
+_FAILURES = 100
+"""How many failed runs are looked through, the newest first."""
+_LONGEST_CAUSE = 300
+
+
+class LaunchWatch:
+    """Looks at the runs of an installation, every 15 seconds at most."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def look(
+        self, instance: dg.DagsterInstance, store: StateStore, pipelines: Collection[str]
+    ) -> None:
+        """Note for each pipeline which runs could not be started, and that Dagster is at work.
+
+        Args:
+            instance: The Dagster instance.
+            store: The state store; pipelines that it does not know yet are left out.
+            pipelines: The names of the installation's pipelines.
+        """
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _EVERY_SECONDS
+        names = {row.name for row in store.pipelines.read()} & {*pipelines}
+        failing = _failing(instance, names)
+        for name in names:
+            _note_at_work(store, name)
+            if store.pipelines.launches(name) != failing[name]:
+                store.pipelines.note_launches(name, failing[name])
+
+
+def _note_at_work(store: StateStore, name: str) -> None:
+    now, seen = store.now(), store.pipelines.since(name, WATCHED)
+    if seen is None or now - seen > _ABSENT_SECONDS:
+        store.pipelines.note_since(name, RETENTION)
+    if seen is None or now - seen > _WATCHED_SECONDS:
+        store.pipelines.note_since(name, WATCHED)
+
+
+def _failing(
+    instance: dg.DagsterInstance, names: Collection[str]
+) -> defaultdict[str, list[NotedFinding]]:
+    """Return, for each pipeline, the jobs whose last runs could not be started."""
+    failed = instance.get_run_records(
+        dg.RunsFilter(
+            statuses=[dg.DagsterRunStatus.FAILURE], updated_after=datetime.now(UTC) - _REMEMBERED
+        ),
+        limit=_FAILURES,
+    )
+    unstarted: defaultdict[tuple[str, str], list[dg.RunRecord]] = defaultdict(list)
+    for record in failed:
+        if record.start_time is None:
+            for name in _pipelines_of(record.dagster_run, names):
+                unstarted[name, record.dagster_run.job_name].append(record)
+    failing: defaultdict[str, list[NotedFinding]] = defaultdict(list)
+    for (name, job), records in sorted(unstarted.items()):
+        begun = _last_begun(instance, name, job, names)
+        last = [record for record in records if begun is None or record.create_timestamp > begun]
+        if last:
+            failing[name].append(_finding(instance, name, job, last))
+    return failing
+
+
+def _pipelines_of(run: dg.DagsterRun, names: Collection[str]) -> set[str]:
+    """Return for which of these pipelines a run was to work."""
+    if run.job_name == RETENTION_JOB:
+        return {*names}
+    keys = {
+        *(run.asset_selection or ()),
+        *(key.asset_key for key in run.asset_check_selection or ()),
+    }
+    return {*names} & {run.tags.get(PIPELINE_TAG, ""), *(key.path[0] for key in keys)}
+
+
+def _last_begun(
+    instance: dg.DagsterInstance, name: str, job: str, names: Collection[str]
+) -> datetime | None:
+    """Return when the newest run of a job was created that has begun its work for a pipeline."""
+    for record in instance.get_run_records(dg.RunsFilter(job_name=job), limit=_FAILURES):
+        if record.start_time is not None and name in _pipelines_of(record.dagster_run, names):
+            return record.create_timestamp
+    return None
+
+
+def _finding(
+    instance: dg.DagsterInstance, name: str, job: str, last: Sequence[dg.RunRecord]
+) -> NotedFinding:
+    which = "run" if len(last) == 1 else pluralize(len(last), "run")
+    return NotedFinding(
+        "runs",
+        # The sensor's runs are those that capture and deliver; the next tick starts another one.
+        "error" if job == job_name(name) and len(last) > 1 else "warning",
+        f"Dagster could not start the last {which} of {job}: {_cause(instance, last[0].dagster_run)}",
+        None,
+        last[-1].create_timestamp.timestamp(),
+    )
+
+
+def _cause(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """Return why a run was not started, in the first line of Dagster's last error about it."""
+    cause = f"see the page of run {run.run_id[:8]}"
+    for kind in (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.ENGINE_EVENT):
+        for entry in instance.all_logs(run.run_id, of_type=kind):
+            event = entry.dagster_event
+            if event is None:
+                continue
+            if not event.is_engine_event:
+                cause = event.message or cause
+            elif event.engine_event_data.error is not None:
+                cause = event.engine_event_data.error.message
+    # What precedes the message in it is the error's class.
+    return cause.strip().splitlines()[0].rpartition("Error: ")[2][:_LONGEST_CAUSE]
