@@ -126,7 +126,7 @@ def _finding(
 
 
 def _cause(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
-    """Return why a run was not started, in the first line of Dagster's last error about it."""
+    """Return why a run was not started: the first sentence of Dagster's last error about it."""
     cause = f"see the page of run {run.run_id[:8]}"
     for kind in (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.ENGINE_EVENT):
         for entry in instance.all_logs(run.run_id, of_type=kind):
@@ -138,4 +138,5 @@ def _cause(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
             elif event.engine_event_data.error is not None:
                 cause = event.engine_event_data.error.message
     # What precedes the message in it is the error's class.
-    return cause.strip().splitlines()[0].rpartition("Error: ")[2][:_LONGEST_CAUSE]
+    message = cause.strip().splitlines()[0].rpartition("Error: ")[2]
+    return message.partition(". ")[0].rstrip(".")[:_LONGEST_CAUSE]

@@ -151,6 +151,17 @@ class Webserver:
         """Launch one run, as *Materialize* and the launchpad do, and return its id once it has ended."""
         return self._launch([self._params(job, assets, partition, tags)])[0]
 
+    def execute(self, check: dg.AssetCheckKey) -> str:
+        """Launch the run of one check, as its *Execute* does, and return its id once it has ended."""
+        params = self._params("__ASSET_JOB", [])
+        params["selector"] |= {
+            "assetSelection": [],
+            "assetCheckSelection": [
+                {"assetKey": {"path": list(check.asset_key.path)}, "name": check.name}
+            ],
+        }
+        return self._launch([params])[0]
+
     def _params(
         self,
         job: str,

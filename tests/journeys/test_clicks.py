@@ -15,8 +15,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from deltaforge_dagster.assets.health import WELL_CHECK
 from deltaforge_dagster.assets.names import (
     asset_key,
+    health_key,
     job_name,
     maintenance_key,
     partition_key,
@@ -195,6 +197,8 @@ def test_what_the_ui_offers(installation: Installation) -> None:
     backfills(here, first, second)
     approval(here)
     here.webserver.reload()
+    well = dg.AssetCheckKey(health_key(NAME), WELL_CHECK)
+    here.ends_well(here.webserver.execute(well))
     maintenance(here)
     retention(here)
     ended = {(run.job_name, run.status) for run in here.deployment.instance.get_runs()}
