@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -42,6 +43,9 @@ _IMPORTED = [
     "deltaforge_dagster.launcher.run_kernels",
 ]
 """What the fork server imports before it forks."""
+
+_LOOK_SECONDS = 1.0
+"""How often it is looked whether a run's process has ended, once there is nobody who tells."""
 
 PROCESS_TAG = "deltaforge/process"
 """Of a run that was forked: number and start time of its process."""
@@ -90,17 +94,19 @@ class ForkedRunLauncher(DefaultRunLauncher):
         if run.is_finished:
             return False
         self._instance.report_run_canceling(run)
-        identity = run.tags[PROCESS_TAG]
-        pid = int(identity.partition(" ")[0])
-        if _identity(pid) != identity:
+        if not _is_alive(run):
             return False
-        os.kill(pid, signal.SIGINT)
+        os.kill(_pid(run), signal.SIGINT)
         return True
 
     def _await_end(self, process: ForkServerProcess, run_id: str) -> None:
         """Report a run as failed whose process has ended and did not say how."""
         process.join()
         run = self._instance.get_run_by_id(run_id)
+        # The end of the fork server, which says how its forks end, looks like that of all its forks.
+        while run is not None and _is_alive(run):
+            time.sleep(_LOOK_SECONDS)
+            run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
             return
         code = process.exitcode or 0
@@ -130,10 +136,21 @@ def _execute(arguments: str) -> None:
     execute(arguments)
 
 
+def _pid(run: dg.DagsterRun) -> int:
+    """Return the number of the process that was forked for a run."""
+    return int(run.tags[PROCESS_TAG].partition(" ")[0])
+
+
+def _is_alive(run: dg.DagsterRun) -> bool:
+    """Return whether the process that was forked for a run has not ended."""
+    return _identity(_pid(run)) == run.tags[PROCESS_TAG]
+
+
 def _identity(pid: int) -> str:
-    """Return what tells a process from a later one with the same number; of no process, the number alone."""
+    """Return what tells a process from a later one with the same number; of one that has ended, the number alone."""
     try:
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        started = ""
-    return f"{pid} {started}".strip()
+        return str(pid)
+    state, started = stat[0], stat[19]
+    return str(pid) if state == "Z" else f"{pid} {started}"

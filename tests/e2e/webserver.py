@@ -205,6 +205,11 @@ class Webserver:
         assert made["__typename"] == "LaunchRunSuccess", made
         return self._ended(made["run"]["runId"])
 
+    def assets(self) -> list[dg.AssetKey]:
+        """Return the keys of the assets that the UI shows."""
+        nodes = self._ask("{ assetNodes { assetKey { path } } }")["assetNodes"]
+        return [dg.AssetKey(node["assetKey"]["path"]) for node in nodes]
+
     def status(self, run_id: str) -> str:
         """Return the status of a run."""
         return str(self._ask(_OF_A_RUN, id=run_id)["runOrError"]["status"])

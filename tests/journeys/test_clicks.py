@@ -178,6 +178,7 @@ def installation(
     process = deployment.spawn("-m", "deltaforge_dagster", "dev", "--port", str(port))
     wait(lambda: "Press Ctrl-C" in deployment.output(process), what="the UI")
     webserver = Webserver(f"http://127.0.0.1:{port}", location="deltaforge_dagster")
+    assert asset_key(NAME, CHANGES) in webserver.assets()  # as soon as `dev` says so
     made = Installation(shop, deployment, webserver, copy, lake)
     wait(lambda: len(made.events) == ROWS and made.equal(), what="the snapshot")
     yield made

@@ -134,6 +134,24 @@ def test_a_killed_process_is_a_failed_run(instance: dg.DagsterInstance, launched
     assert any("SIGKILL" in str(entry.message) for entry in instance.all_logs(launched.run_id))
 
 
+def test_a_run_outlives_what_it_was_forked_from(
+    instance: dg.DagsterInstance, launched: Launched, tmp_path: Path
+) -> None:
+    """Its end is that of its own process, also if nobody tells how it ended; later runs are forked from a new one."""
+    stat = Path(f"/proc/{launched.pid}/stat").read_text()
+    fork_server = int(stat.rpartition(")")[2].split()[1])
+    os.kill(fork_server, signal.SIGKILL)
+    folder = tmp_path / "second"
+    folder.mkdir()
+    second = Launched(instance, folder)
+    os.kill(second.pid, signal.SIGKILL)
+    assert second.ends_as(dg.DagsterRunStatus.FAILURE)
+
+    assert not launched.run.is_finished
+    launched.go_on()
+    assert launched.ends_as(dg.DagsterRunStatus.SUCCESS)
+
+
 def test_a_run_is_terminated_by_any_process(
     instance: dg.DagsterInstance, launched: Launched
 ) -> None:

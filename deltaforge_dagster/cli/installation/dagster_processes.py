@@ -9,6 +9,7 @@ from, are new Pythons.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -48,6 +49,13 @@ _SHARED = (
     "deltaforge_dagster.launcher.run_launcher",
 )
 """What the processes import."""
+
+_LOADED = """{ workspaceOrError { ... on Workspace { locationEntries {
+  locationOrLoadError { __typename ... on PythonError { message } } } } } }"""
+"""Asks the webserver whether it has loaded the code location, and why not."""
+
+_NOT_YET = "DagsterUserCodeUnreachableError"
+"""Why it has not while the code server is starting."""
 
 _WORKSPACE = """\
 load_from:
@@ -146,7 +154,7 @@ class DagsterProcesses:
         return started
 
     def wait_until_ready(self) -> None:
-        """Return once the UI responds.
+        """Return once the UI shows the pipelines.
 
         Raises:
             SettingsError: The port is taken, or the webserver does not start; the message has its last log lines.
@@ -179,11 +187,19 @@ class DagsterProcesses:
         )
 
     def _answers(self) -> bool:
+        """Return whether the webserver has loaded the definitions, with or without an error."""
+        request = urllib.request.Request(  # noqa: S310 - ours
+            f"{self.ui}/graphql",
+            data=json.dumps({"query": _LOADED}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
         try:
-            with urllib.request.urlopen(f"{self.ui}/server_info", timeout=10):  # noqa: S310 - ours
-                return True
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - ours
+                entries = json.load(answer)["data"]["workspaceOrError"].get("locationEntries", ())
         except OSError:  # refused, reset or late: not yet
             return False
+        loaded = [entry["locationOrLoadError"] for entry in entries]
+        return all(loaded) and bool(loaded) and _NOT_YET not in str(loaded)
 
 
 def wait_for_interrupt(processes: DagsterProcesses) -> None:
