@@ -172,6 +172,7 @@ def installation(
         more_sinks=SINKS.format(copy=copy, lake=lake),
         run="{idle_seconds: 600, lease_seconds: 20, renew_seconds: 1}",
         range_="{max_seconds: 2}",
+        dagster="{sensor_interval_seconds: 5}",  # a tick is work, and the run is there
     )
     deployment.add(NAME, f"{text}    schemas: {{on_schema_change: pause_table}}\n")
     port = free_port()
