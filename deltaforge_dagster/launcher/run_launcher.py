@@ -80,7 +80,8 @@ class ForkedRunLauncher(DefaultRunLauncher):
         )
         process.start()
         assert process.pid is not None
-        self._instance.add_run_tags(run.run_id, {PROCESS_TAG: _identity(process.pid)})
+        tag = f"{process.pid} {_started(process.pid)}"
+        self._instance.add_run_tags(run.run_id, {PROCESS_TAG: tag})
         self._run_ids.add(run.run_id)
         threading.Thread(
             target=self._await_end, args=(process, run.run_id), name="run's end", daemon=True
@@ -96,7 +97,7 @@ class ForkedRunLauncher(DefaultRunLauncher):
         self._instance.report_run_canceling(run)
         if not _is_alive(run):
             return False
-        os.kill(_pid(run), signal.SIGINT)
+        os.kill(_process_of(run)[0], signal.SIGINT)
         return True
 
     def _await_end(self, process: ForkServerProcess, run_id: str) -> None:
@@ -104,7 +105,7 @@ class ForkedRunLauncher(DefaultRunLauncher):
         process.join()
         run = self._instance.get_run_by_id(run_id)
         # The end of the fork server, which says how its forks end, looks like that of all its forks.
-        while run is not None and _is_alive(run):
+        while run is not None and not run.is_finished and _is_alive(run):
             time.sleep(_LOOK_SECONDS)
             run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
@@ -136,21 +137,23 @@ def _execute(arguments: str) -> None:
     execute(arguments)
 
 
-def _pid(run: dg.DagsterRun) -> int:
-    """Return the number of the process that was forked for a run."""
-    return int(run.tags[PROCESS_TAG].partition(" ")[0])
+def _process_of(run: dg.DagsterRun) -> tuple[int, str]:
+    """Return number and start time of the process that was forked for a run."""
+    pid, _, started = run.tags[PROCESS_TAG].partition(" ")
+    return int(pid), started
 
 
 def _is_alive(run: dg.DagsterRun) -> bool:
     """Return whether the process that was forked for a run has not ended."""
-    return _identity(_pid(run)) == run.tags[PROCESS_TAG]
+    pid, started = _process_of(run)
+    return bool(started) and _started(pid) == started
 
 
-def _identity(pid: int) -> str:
-    """Return what tells a process from a later one with the same number; of one that has ended, the number alone."""
+def _started(pid: int) -> str:
+    """Return the start time of a process, which tells it from a later one with its number; "" if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return str(pid)
+        return ""
     state, started = stat[0], stat[19]
-    return str(pid) if state == "Z" else f"{pid} {started}"
+    return "" if state == "Z" else started

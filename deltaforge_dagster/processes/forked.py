@@ -79,12 +79,12 @@ def start_fork_server(modules: Sequence[str]) -> None:
     What this process starts through `multiprocessing.get_context("forkserver")` is a fork of it and shares what it has
     imported. Does nothing if the fork server is running.
     """
-    keep_socket_short()
+    _keep_socket_short()
     forkserver.set_forkserver_preload(list(modules))
     forkserver.ensure_running()
 
 
-def keep_socket_short() -> None:
+def _keep_socket_short() -> None:
     """Have the fork server's socket made in `/tmp` if the path of the temporary folder is too long for a socket's address."""
     if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
         return

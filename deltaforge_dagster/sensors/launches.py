@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 
 import dagster as dg
 
@@ -24,10 +25,10 @@ _EVERY_SECONDS = 15.0
 _WATCHED_SECONDS = 60.0
 """How exactly it is noted when Dagster was at work."""
 _ABSENT_SECONDS = 900.0
-"""Dagster was not at work before this tick if the last one is older: retention could not run, and is not missed."""
+"""If Dagster was last seen at work longer ago than this, it was down, and retention has not been missed meanwhile."""
 _REMEMBERED = timedelta(days=1)
-_FAILURES = 100
-"""How many failed runs are looked through, the newest first."""
+_RUNS = 100
+"""How many runs are looked through, the newest first: of all failed ones, and of a job's."""
 _LONGEST_CAUSE = 300
 
 
@@ -74,62 +75,65 @@ def _failing(
         dg.RunsFilter(
             statuses=[dg.DagsterRunStatus.FAILURE], updated_after=datetime.now(UTC) - _REMEMBERED
         ),
-        limit=_FAILURES,
+        limit=_RUNS,
     )
-    unstarted: defaultdict[tuple[str, str], list[dg.RunRecord]] = defaultdict(list)
+    unstarted: defaultdict[str, list[dg.RunRecord]] = defaultdict(list)
     for record in failed:
         if record.start_time is None:
-            for name in _pipelines_of(record.dagster_run, names):
-                unstarted[name, record.dagster_run.job_name].append(record)
+            unstarted[record.dagster_run.job_name].append(record)
+    cause_of = cache(partial(_cause, instance))  # one run of the retention is about all pipelines
     failing: defaultdict[str, list[NotedFinding]] = defaultdict(list)
-    for (name, job), records in sorted(unstarted.items()):
-        begun = _last_begun(instance, name, job, names)
-        last = [record for record in records if begun is None or record.create_timestamp > begun]
-        if last:
-            failing[name].append(_finding(instance, name, job, last))
+    for job, records in sorted(unstarted.items()):
+        newest = instance.get_run_records(dg.RunsFilter(job_name=job), limit=_RUNS)
+        begun = [record for record in newest if record.start_time is not None]
+        for name in names:
+            after = max((run.create_timestamp for run in _of(name, begun)), default=None)
+            last = [
+                record
+                for record in _of(name, records)
+                if after is None or record.create_timestamp > after
+            ]
+            if last:
+                failing[name].append(_finding(name, job, last, cause_of))
     return failing
 
 
-def _pipelines_of(run: dg.DagsterRun, names: Collection[str]) -> set[str]:
-    """Return for which of these pipelines a run was to work."""
-    if run.job_name == RETENTION_JOB:
-        return {*names}
+def _of(name: str, records: Iterable[dg.RunRecord]) -> list[dg.RunRecord]:
+    """Return the runs that were to work for a pipeline."""
+    return [record for record in records if _works_for(record.dagster_run, name)]
+
+
+def _works_for(run: dg.DagsterRun, name: str) -> bool:
     keys = {
         *(run.asset_selection or ()),
         *(key.asset_key for key in run.asset_check_selection or ()),
     }
-    return {*names} & {run.tags.get(PIPELINE_TAG, ""), *(key.path[0] for key in keys)}
-
-
-def _last_begun(
-    instance: dg.DagsterInstance, name: str, job: str, names: Collection[str]
-) -> datetime | None:
-    """Return when the newest run of a job was created that has begun its work for a pipeline."""
-    for record in instance.get_run_records(dg.RunsFilter(job_name=job), limit=_FAILURES):
-        if record.start_time is not None and name in _pipelines_of(record.dagster_run, names):
-            return record.create_timestamp
-    return None
+    return (
+        run.job_name == RETENTION_JOB
+        or run.tags.get(PIPELINE_TAG) == name
+        or any(key.path[0] == name for key in keys)
+    )
 
 
 def _finding(
-    instance: dg.DagsterInstance, name: str, job: str, last: Sequence[dg.RunRecord]
+    name: str, job: str, last: Sequence[dg.RunRecord], cause_of: Callable[[str], str]
 ) -> NotedFinding:
     which = "run" if len(last) == 1 else pluralize(len(last), "run")
     return NotedFinding(
         "runs",
         # The sensor's runs are those that capture and deliver; the next tick starts another one.
         "error" if job == job_name(name) and len(last) > 1 else "warning",
-        f"Dagster could not start the last {which} of {job}: {_cause(instance, last[0].dagster_run)}",
+        f"Dagster could not start the last {which} of {job}: {cause_of(last[0].dagster_run.run_id)}",
         None,
         last[-1].create_timestamp.timestamp(),
     )
 
 
-def _cause(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+def _cause(instance: dg.DagsterInstance, run_id: str) -> str:
     """Return why a run was not started: the first sentence of Dagster's last error about it."""
-    cause = f"see the page of run {run.run_id[:8]}"
+    cause = f"see the page of run {run_id[:8]}"
     for kind in (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.ENGINE_EVENT):
-        for entry in instance.all_logs(run.run_id, of_type=kind):
+        for entry in instance.all_logs(run_id, of_type=kind):
             event = entry.dagster_event
             if event is None:
                 continue

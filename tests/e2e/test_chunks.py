@@ -13,16 +13,13 @@ from deltaforge_dagster.assets.names import snapshot_key
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
-from tests.e2e.webserver import Webserver
+from tests.e2e.webserver import ASSET_JOB, Webserver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 
 NAME = "chosen"
 ROWS, CHUNK = 25, 10
 wait = partial(eventually, seconds=600.0)
-
-JOB = "__ASSET_JOB"
-"""Dagster's own job of all assets; the UI launches it when somebody materializes one."""
 
 
 @pytest.fixture
@@ -98,6 +95,6 @@ def test_chosen_chunks_are_read_and_delivered_again(
 
     (run,) = webserver.backfill([snapshot_key(NAME)], [second, first])
     expect(run, first, second)
-    (alone,) = webserver.runs(JOB, [(snapshot_key(NAME), third)])
+    (alone,) = webserver.runs(ASSET_JOB, [(snapshot_key(NAME), third)])
     expect(alone, third)
     expect(webserver.again(run), first, second)

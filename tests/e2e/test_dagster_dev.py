@@ -8,14 +8,16 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
+from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.cli.installation.dagster_processes import THREAD_VARIABLES, THREADS
+from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.processes.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started
+from tests.e2e.webserver import Webserver
 from tests.fix_spark import SparkAddress
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
@@ -81,7 +83,8 @@ def test_deltaforge_dev(
         signal.signal(signal.SIGINT, before)
 
     deployment.add("late", shop.pipeline("late"))
-    eventually(lambda: ["late", "changes"] in asset_keys(port), what="the new pipeline's asset")
+    shown = Webserver(f"http://127.0.0.1:{port}").assets
+    eventually(lambda: asset_key("late", CHANGES) in shown(), what="the new pipeline's asset")
 
     assert deployment.told("DAGSTER_GRPC_TIMEOUT_SECONDS", "300") >= 3
     assert all(deployment.told(name, str(THREADS)) >= 3 for name in THREAD_VARIABLES)
@@ -97,16 +100,6 @@ def test_deltaforge_dev(
     store = deployment.store()
     assert [row.state for row in store.ranges.read("plain")] == ["closed"]
     store.close()
-
-
-def asset_keys(port: int) -> list[list[str]]:
-    """Return the keys of the assets that the UI shows; none while it does not answer."""
-    query = "{ assetNodes { assetKey { path } } }"
-    try:
-        answer = httpx.post(f"http://127.0.0.1:{port}/graphql", json={"query": query}, timeout=60)
-    except httpx.HTTPError:
-        return []
-    return [one["assetKey"]["path"] for one in answer.json()["data"]["assetNodes"]]
 
 
 def answers(url: str) -> bool:

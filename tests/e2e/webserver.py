@@ -14,6 +14,9 @@ from tests.e2e.deployment import Deployment, eventually
 
 MODULE = "deltaforge_dagster.definitions"
 
+ASSET_JOB = "__ASSET_JOB"
+"""Dagster's own job of all assets, which the UI launches for a *Materialize* and for a check."""
+
 _BACKFILL = """
 mutation ($asked: LaunchBackfillParams!) {
   launchPartitionBackfill(backfillParams: $asked) {
@@ -153,7 +156,7 @@ class Webserver:
 
     def execute(self, check: dg.AssetCheckKey) -> str:
         """Launch the run of one check, as its *Execute* does, and return its id once it has ended."""
-        params = self._params("__ASSET_JOB", [])
+        params = self._params(ASSET_JOB, [])
         params["selector"] |= {
             "assetSelection": [],
             "assetCheckSelection": [

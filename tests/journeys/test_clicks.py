@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,15 +23,17 @@ from deltaforge_dagster.assets.names import (
     job_name,
     maintenance_key,
     partition_key,
+    partitions_name,
     schemas_key,
     snapshot_key,
+    tables_name,
 )
 from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.processes.process import free_port
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
-from tests.e2e.webserver import Webserver
+from tests.e2e.webserver import ASSET_JOB, Webserver
 from tests.fix_spark import SparkAddress
 
 pytestmark = [
@@ -46,9 +49,6 @@ STREAM = f"{NAME}.customers"
 TABLE = "public.customers"
 CHUNK = 10
 ROWS = 25
-
-ASSET_JOB = "__ASSET_JOB"
-"""Dagster's own job of all assets; the UI launches it when somebody materializes one."""
 
 SINKS = """\
     - {{type: postgres, config: {{id: copy, dsn: "{copy}", table: "copied.${{source.table}}", commit_seconds: 0.5}}}}
@@ -92,13 +92,10 @@ class Installation:
 
     def copies(self) -> dict[str, list[dict[str, Any]]]:
         """Return what the tables of each sink have now; nothing of one that does not exist yet."""
-        made = {}
-        try:
+        made: dict[str, list[dict[str, Any]]] = {"copy": [], "lake": []}
+        with suppress(psycopg.errors.UndefinedTable):
             made["copy"] = self.rows(self.copy, "copied.customers")
-        except psycopg.errors.UndefinedTable:
-            made["copy"] = []
         folder = self.lake / "public" / "customers"
-        made["lake"] = []
         if DeltaTable.is_deltatable(str(folder)):
             query = (
                 QueryBuilder()
@@ -114,7 +111,7 @@ class Installation:
         return all(rows == source for rows in self.copies().values())
 
     def closed(self) -> list[int]:
-        """Return the closed ranges."""
+        """Return the numbers of the ranges that are closed."""
         store = self.deployment.store()
         try:
             return [row.range for row in store.ranges.read(NAME, state="closed")]
@@ -272,9 +269,8 @@ def approval(here: Installation) -> None:
     wait(lambda: store.holds.read(NAME), what="the hold")
     store.close()
     assert len(here.events) == before
-    partitions = f"{NAME}/tables"
     wait(
-        lambda: TABLE in here.deployment.instance.get_dynamic_partitions(partitions),
+        lambda: TABLE in here.deployment.instance.get_dynamic_partitions(tables_name(NAME)),
         what="the partition of the table",
     )
     here.ends_well(here.webserver.run(ASSET_JOB, [schemas_key(NAME)], TABLE))
@@ -293,7 +289,7 @@ def maintenance(here: Installation) -> None:
 
 
 def retention(here: Installation) -> None:
-    """A file says that nothing is kept: the job removes every range but the newest, and their partitions."""
+    """Once the file says that nothing is kept, the job removes all ranges with their files and partitions."""
     file = here.deployment.pipelines / f"{NAME}.yaml"
     text = file.read_text()
     file.write_text(f"{text}    journal: {{retention_hours: 0}}\n")
@@ -302,4 +298,4 @@ def retention(here: Installation) -> None:
     assert here.closed() == []
     journal = here.deployment.folder / "home" / "journal"
     assert list(journal.rglob("*.parquet")) == []
-    assert list(here.deployment.instance.get_dynamic_partitions(f"{NAME}/ranges")) == []
+    assert list(here.deployment.instance.get_dynamic_partitions(partitions_name(NAME))) == []

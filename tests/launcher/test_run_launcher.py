@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,9 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.Dag
     home = dagster_home(Settings.from_env({"DELTAFORGE_HOME": str(tmp_path / "home")}))
     with dg.DagsterInstance.from_config(str(home)) as made:
         yield made
+        for thread in threading.enumerate():
+            if thread.name == "run's end":  # asks the instance once the run's process has ended
+                thread.join(60)
 
 
 class Launched:
@@ -172,3 +176,15 @@ def test_a_number_that_another_process_has_now(
     assert not instance.run_launcher.terminate(launched.run_id)
     launched.go_on()
     eventually(lambda: launched.run.is_finished)
+
+
+def test_a_process_that_ended_before_its_start_was_noted(
+    instance: dg.DagsterInstance, launched: Launched
+) -> None:
+    """It has a number alone, and is not taken for alive: nobody is interrupted, and the run is reported as failed."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    instance.add_run_tags(launched.run_id, {PROCESS_TAG: str(ended.pid)})
+    assert not instance.run_launcher.terminate(launched.run_id)
+    os.kill(launched.pid, signal.SIGKILL)
+    assert launched.ends_as(dg.DagsterRunStatus.FAILURE)

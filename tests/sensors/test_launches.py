@@ -125,7 +125,7 @@ def test_a_retention_that_does_not_run_is_missed(dagster: Dagster) -> None:
     """After three hours in which Dagster was at work, until it has run."""
 
     def seen_before(seconds: float, *keys: str) -> None:
-        """Pretend that something was noted earlier."""
+        """Move the time at which these conditions were noted into the past."""
         with dagster.store.database.write() as connection:
             connection.execute(
                 kv.update()

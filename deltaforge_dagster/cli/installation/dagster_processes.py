@@ -199,7 +199,7 @@ class DagsterProcesses:
         except OSError:  # refused, reset or late: not yet
             return False
         loaded = [entry["locationOrLoadError"] for entry in entries]
-        return all(loaded) and bool(loaded) and _NOT_YET not in str(loaded)
+        return bool(loaded) and all(loaded) and _NOT_YET not in str(loaded)
 
 
 def wait_for_interrupt(processes: DagsterProcesses) -> None:

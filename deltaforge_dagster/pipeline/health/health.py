@@ -49,7 +49,7 @@ _RELOAD = "press Reload in its UI (Deployment, Code locations)"
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
 _RETENTION_SECONDS = 3 * 3600.0
-"""After so long a time without retention, which is due every hour, it is missed."""
+"""Retention is due every hour; health warns when it has not run for this long."""
 
 
 @dataclass(frozen=True, slots=True)
