@@ -22,8 +22,11 @@ class Column:
         type_oid: PostgreSQL: OID of the type; None for other databases.
         nullable: Whether it may be null, as far as the source knows.
         ordinal_position: Its number in the table: 1, 2, 3 ...
-        former: Its name in the version before, if the source knows that it was renamed since. Not a part of the version: it
-            says how this version came about.
+        number: Its number in the database's catalog, which it keeps under other names (PostgreSQL); None if it has none, or if
+            that is not known. Not a part of the version: it says which column this is.
+        fill: What rows have in it that were there when it was added, as JSON like in row images; `null` without a default;
+            None if that is not known. Not a part of the version either.
+        hidden: Whether a column rule replaces its values. Not a part of the version either.
     """
 
     name: str
@@ -31,7 +34,9 @@ class Column:
     type_oid: int | None
     nullable: bool
     ordinal_position: int
-    former: str | None = field(default=None, compare=False)
+    number: int | None = field(default=None, compare=False)
+    fill: str | None = field(default=None, compare=False)
+    hidden: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class TableSchema:
         table: Name of the table.
         columns: Its columns, in the table's order.
         primary_key: Names of the columns of the rows' `key`; empty without one.
+        relation: PostgreSQL: OID of the table, within which columns have numbers; None for other databases. Not a part of the
+            version.
     """
 
     db: str
@@ -51,6 +58,7 @@ class TableSchema:
     table: str
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
+    relation: int | None = field(default=None, compare=False)
 
     @property
     def full_name(self) -> str:
@@ -67,7 +75,91 @@ class TableSchema:
         fields = json.loads(text)
         columns = tuple(Column(**one) for one in fields["columns"])
         key = tuple(fields["primary_key"])
-        return cls(fields["db"], fields["schema"], fields["table"], columns, key)
+        return cls(
+            fields["db"], fields["schema"], fields["table"], columns, key, fields.get("relation")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChanges:
+    """What statements have done to the columns of a table; for databases whose columns have no numbers.
+
+    Names are equal whatever their case.
+
+    Attributes:
+        renamed: By name after the statements, the name before them.
+        added: Columns that were added, under their names after the statements.
+        dropped: Columns that were dropped, under their names before the statements.
+        fills: Of added columns, what rows have in them that were there; see `Column.fill`.
+        perhaps: Columns that were added unless there was one of the name.
+        certain: Whether the statements have been understood.
+    """
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    added: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+    fills: Mapping[str, str] = field(default_factory=dict)
+    perhaps: frozenset[str] = frozenset()
+    certain: bool = True
+
+    def then(self, later: ColumnChanges) -> ColumnChanges:
+        """Return what these changes and then later ones have done."""
+        before = {new.lower(): old for new, old in self.renamed.items()}
+        added = {name.lower() for name in self.added}
+        dropped = {name.lower() for name in self.dropped}
+        taken_away = {name.lower() for name in (*later.dropped, *later.renamed.values())}
+        kept = {new: old for new, old in self.renamed.items() if new.lower() not in taken_away}
+        renamed = {
+            new: before.get(old.lower(), old)
+            for new, old in later.renamed.items()
+            if old.lower() not in added
+        }
+        moved = {new: old for new, old in later.renamed.items() if old.lower() in added}
+        fills = {name.lower(): fill for name, fill in self.fills.items()}
+        free = {*dropped, *(old.lower() for old in self.renamed.values())} - before.keys() - added
+        anew = {name for name in later.perhaps if name.lower() in free}
+        return ColumnChanges(
+            renamed={**kept, **renamed},
+            added=frozenset(
+                {name for name in self.added if name.lower() not in taken_away}
+                | moved.keys()
+                | later.added
+                | anew
+            ),
+            dropped=self.dropped
+            | {
+                before.get(name.lower(), name)
+                for name in later.dropped
+                if name.lower() not in added
+            },
+            fills={
+                **{
+                    name: fill
+                    for name, fill in self.fills.items()
+                    if name.lower() not in taken_away
+                },
+                **{new: fills[old.lower()] for new, old in moved.items() if old.lower() in fills},
+                **later.fills,
+            },
+            perhaps=self.perhaps | later.perhaps - anew,
+            certain=self.certain and later.certain,
+        )
+
+    def to_json(self) -> str:
+        """Return the text that `from_json` reads back."""
+        fields = {
+            "renamed": dict(self.renamed), "added": sorted(self.added), "dropped": sorted(self.dropped),
+            "fills": dict(self.fills), "perhaps": sorted(self.perhaps), "certain": self.certain,
+        }  # fmt: skip
+        return json.dumps(fields, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the changes that `to_json` wrote."""
+        fields = json.loads(text)
+        for name in ("added", "dropped", "perhaps"):
+            fields[name] = frozenset(fields[name])
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)

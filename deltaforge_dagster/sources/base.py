@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.tables import SchemaStamp, TableDetails, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableDetails, TableSchema
 
 
 class SchemaRegistry(Protocol):
     """Where a source registers each table version that it meets, with the position from which it applies."""
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return the stamp of `table`: that of an earlier version with the same fingerprint, or a new one.
+        """Return the stamp of `table`: that of an earlier version with the same form and columns, or a new one.
 
         The version is durable when this returns.
 
@@ -61,6 +61,22 @@ class SourceNotes(SchemaRegistry, Protocol):
 
     def defined(self, position: Position) -> dict[str, str]:
         """Return the stored definitions that apply at `position`, by table."""
+        ...
+
+    def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
+        """Record what a statement does to the columns of a table, for a log that has columns by name only.
+
+        It is durable when this returns, and counts for the version of the table that is registered next. What is recorded of
+        later positions is forgotten.
+
+        Args:
+            table: The table; only its name matters. Nothing is recorded of a table that has no version yet.
+            changes: What the statement does.
+            position: Position of the statement.
+
+        Raises:
+            LeaseLost: The run that reads no longer holds the pipeline's lease.
+        """
         ...
 
     def held(self) -> Mapping[str, str]:

@@ -196,6 +196,8 @@ class TableWrite:
         changed_at: When the last change before this position was committed, in seconds since 1970.
         pending: Whether the changes are pending; otherwise the table has them, and everything before them.
         figures: What the table consists of then, if known.
+        lacking: Columns in which older rows have no value, though the source gave them one, which is not known. The table keeps
+            them until it is recreated.
     """
 
     source: tuple[str, str]
@@ -206,6 +208,7 @@ class TableWrite:
     changed_at: float
     pending: bool = False
     figures: TableFigures | None = None
+    lacking: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +388,13 @@ class LakeCommitWrites:
     def recreated(self, sink: str, destination: Destination) -> None:
         """Record that a table is empty now, without pending changes; it is no longer held if it has reached the front."""
         self.folded(sink, destination)
+        mine = and_(lake_writes.c.pipeline == self._pipeline, lake_writes.c.sink == sink)
+        for stored in self._connection.execute(select(lake_writes).where(mine)).mappings():
+            if stored["lacking"] and tuple(stored["destination"]) == destination:
+                of_source = lake_writes.c.source == stored["source"]
+                self._connection.execute(
+                    update(lake_writes).where(mine, of_source).values(lacking=None)
+                )
         self._connection.execute(
             delete(lake_resyncs).where(
                 _resyncs_of(self._pipeline, sink), lake_resyncs.c.destination == _key(destination), lake_resyncs.c.begun
@@ -567,6 +577,10 @@ class LakeCommitWrites:
             before = self._connection.execute(last).scalar()
             if before is not None and before >= to:
                 continue
+            known = self._connection.execute(
+                select(lake_writes.c.lacking).where(mine, lake_writes.c.segment == before)
+            ).scalar()
+            lacking = sorted({*(known or ()), *one.lacking})
             self._connection.execute(delete(lake_writes).where(mine, lake_writes.c.published))
             self._connection.execute(
                 insert(lake_writes).values(
@@ -582,6 +596,7 @@ class LakeCommitWrites:
                     figures=None if one.figures is None else asdict(one.figures),
                     written_at=clock(),
                     published=False,
+                    lacking=lacking or None,
                 )
             )
 
@@ -726,6 +741,7 @@ def _stored(row: RowMapping) -> StoredWrite:
         row["position"],
         row["changed_at"],
         figures=None if row["figures"] is None else TableFigures(**row["figures"]),
+        lacking=tuple(row["lacking"] or ()),
     )
     return StoredWrite(row["sink"], row["segment"], write, row["written_at"])
 

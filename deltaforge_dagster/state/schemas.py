@@ -2,23 +2,24 @@
 
 Each pipeline has a log with the namespace `schemas/{pipeline}` and the keys
 `{tenant}/{db}/{schema.table}`. An entry is the JSON object `{hash, version, sequence, schema,
-registered_at, checkpoint}`; `version` counts from 1 per table, `sequence` from 1 over all tables of the
-pipeline, and `checkpoint` is the position at which the version was first seen. Entries never change, so
-stamps remain valid across restarts. A table that returns to an earlier form gets the stamp of that form
-again.
+registered_at, checkpoint, columns}`; `version` counts from 1 per table, `sequence` from 1 over all tables of the
+pipeline, and `checkpoint` is the position at which the version was first seen. `columns` says which column each
+name stands for (`state.identities`). Entries never change, so stamps remain valid across restarts. A table that returns to
+an earlier form, with the same columns, gets the stamp of that form again.
 
 A marker of a table is a value in the key-value namespace of the same name, under the table's key: the JSON
-object `{in_force: [[position, sequence], ...], pending: [sequence, ...], renamed: {sequence: {name: former name}}}`.
+object `{in_force: [[position, sequence], ...], pending: [sequence, ...], altered: [[position, changes], ...]}`.
 `in_force` lists the positions of the source's log from which each version applies, so that the version at a position is
-also known for a table that returned to an earlier form; `pending` are the versions that wait for approval; `renamed` are
-the columns that had another name in the version before, as was known when a version was registered (left out if empty).
+also known for a table that returned to an earlier form; `pending` are the versions that wait for approval; `altered` is what
+statements in the log have done to the columns (`ColumnChanges`; left out if empty). A marker of an earlier version of this
+software may have `renamed: {sequence: {name: former name}}` instead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
@@ -39,7 +40,8 @@ from deltaforge_dagster.state.database.primitives import (
     put_value,
 )
 from deltaforge_dagster.state.database.tables import kv
-from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
+from deltaforge_dagster.state.identities import KnownColumns, VersionColumns, known_columns
+from deltaforge_dagster.tables import Column, ColumnChanges, SchemaStamp, TableSchema
 
 _SEQUENCE = "sequence"
 
@@ -53,12 +55,14 @@ class SchemaVersion:
         stamp: Fingerprint, version and sequence.
         registered_at: When it was registered, by the store's clock.
         position: Position at which it was first seen, JSON text; it applies from there on.
+        columns: Which columns its names stand for.
     """
 
     table: TableSchema
     stamp: SchemaStamp
     registered_at: float
     position: str
+    columns: VersionColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +74,11 @@ class TableHistory:
         in_force: Pairs of a position (JSON text) and the sequence of the version that is in force from
             there on, in the order of the log.
         pending: Sequences of the versions that wait for approval.
-        renamed: By sequence of a version, the columns that had another name in the version before, with that name.
     """
 
     versions: tuple[SchemaVersion, ...]
     in_force: tuple[tuple[str, int], ...]
     pending: frozenset[int]
-    renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -126,21 +128,19 @@ class TableHistory:
             if one.stamp.sequence <= own or one.stamp.sequence in passed
         ]
 
-    def identities(self) -> Mapping[int, Mapping[str, str]]:
-        """Return by sequence of a version what identifies each of its columns, by name.
-
-        It stays the same when a column is renamed. A column that is dropped and added again under its name between two
-        versions counts as the same one. The text is always the same, in whatever process.
-        """
-        versions = {one.stamp.sequence: one for one in self.versions}
-        found: dict[int, Mapping[str, str]] = {}
-        before: Mapping[str, str] = {}
-        for sequence in (*(one for _, one in self.in_force), *sorted(versions)):
-            if sequence in versions and sequence not in found:
-                renamed = self.renamed.get(sequence, {})
-                found[sequence] = _identified(versions[sequence], before, renamed)
-            before = found.get(sequence, before)
-        return found
+    def passed(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
+        """Return the versions of `until` in the order in which they came into force, each as often as it did; `version` is last."""
+        by_sequence = {one.stamp.sequence: one for one in self.until(version)}
+        own = version.stamp.sequence
+        order = [sequence for _, sequence in self.in_force if sequence in by_sequence]
+        if own in order:
+            order = order[: len(order) - order[::-1].index(own)]
+        else:  # only a snapshot has met it
+            order = [sequence for sequence in order if sequence < own] + [own]
+        return [
+            *(one for sequence, one in by_sequence.items() if sequence not in order),
+            *(by_sequence[sequence] for sequence in order),
+        ]
 
     def before(self, version: SchemaVersion) -> SchemaVersion | None:
         """Return the version before `version`, or None for the first one."""
@@ -149,10 +149,11 @@ class TableHistory:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Where each version of a table was in force, and which versions wait for approval."""
+    """Where each version of a table was in force, which versions wait for approval, and what was done to the columns."""
 
     in_force: tuple[tuple[str, int], ...] = ()
     pending: frozenset[int] = frozenset()
+    altered: tuple[tuple[str, str], ...] = ()
     renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def reached(self, position: str, sequence: int) -> Marker:
@@ -170,11 +171,27 @@ class Marker:
             notes.append(again)
         return replace(self, in_force=tuple(notes))
 
-    def with_renamed(self, sequence: int, renamed: Mapping[str, str]) -> Marker:
-        """Return the marker with the columns of a new version that had another name before, with that name."""
-        return replace(
-            self, renamed={**self.renamed, sequence: renamed} if renamed else self.renamed
-        )
+    def with_altered(self, position: str, changes: ColumnChanges) -> Marker:
+        """Return the marker with what a statement at a position has done; what is there of later ones is read again."""
+        at: Position = parse_position(position)
+        kept = [one for one in self.altered if parse_position(one[0]) < at]
+        return replace(self, altered=(*kept, (position, changes.to_json())))
+
+    def changes_until(self, position: str) -> ColumnChanges:
+        """Return what was done to the columns since the version in force there (`reached`) came into force."""
+        until: Position = parse_position(position)
+        begins = [parse_position(begin) for begin, _ in self.in_force]
+        found = ColumnChanges()
+        for place, text in self.altered:
+            at = parse_position(place)
+            if at <= until and not any(at <= begin <= until for begin in begins):
+                found = found.then(ColumnChanges.from_json(text))
+        return found
+
+    def in_force_until(self, position: str) -> list[int]:
+        """Return the sequences of the versions that came into force up to a position, in their order."""
+        until: Position = parse_position(position)
+        return [sequence for begin, sequence in self.in_force if parse_position(begin) <= until]
 
     def waiting_for(self, sequence: int) -> Marker:
         """Return the marker with another version that waits for approval."""
@@ -191,13 +208,18 @@ class SchemaRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def stamp(self, name: str, tenant: str, table: TableSchema) -> SchemaStamp | None:
-        """Return the stamp of a table version, or None if it was never registered."""
-        wanted = fingerprint(table)
+    def stamp(
+        self, name: str, tenant: str, table: TableSchema, position: Position
+    ) -> SchemaStamp | None:
+        """Return the stamp that a table version has at a position, or None if it was never registered."""
+        namespace, key = registry(name), table_key(tenant, table)
         with self._database.read() as connection:
-            entries = log_entries(connection, registry(name), table_key(tenant, table))
-        stamps = (_version(entry).stamp for entry in entries)
-        return next((stamp for stamp in stamps if stamp.fingerprint == wanted), None)
+            history = _history(connection, namespace, key)
+        if history is None:
+            return None
+        there = history.at_position(position)
+        same = [one for one in history.versions if one.table == table]
+        return there.stamp if there in same else same[0].stamp if same else None
 
     def versions(self, name: str) -> list[list[TableSchema]]:
         """Return every version of every table that the pipeline has captured, oldest first."""
@@ -228,7 +250,7 @@ class SchemaRepository:
         with self._database.read() as connection:
             shown = int(get_value(connection, _shown(name), _SEQUENCE) or b"0")
             last = last_log_entry(connection, registry(name))
-            if last is None or _version(last).stamp.sequence <= shown:
+            if last is None or _sequence(last) <= shown:
                 return []
             found = [
                 (history, version)
@@ -272,40 +294,79 @@ class SchemaWrites:
             pause: Whether a new version must wait for approval if the table already has others.
         """
         namespace, key = registry(self._pipeline), table_key(tenant, table)
-        known = [_version(entry) for entry in log_entries(self._connection, namespace, key)]
-        wanted = fingerprint(table)
-        stamp = next((one.stamp for one in known if one.stamp.fingerprint == wanted), None)
+        history = _history(self._connection, namespace, key)
+        known = () if history is None else history.versions
+        marker = _marker(self._connection, namespace, key) or _first_marker(known)
+        columns, had = self._columns(table, known, marker, position_json)
+        same = [one for one in known if one.table == table]
+        stamp = next((one.stamp for one in same if columns.are(one.columns, had)), None)
         is_new = stamp is None
         if stamp is None:
             last = last_log_entry(self._connection, namespace)
-            sequence = 1 if last is None else _version(last).stamp.sequence + 1
-            stamp = SchemaStamp(wanted, len(known) + 1, sequence)
+            sequence = 1 if last is None else _sequence(last) + 1
+            registered = columns.registered(table, sequence)
+            # The form of an earlier version with other columns is another version.
+            salt = registered.identities if same else None
+            stamp = SchemaStamp(fingerprint(table, salt), len(known) + 1, sequence)
             entry = _entry(table, stamp, position_json) | {
-                "registered_at": self._connection.execute(select(clock())).scalar_one()
+                "registered_at": self._connection.execute(select(clock())).scalar_one(),
+                "columns": registered.to_fields(),
             }
             append_to_log(self._connection, namespace, key, orjson.dumps(entry))
-        marker = _marker(self._connection, namespace, key) or _first_marker(known)
         changed = marker
         if streamed or not marker.in_force:
             changed = changed.reached(position_json, stamp.sequence)
-        if is_new:
-            renamed = {one.name: one.former for one in table.columns if one.former is not None}
-            changed = changed.with_renamed(stamp.sequence, renamed)
         if pause and is_new and known:
             changed = changed.waiting_for(stamp.sequence)
         if changed != marker or is_new:
             _write_marker(self._connection, namespace, key, changed)
         return stamp
 
+    def alter(
+        self, tenant: str, table: TableSchema, changes: ColumnChanges, position_json: str
+    ) -> None:
+        """Record what a statement of the log does to the columns of a table, for the version that is registered next.
 
-def fingerprint(table: TableSchema) -> str:
+        Args:
+            tenant: The pipeline's tenant.
+            table: The table; only its name matters. If no version of it is known, nothing is recorded.
+            changes: What the statement does.
+            position_json: Position of the statement, JSON text.
+        """
+        namespace, key = registry(self._pipeline), table_key(tenant, table)
+        history = _history(self._connection, namespace, key)
+        if history is None:
+            return
+        marker = _marker(self._connection, namespace, key) or _first_marker(history.versions)
+        _write_marker(self._connection, namespace, key, marker.with_altered(position_json, changes))
+
+    @staticmethod
+    def _columns(
+        table: TableSchema, known: Sequence[SchemaVersion], marker: Marker, position: str
+    ) -> tuple[KnownColumns, Collection[str]]:
+        """Return what is known of the columns of a version, and the identities that the table has had up to a position."""
+        by_sequence = {one.stamp.sequence: one.columns for one in known}
+        passed = [by_sequence[one] for one in marker.in_force_until(position) if one in by_sequence]
+        before = passed[-1] if passed else known[0].columns if known else None
+        changes = marker.changes_until(position)
+        had = {identity for one in passed for identity in one.identities.values()}
+        return known_columns(table, before, by_sequence.values(), changes), had
+
+
+def fingerprint(table: TableSchema, identities: Mapping[str, str] | None = None) -> str:
     """Return `sha256:` and the hexadecimal SHA-256 of the table's columns and primary key.
 
     The hash is computed over the compact JSON object `{"columns": [{name, data_type, type_oid,
     nullable, ordinal_position}, ...], "primary_key": [...]}` with this order of fields, without
     `type_oid` if the source has none. The names of database, schema and table are not included.
+
+    Args:
+        table: The version.
+        identities: What identifies its columns, by name, if it looks like an earlier version that had other columns: the object
+            of these is then hashed as well.
     """
-    return "sha256:" + hashlib.sha256(_definition(table)).hexdigest()
+    salt = b"" if identities is None else orjson.dumps(identities)
+    return "sha256:" + hashlib.sha256(_definition(table) + salt).hexdigest()
 
 
 def registry(pipeline: str) -> str:
@@ -346,44 +407,44 @@ def is_pending(connection: Connection, pipeline: str, table: str) -> bool:
     )
 
 
-def _identified(
-    version: SchemaVersion, before: Mapping[str, str], renamed: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Return what identifies the columns of a version, by name.
-
-    Args:
-        version: The version.
-        before: What identified those of the version before.
-        renamed: The columns that had another name then, with that name.
-    """
-    folded = {name.lower(): identity for name, identity in before.items()}
-    found: dict[str, str] = {}
-    for column in version.table.columns:
-        former = renamed.get(column.name)
-        if former is not None:  # MySQL's statements may write it in another case
-            same = before.get(former) or folded.get(former.lower())
-            if same is not None:
-                found[column.name] = same
-    taken = set(found.values())
-    for column in version.table.columns:
-        if column.name not in found:
-            same = before.get(column.name)
-            new = f"{column.name}@{version.stamp.sequence}"
-            found[column.name] = new if same is None or same in taken else same
-    return found
-
-
 def _histories(connection: Connection, pipeline: str) -> list[TableHistory]:
     namespace = registry(pipeline)
-    found: dict[str, list[SchemaVersion]] = {}
+    found: dict[str, list[LogEntry]] = {}
     for entry in log_entries(connection, namespace):
-        found.setdefault(entry.key, []).append(_version(entry))
+        found.setdefault(entry.key, []).append(entry)
     kept = _markers(connection, namespace)
-    return [
-        TableHistory(tuple(versions), marker.in_force, marker.pending, marker.renamed)
-        for key, versions in found.items()
-        for marker in [kept.get(key) or _first_marker(versions)]
-    ]
+    return [_history_of(entries, kept.get(key)) for key, entries in found.items()]
+
+
+def _history(connection: Connection, namespace: str, key: str) -> TableHistory | None:
+    """Return the history of one table, None if it has none."""
+    entries = list(log_entries(connection, namespace, key))
+    return _history_of(entries, _marker(connection, namespace, key)) if entries else None
+
+
+def _history_of(entries: Sequence[LogEntry], marker: Marker | None) -> TableHistory:
+    versions = [_version(one) for one in entries]
+    marker = marker or _first_marker(versions)
+    return TableHistory(_identified(versions, marker), marker.in_force, marker.pending)
+
+
+def _identified(versions: Sequence[SchemaVersion], marker: Marker) -> tuple[SchemaVersion, ...]:
+    """Return versions with the columns of those that were registered when entries had none: by name, and by what was renamed."""
+    if all(one.columns.identities for one in versions):
+        return tuple(versions)
+    by_sequence = {one.stamp.sequence: one for one in versions}
+    before: VersionColumns | None = None
+    for sequence in (*(one for _, one in marker.in_force), *sorted(by_sequence)):
+        version = by_sequence.get(sequence)
+        if version is None:
+            continue
+        if not version.columns.identities:
+            changes = ColumnChanges(renamed=marker.renamed.get(sequence, {}))
+            columns = known_columns(version.table, before, (), changes)
+            columns_now = columns.registered(version.table, sequence)
+            version = by_sequence[sequence] = replace(version, columns=columns_now)
+        before = version.columns
+    return tuple(by_sequence[one.stamp.sequence] for one in versions)
 
 
 def _shown(pipeline: str) -> str:
@@ -432,7 +493,12 @@ def _version(entry: LogEntry) -> SchemaVersion:
         SchemaStamp(fields["hash"], fields["version"], fields["sequence"]),
         fields["registered_at"],
         json.dumps(fields["checkpoint"]),
+        VersionColumns.from_fields(fields.get("columns") or {"identities": {}}),
     )
+
+
+def _sequence(entry: LogEntry) -> int:
+    return int(orjson.loads(entry.value)["sequence"])
 
 
 def _definition(table: TableSchema) -> bytes:
@@ -467,6 +533,8 @@ def _markers(connection: Connection, namespace: str) -> dict[str, Marker]:
 
 def _write_marker(connection: Connection, namespace: str, key: str, marker: Marker) -> None:
     fields: dict[str, Any] = {"in_force": marker.in_force, "pending": sorted(marker.pending)}
+    if marker.altered:
+        fields["altered"] = marker.altered
     if marker.renamed:
         fields["renamed"] = {str(sequence): one for sequence, one in marker.renamed.items()}
     put_value(connection, namespace, key, orjson.dumps(fields))
@@ -476,4 +544,5 @@ def _parse_marker(value: bytes) -> Marker:
     fields = orjson.loads(value)
     notes = tuple((position, sequence) for position, sequence in fields["in_force"])
     renamed = {int(sequence): one for sequence, one in fields.get("renamed", {}).items()}
-    return Marker(notes, frozenset(fields["pending"]), renamed)
+    altered = tuple((position, changes) for position, changes in fields.get("altered", ()))
+    return Marker(notes, frozenset(fields["pending"]), altered, renamed)

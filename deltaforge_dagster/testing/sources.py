@@ -31,7 +31,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source, WatchableSource
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
 
 LIMITS = ReadLimits(max_wait=0.05)
 SECONDS = 60.0
@@ -99,6 +99,7 @@ class Versions:
     def __init__(self) -> None:
         self.registered: list[tuple[TableSchema, Position]] = []
         self.definitions: list[tuple[Position, dict[str, str | None]]] = []
+        self.alterations: list[tuple[TableSchema, ColumnChanges, Position]] = []
         self.holds: dict[str, str] = {}
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
@@ -109,6 +110,10 @@ class Versions:
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
         """Record table definitions."""
         self.definitions.append((position, dict(definitions)))
+
+    def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
+        """Record what a statement does to columns."""
+        self.alterations.append((table, changes, position))
 
     def defined(self, position: Position) -> dict[str, str]:
         """Return the table definitions at a position."""

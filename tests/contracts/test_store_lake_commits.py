@@ -222,6 +222,25 @@ def test_each_write_is_published_and_the_last_is_kept(store: StateStore) -> None
     assert 0 < orders.written_at <= store.now()
 
 
+def test_what_older_rows_lack_is_known_until_the_table_is_recreated(store: StateStore) -> None:
+    """Later writes of the table keep it, and add to it; other tables have nothing to do with it."""
+    lease = held(store, SINK)
+    lacking = replace(write("orders", 3, 3), lacking=("c",))
+    later = replace(write("orders", 5, 5), lacking=("b",))
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 0)
+        writer.lake_commits.advance(SINK, 3, (), [lacking, write("a.b", 3, 3)])
+        writer.lake_commits.advance(SINK, 5, (), [later])
+        writer.lake_commits.advance(SINK, 6, (), [write("orders", 6, 6)])
+    known = {one.write.source[-1]: one.write.lacking for one in store.lake_commits.tables(NAME)}
+    assert known == {"orders": ("b", "c"), "a.b": ()}
+
+    with store.fenced(lease) as writer:
+        writer.lake_commits.recreated(SINK, lacking.destination)
+        writer.lake_commits.advance(SINK, 7, (), [write("orders", 7, 7)])
+    assert [one.write.lacking for one in store.lake_commits.tables(NAME)] == [(), ()]
+
+
 def test_writes_of_a_held_table(store: StateStore) -> None:
     """They come later than those of the others."""
     lease = held(store, SINK)

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.database.primitives import Log
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.schemas import TableHistory, fingerprint, registry, table_key
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import Column, TableSchema
+from deltaforge_dagster.tables import Column, ColumnChanges, TableSchema
 from tests.state.make import NAME, held, position, table
 
 
@@ -93,19 +94,28 @@ def test_entry(sqlite_store: StateStore) -> None:
             "primary_key": ["id"],
         },
         "checkpoint": json.loads(position(7)),
+        "columns": {"identities": {"id": "id@1"}, "numbers": {}, "relation": None, "fills": {}},
     }
 
 
 def history(store: StateStore, lease: Lease, *versions: tuple[str, ...]) -> TableHistory:
-    """Return the history of a table with these versions; `new<old` is a column that was renamed."""
+    """Return the history of a table with these versions: `new<old` is a column that was renamed, `+new` one that was added."""
     with store.fenced(lease) as writer:
         for number, columns in enumerate(versions, 1):
-            pairs = [column.partition("<") for column in columns]
-            former = {new: old or None for new, _, old in pairs}
-            made = table("id", *former)
-            known = tuple(replace(one, former=former.get(one.name)) for one in made.columns)
-            writer.schemas.register("acme", replace(made, columns=known), position(number))
+            names = [column.partition("<")[0].removeprefix("+") for column in columns]
+            renamed = {new: old for new, _, old in (one.partition("<") for one in columns) if old}
+            added = frozenset(one[1:] for one in columns if one.startswith("+"))
+            changes = ColumnChanges(renamed, added, fills=dict.fromkeys(added, "7"))
+            writer.schemas.alter("acme", table("id"), changes, position(10 * number - 5))
+            writer.schemas.register("acme", table("id", *names), position(10 * number))
     return store.schemas.history(NAME, "public.orders")
+
+
+def identities(history: TableHistory) -> list[dict[str, str]]:
+    """What identifies the columns of each version, without the key."""
+    found = [dict(one.columns.identities) for one in history.versions]
+    assert all(one.pop("id") == "id@1" for one in found)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -120,23 +130,90 @@ def history(store: StateStore, lease: Lease, *versions: tuple[str, ...]) -> Tabl
         ([("a",), ("b<a",), ("a<b",), ("c<a",)], [{"a": "a@1"}, {"b": "a@1"}, {"c": "a@1"}]),
         ([("a",), (), ("a", "x")], [{"a": "a@1"}, {}, {"a": "a@3", "x": "x@3"}]),
         ([("a",), ("b<x",)], [{"a": "a@1"}, {"b": "b@2"}]),
+        ([("a",), (), ("+a",)], [{"a": "a@1"}, {}, {"a": "a@3"}]),
+        ([("a",), ("+a",)], [{"a": "a@1"}, {"a": "a@2"}]),
+        ([("a",), (), ("+a",), (), ("+a",)], [{"a": "a@1"}, {}, {"a": "a@3"}, {"a": "a@4"}]),
+        ([("a", "b"), ("b<a", "a<b"), ("a<b", "b<a")], [{"a": "a@1", "b": "b@1"}, {"b": "a@1", "a": "b@1"}]),
     ],
-)
-def test_a_column_stays_the_same_when_it_is_renamed(
+)  # fmt: skip
+def test_which_columns_the_names_of_versions_stand_for(
     sqlite_store: StateStore, versions: list[tuple[str, ...]], expected: list[dict[str, str]]
 ) -> None:
-    """A version that was there before keeps what identified its columns; whatever is not known to be renamed is new."""
-    found = history(sqlite_store, held(sqlite_store), *versions).identities()
-    assert list(found.values()) == [{"id": "id@1"} | one for one in expected]
+    """A column keeps its identity under other names, and none gets that of another.
+
+    The same form again is the same version only if its columns are the same.
+    """
+    lease = held(sqlite_store)
+    found = history(sqlite_store, lease, *versions)
+    assert identities(found) == expected
+    assert len({one.stamp.fingerprint for one in found.versions}) == len(expected)
+    assert history(sqlite_store, lease, *versions) == found  # the log is read again
 
 
-def test_what_a_snapshot_has_registered_is_not_renamed_later(sqlite_store: StateStore) -> None:
-    """What identifies a column never changes: rows may have been delivered with it."""
+def test_what_older_rows_have_in_new_columns(sqlite_store: StateStore) -> None:
+    """It is stored with the version that has the column first."""
+    found = history(sqlite_store, held(sqlite_store), ("a",), ("+b", "c"), ("b", "c", "d"))
+    fills = [dict(one.columns.fills) for one in found.versions]
+    assert fills == [{}, {"b": "7", "c": None}, {"d": None}]
+
+
+def test_a_version_that_only_a_snapshot_has_met(sqlite_store: StateStore) -> None:
+    """What statements have done before the snapshot counts for it, and for the same version in the log after it."""
     lease = held(sqlite_store)
     history(sqlite_store, lease, ("a",))
-    newer = table("id", "b")
+    renamed = ColumnChanges({"b": "a"})
     with sqlite_store.fenced(lease) as writer:
-        writer.schemas.register("acme", newer, position(1), streamed=False)
-    before = sqlite_store.schemas.history(NAME, "public.orders").identities()
-    again = history(sqlite_store, lease, ("a",), ("b<a",)).identities()
-    assert again == before == {1: {"id": "id@1", "a": "a@1"}, 2: {"id": "id@1", "b": "b@2"}}
+        writer.schemas.alter("acme", table("id"), renamed, position(12))
+        read = writer.schemas.register("acme", table("id", "b"), position(14), streamed=False)
+        logged = writer.schemas.register("acme", table("id", "b"), position(20))
+    assert read == logged
+    found = sqlite_store.schemas.history(NAME, "public.orders")
+    assert identities(found) == [{"a": "a@1"}, {"b": "a@1"}]
+
+
+def test_statements_that_are_not_understood(sqlite_store: StateStore) -> None:
+    """All columns of the next version may be others than before, and say so; the version stays the same from then on."""
+    lease = held(sqlite_store)
+    history(sqlite_store, lease, ("a",))
+    unknown = ColumnChanges(certain=False)
+    with sqlite_store.fenced(lease) as writer:
+        writer.schemas.alter("acme", table("id"), unknown, position(12))
+        first = writer.schemas.register("acme", table("id", "a"), position(14))
+        again = writer.schemas.register("acme", table("id", "a"), position(20))
+    assert first == again
+    newest = sqlite_store.schemas.history(NAME, "public.orders").versions[1]
+    assert newest.columns.identities == {"id": "id@2?", "a": "a@2?"}
+
+
+def numbered(relation: int, **numbers: int | None) -> TableSchema:
+    """A version with these columns and their numbers in the catalog."""
+    made = table(*numbers)
+    columns = (replace(one, number=numbers[one.name], fill="5") for one in made.columns)
+    return replace(made, columns=tuple(columns), relation=relation)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (numbered(1, id=1, a=3), {"a": "a@2"}),
+        (numbered(1, id=1, b=2), {"b": "a@1"}),
+        (numbered(1, id=1, b=2, a=3), {"b": "a@1", "a": "a@2"}),
+        (numbered(2, id=1, a=7), {"a": "a@1"}),
+        (numbered(1, id=None, a=None), {"a": "a@1"}),
+        (numbered(1, id=None, a=None, b=None), {"a": "a@1", "b": "b@2"}),
+        (numbered(1, id=None, b=None), {"id": "id@2?", "b": "b@2?"}),
+    ],
+)
+def test_columns_with_numbers(
+    sqlite_store: StateStore, after: TableSchema, expected: dict[str, str]
+) -> None:
+    """A number is one column's for ever; without numbers names must suffice, and a table that was made again goes by names."""
+    with sqlite_store.fenced(held(sqlite_store)) as writer:
+        # A snapshot knows the numbers before the log has described the table.
+        writer.schemas.register("acme", numbered(1, id=1, a=2), position(1), streamed=False)
+        writer.schemas.register("acme", after, position(2))
+    newest = sqlite_store.schemas.history(NAME, "public.orders").at_position(
+        parse_position(position(2))
+    )
+    assert newest is not None
+    assert newest.columns.identities == {"id": "id@1"} | expected

@@ -26,7 +26,7 @@ from deltaforge_dagster.sources.base import ReadLimits, Source
 from deltaforge_dagster.sources.registry import identify_position, parse_position
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
 
 _NAMED = 10
 """Maximum number of ordinals that are named for a segment."""
@@ -66,12 +66,14 @@ class StoredVersions:
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Return the stamp of a known version; an empty one if the version was never captured."""
-        del position
-        return self._store.schemas.stamp(self._pipeline, self._tenant, table) or SchemaStamp(
-            "", 0, 0
-        )
+        return self._store.schemas.stamp(
+            self._pipeline, self._tenant, table, position
+        ) or SchemaStamp("", 0, 0)
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
+        """Do nothing."""
+
+    def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
         """Do nothing."""
 
     def defined(self, position: Position) -> dict[str, str]:

@@ -26,7 +26,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.held_rows import full_names
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SourceNotes
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
 
 _Mask = npt.NDArray[np.bool_]
 _TX_END = CAPTURED.get_field_index("tx_end")
@@ -205,6 +205,10 @@ class _Beside:
     def defined(self, position: Position) -> dict[str, str]:
         """Return the table definitions at a position."""
         return self._registry.defined(position)
+
+    def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
+        """Record what a statement does to columns."""
+        self._registry.altered(table, changes, position)
 
     def held(self) -> Mapping[str, str]:
         """Return the tables that are held, decoded or not, each with the reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,17 +32,24 @@ class SchemaDifference:
         return f"~ key: {self.before} -> {self.after}"
 
 
-def differences(before: TableSchema, after: TableSchema) -> list[SchemaDifference]:
-    """Return the differences: dropped columns first, then the others in the order of `after`, then the key."""
+def differences(
+    before: TableSchema, after: TableSchema, others: Collection[str] = ()
+) -> list[SchemaDifference]:
+    """Return the differences: dropped columns first, then the others in the order of `after`, then the key.
+
+    Args:
+        before, after: The versions.
+        others: Names that both have for different columns.
+    """
     old = {column.name: column for column in before.columns}
     new = {column.name: column for column in after.columns}
     found = [
         SchemaDifference("dropped", name, _described(column), None)
         for name, column in old.items()
-        if name not in new
+        if name not in new or name in others
     ]
     for name, column in new.items():
-        was = old.get(name)
+        was = None if name in others else old.get(name)
         if was is None:
             found.append(SchemaDifference("added", name, None, _described(column)))
         elif _described(was) != _described(column) or was.type_oid != column.type_oid:
@@ -60,7 +68,11 @@ def differences(before: TableSchema, after: TableSchema) -> list[SchemaDifferenc
 def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDifference]:
     """Return the differences between a version and the previous one; none for the first."""
     before = history.before(version)
-    return [] if before is None else differences(before.table, version.table)
+    if before is None:
+        return []
+    own = version.columns.identities
+    others = {name for name, one in before.columns.identities.items() if own.get(name, one) != one}
+    return differences(before.table, version.table, others)
 
 
 def _described(column: Column) -> str:

@@ -9,7 +9,7 @@ from deltaforge_dagster.pipeline.schemas.diff import changes_of
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
 
 
 class FencedRegistry:
@@ -43,7 +43,12 @@ class FencedRegistry:
         return self._register(table, position, streamed=True)
 
     def register_read(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Register the version with which a snapshot read a table, whose rows are merged at `position`."""
+        """Register the version with which a snapshot read a table.
+
+        Args:
+            table: The version.
+            position: Where the log has everything that the read saw.
+        """
         return self._register(table, position, streamed=False)
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
@@ -53,6 +58,12 @@ class FencedRegistry:
     def defined(self, position: Position) -> dict[str, str]:
         """Return the table definitions that are in force at `position`."""
         return self._store.definitions.at(self._lease.pipeline, position)
+
+    def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
+        """Record what a statement at `position` does to the columns of a table."""
+        self._lease.write(
+            lambda writer: writer.schemas.alter(self._tenant, table, changes, position.to_json())
+        )
 
     def held(self) -> Mapping[str, str]:
         """Return the tables whose undecoded events are held, each with the reason."""

@@ -47,7 +47,6 @@ from deltaforge_dagster.state.metric_families import (
 )
 from deltaforge_dagster.state.metrics import Tally
 from deltaforge_dagster.state.records import SegmentRow
-from deltaforge_dagster.state.schemas import fingerprint
 from deltaforge_dagster.state.sensing import Findings
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import fingerprints
@@ -241,14 +240,14 @@ class Sensing:
         known = {one for versions in self._versions.values() for one in versions}
         if not known.issuperset(fingerprints):
             self._versions = {
-                history[0].full_name: {
-                    fingerprint(one): tuple(
+                history.name: {
+                    version.stamp.fingerprint: tuple(
                         declared(column.name, column.data_type, nullable=column.nullable)
-                        for column in one.columns
+                        for column in version.table.columns
                     )
-                    for one in history
+                    for version in history.versions
                 }
-                for history in self._store.schemas.versions(self._pipeline)
+                for history in self._store.schemas.histories(self._pipeline)
             }
         return {name: self._versions[name] for name in tables if name in self._versions}
 

@@ -133,7 +133,7 @@ class ChunkDeduplicator:
                 self._relocated_rows.take_over(chunk, self._not_visible(chunk, changed))
                 writer = writer or open_writer()
                 before = writer.rows
-                self._write(chunk, changed, writer, reached)
+                self._write(chunk, changed, writer)
                 taken.append((chunk, writer.rows - before))
                 if writer.rows >= self._limits.max_events or writer.bytes >= self._limits.max_bytes:
                     break
@@ -209,7 +209,7 @@ class ChunkDeduplicator:
         """Return whether a chunk's table is held for approval; begin that hold if its schema requires one."""
         if chunk.table_name in self._approval.kept:
             return True
-        stamp = self._registry.register_read(_table(chunk), reached)
+        stamp = self._registry.register_read(_table(chunk), _read_at(chunk))
         reason = self._approval.pending.get(stamp.sequence)
         if reason is None:
             return False
@@ -242,13 +242,12 @@ class ChunkDeduplicator:
         chunk: ChunkRow,
         changed: Sequence[SegmentRow],
         writer: SegmentWriter,
-        reached: Position,
     ) -> None:
         """Append the deduplicated rows of a chunk."""
         if chunk.path is None:
             return
         table = _table(chunk)
-        stamp = self._registry.register_read(table, reached)
+        stamp = self._registry.register_read(table, _read_at(chunk))
         columns = [column.name for column in table.columns]
         for rows in self._journal.staged(chunk.path):
             if table.primary_key:
@@ -283,6 +282,11 @@ def _has_changes(segment: SegmentRow, table: str) -> bool:
 
 def _table(chunk: ChunkRow) -> TableSchema:
     return TableSchema.from_json(chunk.described or "")
+
+
+def _read_at(chunk: ChunkRow) -> Position:
+    position: Position = parse_position(chunk.position or "")
+    return position
 
 
 def _stamped(rows: pa.RecordBatch, stamp: SchemaStamp) -> pa.RecordBatch:

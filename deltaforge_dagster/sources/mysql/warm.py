@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import Position
@@ -11,6 +11,7 @@ from deltaforge_dagster.sources.mysql.decode.decoder import LogPlaces, MysqlDeco
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 
 SAMPLE = bytes.fromhex("""
 2d000001008532576904010000002c000000000000002000040000000000000062696e6c6f672e303030303031755d26
@@ -78,5 +79,7 @@ class _NoTables:
         del types, position, charsets
         raise UnsupportedEvent(f"table {db}.{table} is not described")
 
-    def statement(self, db: str, sql: str, position: Position) -> None:
+    def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Ignore the statement."""
+        del db, sql, position
+        return ()

@@ -6,6 +6,7 @@ is the `end_lsn` of a commit, or an LSN up to which the server says that it has 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -33,13 +34,14 @@ from deltaforge_dagster.sources.postgres.connection.handshake import RefusedErro
 from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
+from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
 from deltaforge_dagster.sources.postgres.decode.decoder import DecodedPgoutput, PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
-from deltaforge_dagster.sources.postgres.decode.renames import CatalogRenames
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.preflight import heartbeat_right, preflight
+from deltaforge_dagster.sources.postgres.snapshot.column_fills import CatalogFills
 from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshots
 from deltaforge_dagster.sources.postgres.stream import (
     publications,
@@ -315,7 +317,8 @@ class PostgresSource:
             start=start,
             registry=registry,
             catalog=ask,
-            renames=CatalogRenames(ask.column_numbers, registry, start),
+            numbers=ColumnNumbers(ask.columns, registry, start),
+            fills=CatalogFills(self._server.query),
             captures=self._patterns.matches,
             unchanged_toast=unchanged_toast,
             outboxes=self._outboxes,
@@ -356,19 +359,22 @@ class PostgresSource:
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
         """
-        del position
         fields = json.loads(fix)
         if "create_table" in fields:
             raise UnsupportedEvent(
                 "PostgreSQL's log has the columns itself: release the table without --create-table"
             )
         unchanged_toast = self._unchanged_toast()
+        ask = catalog.PostgresCatalog(self._server.query, remade=bool(fields.get("catalog")))
         decoder = PostgresDecoder(
             source_id=self._config.id,
             db=self._server.database,
             start=LsnPosition(0),
             registry=registry,
-            catalog=catalog.PostgresCatalog(self._server.query, remade=bool(fields.get("catalog"))),
+            catalog=ask,
+            # Each held change has its table's description with it.
+            numbers=ColumnNumbers(functools.cache(ask.columns), registry, position),
+            fills=CatalogFills(self._server.query),
             captures=lambda _schema, _table: True,
             unchanged_toast=unchanged_toast,
             rules=self._rules,

@@ -206,4 +206,4 @@ def visible(table: TableSchema, rules: tuple[Rule, ...]) -> TableSchema:
 
 def _text(column: Column) -> Column:
     oid = None if column.type_oid is None else _TEXT_OID
-    return replace(column, data_type=_TEXT, type_oid=oid)
+    return replace(column, data_type=_TEXT, type_oid=oid, fill=None, hidden=True)

@@ -304,6 +304,7 @@ lake_writes = Table(
     Column("written_at", Double, nullable=False),
     Column("published", Boolean, nullable=False),
     Column("figures", JSON(none_as_null=True)),
+    Column("lacking", JSON(none_as_null=True)),
 )
 
 snapshots = Table(

@@ -50,6 +50,8 @@ def test_every_kind_is_one_line() -> None:
     ]
     assert said(replace(BEFORE, primary_key=("id", "note"))) == ["~ key: id -> id, note"]
     assert said(replace(BEFORE, primary_key=())) == ["~ key: id -> none"]
+    again = differences(BEFORE, BEFORE, {"note"})  # dropped, and another one added
+    assert [str(one) for one in again] == ["- note text", "+ note text"]
 
 
 _COLUMNS = st.lists(

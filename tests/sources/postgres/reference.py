@@ -21,7 +21,7 @@ from typing import Any
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, CatalogType
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
 from tests.strategies import DOMAIN, DOMAIN_ARRAY, ENUM, ENUM_ARRAY
 
 JSON_TYPES, NUMBERS, FLOATS = {114, 3802}, {20, 21, 23, 26, DOMAIN}, {700, 701}
@@ -52,6 +52,9 @@ class Registry:
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
         """Note nothing: the log says everything."""
+
+    def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
+        """Note nothing: columns have numbers."""
 
     def defined(self, position: Position) -> dict[str, str]:
         """Know nothing."""

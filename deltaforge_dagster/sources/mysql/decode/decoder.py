@@ -13,7 +13,7 @@ one. Those go through the same rounds, as streams within the stream (`events.nes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -64,7 +64,7 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.renames import StatementRenames
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.prepared import FindsPrepared
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
@@ -114,7 +114,6 @@ class MysqlDecoder:
         until: The end of a transaction after which nothing is decoded; None for no limit.
         outboxes: Tables whose changes are marked as those of an outbox.
         rules: The column rules.
-        renames: Which columns were renamed; None if it does not matter.
     """
 
     _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents
@@ -133,7 +132,6 @@ class MysqlDecoder:
         until: BinlogPosition | None = None,
         outboxes: MysqlOutboxTables = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
-        renames: StatementRenames | None = None,
     ) -> None:
         self._nested: list[NestedEvents] = []
         self._nested_bytes = 0
@@ -144,7 +142,6 @@ class MysqlDecoder:
             forms=forms,
             held=held,
             rules=rules,
-            renames=renames,
         )
         self._writer = MysqlBatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
         self._found = TransactionAssembler(self._writer, progress)
@@ -285,8 +282,9 @@ class MysqlDecoder:
         nested.keep(block[state[OFFSET] :])
         state[OFFSET], state[BARE] = offset, 0
 
-    def forget_tables(self) -> None:
-        """Forget the TABLE_MAP events in force, after a statement that may have changed tables."""
+    def forget_tables(self, altered: Iterable[Name]) -> None:
+        """Forget the TABLE_MAP events in force, and the versions of tables that a statement may have altered."""
+        self._versions.redefined(altered)
         self._versions.forget()
 
     def decode_held(self, kept: HeldRows, *, last: bool) -> Iterator[pa.RecordBatch]:
@@ -383,8 +381,8 @@ def decode_held(
     )
     for kept, successor in follow(events):
         if isinstance(kept, HeldStatement):
-            tables.statement(kept.database, kept.sql, BinlogPosition("held.0", 0))
-            decoder.forget_tables()
+            altered = tables.statement(kept.database, kept.sql, BinlogPosition("held.0", 0))
+            decoder.forget_tables(altered)
             continue
         last = successor is None or _transaction(successor) != _transaction(kept)
         if isinstance(kept, HeldBatch):

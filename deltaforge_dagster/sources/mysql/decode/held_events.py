@@ -13,7 +13,7 @@ Each is one byte string (`base.pack_held`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from deltaforge_dagster.sources.base import pack_held, unpack_held
 from deltaforge_dagster.sources.mysql.events.binlog import HEADER
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.schema.column_changes import column_changes
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,
@@ -156,11 +157,15 @@ class KnownTables:
             )
         return known
 
-    def statement(self, db: str, sql: str, position: Position) -> None:
-        """Apply a statement to the definitions, unless they are fixed."""
+    def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
+        """Apply a statement to the definitions, unless they are fixed; return the tables that may have other columns since.
+
+        What it does to columns was recorded when the log was read.
+        """
         del position
-        if not self._fixed:
-            apply(self.tables, sql, db)
+        touched = set() if self._fixed else apply(self.tables, sql, db)
+        altered = column_changes(sql, db, fold=False)
+        return touched if altered is None else touched | {altered[0]}
 
 
 def tables_of_fix(

@@ -282,7 +282,8 @@ class NonRowEvents:
 
     def _define(self, query: QueryEvent, kind: StatementKind) -> None:
         """Apply DDL to the table definitions, and add a row for it; a TRUNCATE is a row of each captured table."""
-        self._catalog.statement(query.database, query.statement, self._found.here())
+        altered = self._catalog.statement(query.database, query.statement, self._found.here())
+        self._versions.redefined(altered)
         self._versions.forget()
         if kind is StatementKind.DEFINES:
             for table in self._versions.held:

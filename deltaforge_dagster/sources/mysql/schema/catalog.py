@@ -14,7 +14,7 @@ That part of the log is scanned once, as far as needed. If a check fails, the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from deltaforge_dagster.errors import SourceMisconfigured
@@ -25,6 +25,7 @@ from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, Mys
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.schema.column_changes import column_changes
 from deltaforge_dagster.sources.mysql.schema.column_types import is_binary, labels
 from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, TableChange, table_changes
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
@@ -32,15 +33,15 @@ from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,
     apply,
     fit,
+    is_table,
     key_of,
     lacks_charsets,
     name_of,
     parse_definition,
     text_of,
 )
-from deltaforge_dagster.sources.mysql.schema.renames import StatementRenames, is_rename
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan
-from deltaforge_dagster.tables import ColumnDetails, TableDetails
+from deltaforge_dagster.tables import ColumnChanges, ColumnDetails, TableDetails, TableSchema
 
 SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 """Databases that are never captured."""
@@ -93,9 +94,6 @@ class MysqlCatalog:
         registry: Where definitions are stored, and where earlier ones come from.
         start: Where the reader begins.
         reader_id: A replication server id for scanning the log ahead of the reader.
-
-    Attributes:
-        renames: Which columns the statements have renamed.
     """
 
     def __init__(
@@ -112,12 +110,10 @@ class MysqlCatalog:
         self._looked: BinlogPosition | None = None
         self._ahead: list[tuple[BinlogPosition, TableChange]] = []
         self._fold: bool | None = None
-        defined = registry.defined(start)
-        self.renames = StatementRenames(registry, defined)
         self._tables: Definitions = {
             name_of(key): parse_definition(text)
-            for key, text in defined.items()
-            if not is_rename(key)
+            for key, text in registry.defined(start).items()
+            if is_table(key)
         }
 
     def table(
@@ -148,16 +144,27 @@ class MysqlCatalog:
             self._note({(db, table)}, position)
         return found
 
-    def statement(self, db: str, sql: str, position: Position) -> None:
-        """Apply a statement in the log that may define tables, and store the changed definitions."""
+    def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
+        """Apply a statement in the log that may define tables; store the changed definitions, and what it does to columns.
+
+        Returns:
+            The tables that may have other columns since.
+        """
         assert isinstance(position, BinlogPosition)
         fold = self._folds()
         touched = apply(self._tables, sql, db, fold=fold)
-        self.renames.statement(db, sql, position, touched, fold=fold)
         for name in touched:
             self._now.pop(name, None)
         if touched:
             self._note(touched, position)
+        altered = column_changes(sql, db, fold=fold)
+        if altered is not None:
+            name, changes = altered
+            touched.add(name)
+            if changes != ColumnChanges():
+                table = TableSchema(name[0], None, name[1], (), ())
+                self._registry.altered(table, changes, position)
+        return touched
 
     def _note(self, names: Iterable[Name], position: Position) -> None:
         self._registry.define(

@@ -56,6 +56,12 @@ def key_of(name: Name) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
+def is_table(key: str) -> bool:
+    """Return whether a stored definition is a table's; earlier versions also stored renamed columns, under longer keys."""
+    database_and_table = 2
+    return len(json.loads(key)) == database_and_table
+
+
 def name_of(key: str) -> Name:
     """Return the table name from a key that `key_of` made."""
     database, table = json.loads(key)

@@ -10,7 +10,7 @@ too: their changes are counted, which requires the sizes of their values.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -39,7 +39,7 @@ from deltaforge_dagster.sources.mysql.events.table_map import (
     parse_table_map,
 )
 from deltaforge_dagster.sources.mysql.schema.column_types import ANY_SIGN, is_unsigned, labels_text
-from deltaforge_dagster.sources.mysql.schema.renames import StatementRenames
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.values.charsets import (
     BINARY_COLLATION,
     Charset,
@@ -90,8 +90,12 @@ class TableCatalog(Protocol):
         """
         ...
 
-    def statement(self, db: str, sql: str, position: Position) -> None:
-        """Apply the effect of a statement in the log on tables; `db` is its default database."""
+    def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
+        """Apply the effect of a statement in the log on tables; `db` is its default database.
+
+        Returns:
+            The tables that may have other columns since.
+        """
         ...
 
 
@@ -105,7 +109,6 @@ class MysqlTableVersions:
         forms: The formats of values where there is a choice.
         held: Full names of tables whose changes are held, with the reasons.
         rules: The column rules.
-        renames: Which columns were renamed; None if it does not matter.
 
     Attributes:
         held: The tables of the argument, and those that are held since some place in this stream.
@@ -126,7 +129,6 @@ class MysqlTableVersions:
         forms: ValueForms,
         held: Mapping[str, str] | None = None,
         rules: ColumnRules = NO_RULES,
-        renames: StatementRenames | None = None,
     ) -> None:
         self.held = dict(held or {})
         self.hiding = Hiding(rules)
@@ -134,9 +136,8 @@ class MysqlTableVersions:
         self._forms = forms
         self._catalog = catalog
         self._captures = captures
-        self._renames = renames
         self.fixed_binary = False
-        self._known: dict[tuple[bytes, CatalogTable | None, bool], int] = {}
+        self._known: dict[Name, dict[tuple[bytes, CatalogTable | None, bool], int]] = {}
         self._newest: dict[str, int] = {}
         self._shown: dict[int, TableSchema] = {}
         self.schemas: list[TableSchema] = []
@@ -150,6 +151,11 @@ class MysqlTableVersions:
         self._mapped = 0
         self.maps = np.full((4 * _MAX_MAPS, MAP_WIDTH), -1, np.int64)
         self.map_texts = np.empty(0, np.uint8)
+
+    def redefined(self, tables: Iterable[Name]) -> None:
+        """Forget the versions of tables, whose columns may be others now although the log describes them in the same way."""
+        for table in tables:
+            self._known.pop(table, None)
 
     def describe(self, content: bytes, position: Position) -> None:
         """Make the version that a TABLE_MAP event describes the current one for its table id.
@@ -176,23 +182,18 @@ class MysqlTableVersions:
         if known is not None:
             types = _types(described, known, name, self._forms)
         key = (content[ID_SIZE:], known, captured)
-        version = self._known.get(key)
+        known_versions = self._known.setdefault((described.db, described.table), {})
+        version = known_versions.get(key)
         if version is None:
             if known is not None:
                 version = self._add(described, types, known, position)
-                self._described(described, position)
             else:
                 version = self._add_skipped(described, name, HELD if captured else 0)
-            self._known[key] = version
+            known_versions[key] = version
         elif version in self._shown and self._newest.get(name) != version:
             self._registry.register(self._shown[version], position)  # it is in force again
-            self._described(described, position)
         self._newest[name] = version
         self._put_in_force(content, version)
-
-    def _described(self, described: TableMap, position: Position) -> None:
-        if self._renames is not None:
-            self._renames.described((described.db, described.table), position)
 
     def map_of(self, table_id: int) -> bytes:
         """Return the body of the TABLE_MAP event that is in force for a table id."""
@@ -271,8 +272,6 @@ class MysqlTableVersions:
     ) -> int:
         """Register a new version, lay it out for the kernels, and return its number."""
         names = [column.name for column in known.columns]
-        table = described.db, described.table
-        former = {} if self._renames is None else self._renames.former(table)
         schema = TableSchema(
             db=described.db,
             schema=None,
@@ -284,7 +283,6 @@ class MysqlTableVersions:
                     type_oid=None,
                     nullable=nullable,
                     ordinal_position=ordinal,
-                    former=former.get(column.name),
                 )
                 for ordinal, (column, type_, nullable) in enumerate(
                     zip(known.columns, types, described.nullable, strict=True), start=1

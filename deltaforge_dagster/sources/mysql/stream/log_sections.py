@@ -8,7 +8,7 @@ by the sequential reader (`Source.read`), which may query the catalog.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from deltaforge_dagster.sources.mysql.schema.versions import TableCatalog
 from deltaforge_dagster.sources.mysql.stream.dump import SILENCE_SECONDS
 from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
 from deltaforge_dagster.sources.stream.socket import StreamSocket
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
 
 MAX_OFFSET = (1 << 32) - 1
 """The largest start offset in a file: COM_BINLOG_DUMP has 32 bits for it."""
@@ -85,7 +85,7 @@ class SectionTables:
             raise _Unforeseen(f"a table {db}.{table} that was not foreseen")
         return known
 
-    def statement(self, db: str, sql: str, position: Position) -> None:
+    def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Raise an error: the part has no statements."""
         del db, sql, position
         raise _Unforeseen("a statement where none was foreseen")
@@ -94,6 +94,11 @@ class SectionTables:
         """Raise an error: the part defines no tables."""
         del definitions, position
         raise _Unforeseen("a definition where none was foreseen")
+
+    def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
+        """Raise an error: the part alters no tables."""
+        del table, changes, position
+        raise _Unforeseen("an altered table where none was foreseen")
 
     def defined(self, position: Position) -> dict[str, str]:
         """Return nothing: all definitions come from `table`."""
@@ -170,8 +175,10 @@ class Remembering:
             self._tables.definitions[db, table] = found
         return found
 
-    def statement(self, db: str, sql: str, position: Position) -> None:
+    def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Do nothing: the planner stops before the first statement that defines a table."""
+        del db, sql, position
+        return ()
 
 
 def plan_sections(

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.sources.postgres.decode.renames import CatalogNumber
+from deltaforge_dagster.sources.postgres.decode.column_numbers import (
+    CatalogColumns,
+    NumberedColumn,
+)
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
 from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -446,6 +449,20 @@ def column_details(connection: psycopg.Connection, oid: int) -> dict[str, Column
     }
 
 
+def numbered_columns(connection: psycopg.Connection, oid: int) -> CatalogColumns:
+    """Return a table's columns by number, those that were dropped included; nothing if there is no such table."""
+    rows = connection.execute(
+        """
+        SELECT attnum, CASE WHEN NOT attisdropped THEN attname END, atttypid::int8,
+               a.xmin::text::int8, attgenerated <> '', pg_relation_filenode(attrelid)::int8
+          FROM pg_attribute a WHERE attrelid = %s AND attnum > 0
+        """,
+        (oid,),
+    ).fetchall()
+    columns = {row[0]: NumberedColumn(*row[1:5]) for row in rows}
+    return CatalogColumns(columns, rows[0][5] if rows else None)
+
+
 class PostgresCatalog:
     """The catalog for the decoder. It opens a connection for each query, because queries are rare.
 
@@ -465,15 +482,10 @@ class PostgresCatalog:
         with self._connect(self._SECONDS) as connection:
             return primary_key(connection, relation)
 
-    def column_numbers(self, relation: int) -> dict[int, CatalogNumber]:
+    def columns(self, relation: int) -> CatalogColumns:
         """Return a table's columns by number, those that were dropped included; nothing if there is no such table."""
         with self._connect(self._SECONDS) as connection:
-            rows = connection.execute(
-                "SELECT attnum, CASE WHEN NOT attisdropped THEN attname END, atttypid::int8"
-                " FROM pg_attribute WHERE attrelid = %s AND attnum > 0",
-                (relation,),
-            ).fetchall()
-        return {row[0]: CatalogNumber(*row[1:]) for row in rows}
+            return numbered_columns(connection, relation)
 
     def type(self, oid: int) -> CatalogType | None:
         """Return a type from the catalog; None if it no longer exists."""

@@ -118,7 +118,7 @@ def sent_schema(
     rows = connection.execute(
         f"""
         SELECT attname, format_type(atttypid, NULL), atttypid::int8, NOT attnotnull, atttypmod,
-               attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+               attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), attnum
           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
           LEFT JOIN pg_index i ON i.indrelid = c.oid
                AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
@@ -139,10 +139,18 @@ def sent_schema(
         table.schema,
         table.name,
         tuple(
-            Column(row[0], modified_name(row[1], row[2], row[4]), row[2], row[3], ordinal)
+            Column(
+                row[0],
+                modified_name(row[1], row[2], row[4]),
+                row[2],
+                row[3],
+                ordinal,
+                number=row[6],
+            )
             for ordinal, row in enumerate(rows, start=1)
         ),
         tuple(row[0] for row in rows if row[5]),
+        table.oid,
     )
 
 

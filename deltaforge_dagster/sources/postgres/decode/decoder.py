@@ -22,6 +22,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
 from deltaforge_dagster.sources.postgres.decode.batches import PostgresBatchWriter, UnchangedToast
+from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
 from deltaforge_dagster.sources.postgres.decode.held_events import HeldChange, changes_of, decoded
 from deltaforge_dagster.sources.postgres.decode.layout import (
     END,
@@ -56,7 +57,6 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     parse_message,
     xlog,
 )
-from deltaforge_dagster.sources.postgres.decode.renames import CatalogRenames
 from deltaforge_dagster.sources.postgres.decode.rows import MARK
 from deltaforge_dagster.sources.postgres.decode.scan import (
     BAD_COMMIT,
@@ -83,7 +83,10 @@ from deltaforge_dagster.sources.postgres.decode.types import (
     PostgresValueType,
     TypeCatalog,
 )
-from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableVersions
+from deltaforge_dagster.sources.postgres.decode.versions import (
+    ColumnFills,
+    PostgresTableVersions,
+)
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -141,7 +144,8 @@ class PostgresDecoder:
         held: Full names of tables whose changes are returned undecoded, with the reasons
             (`held_events`). Tables that cannot be decoded now are added.
         built_in: The built-in types, with the formats of their values.
-        renames: Finds renamed columns; None if it does not matter which they are.
+        numbers: Finds the numbers of columns; None if it does not matter which columns they are.
+        fills: Finds what older rows have in added columns; None if that does not matter.
     """
 
     def __init__(
@@ -158,7 +162,8 @@ class PostgresDecoder:
         rules: ColumnRules = NO_RULES,
         held: Mapping[str, str] | None = None,
         built_in: Mapping[int, PostgresValueType] = BUILT_IN,
-        renames: CatalogRenames | None = None,
+        numbers: ColumnNumbers | None = None,
+        fills: ColumnFills | None = None,
     ) -> None:
         self._versions = PostgresTableVersions(
             db=db,
@@ -169,7 +174,8 @@ class PostgresDecoder:
             rules=rules,
             held=held or {},
             built_in=built_in,
-            renames=renames,
+            numbers=numbers,
+            fills=fills,
         )
         self._writer = PostgresBatchWriter(
             db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast

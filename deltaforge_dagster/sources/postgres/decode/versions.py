@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.outbox import SCHEMA as OUTBOX
+from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers, LoggedColumns
 from deltaforge_dagster.sources.postgres.decode.layout import COLUMN_WIDTH, TABLE_WIDTH
 from deltaforge_dagster.sources.postgres.decode.messages import SCHEMA as MESSAGES
 from deltaforge_dagster.sources.postgres.decode.pgoutput import (
@@ -28,7 +30,6 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     parse_type,
     xlog,
 )
-from deltaforge_dagster.sources.postgres.decode.renames import CatalogRenames, NumberedColumns
 from deltaforge_dagster.sources.postgres.decode.scan import HELD, IGNORED, UNKNOWN
 from deltaforge_dagster.sources.postgres.decode.types import (
     BUILT_IN,
@@ -41,6 +42,23 @@ from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.rows.hiding import Hiding
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
+
+
+class ColumnFills(Protocol):
+    """Finds `Column.fill` of columns that were added."""
+
+    def of(
+        self, oid: int, types: Mapping[int, PostgresValueType], *, rewritten: bool | None
+    ) -> Mapping[int, str | None]:
+        """Return the fills of columns of a table, by number; None for those that are not known.
+
+        Args:
+            oid: OID of the table.
+            types: The columns, by number.
+            rewritten: Whether the table's rows were rewritten since they were known without these columns; None if that is not
+                known.
+        """
+        ...
 
 
 class PostgresTableVersions:
@@ -67,7 +85,8 @@ class PostgresTableVersions:
         rules: ColumnRules,
         held: Mapping[str, str],
         built_in: Mapping[int, PostgresValueType] = BUILT_IN,
-        renames: CatalogRenames | None = None,
+        numbers: ColumnNumbers | None = None,
+        fills: ColumnFills | None = None,
     ) -> None:
         self.held = dict(held)
         self.hiding = Hiding(rules)
@@ -77,8 +96,9 @@ class PostgresTableVersions:
         self._captures = captures
         self._outboxes = outboxes
         self._built_in = built_in
-        self._renames = renames
-        self._known: dict[tuple[bytes, tuple[str, ...]], int] = {}
+        self._numbers = numbers
+        self._fills = fills
+        self._known: dict[tuple[bytes, tuple[str, ...], tuple[int, ...]], int] = {}
         self._shown: dict[int, TableSchema] = {}
         self._by_relation: dict[int, int] = {}
         self._by_prefix: dict[str, int] = {}
@@ -161,20 +181,20 @@ class PostgresTableVersions:
             return HELD
         try:
             key = self._key(relation, position)
-            version = self._known.get((message, key))
+            columns = LoggedColumns(relation.oid, [one.name for one in relation.columns], None)
+            if self._numbers is not None:
+                columns = self._numbers.of(relation, position)
+            described = message, key, tuple(columns.numbers or ())
+            version = self._known.get(described)
             if version is not None and self._by_relation.get(relation.oid) == version:
                 return version
-            columns: NumberedColumns | None = None
-            renamed: Mapping[str, str] = {}
-            if self._renames is not None:
-                columns, renamed = self._renames.compare(relation)
             if version is None:
-                version = self._add(relation, key, renamed, position)
-                self._known[message, key] = version
+                version = self._add(relation, key, columns, position)
+                self._known[described] = version
             else:
                 self._registry.register(self._shown[version], position)  # it is in force again
-            if self._renames is not None and columns is not None:
-                self._renames.note(relation, columns, position)
+            if self._numbers is not None:
+                self._numbers.note(relation, columns, position)
         except UnsupportedEvent as error:
             self.hiding.refuse_to_hold(relation.schema, relation.table, str(error))
             self.held[relation.full_name] = str(error)
@@ -200,7 +220,7 @@ class PostgresTableVersions:
         self,
         relation: Relation,
         key: tuple[str, ...],
-        renamed: Mapping[str, str],
+        logged: LoggedColumns,
         position: LsnPosition,
     ) -> int:
         """Register a new version, lay it out for the kernels, and return its number."""
@@ -208,6 +228,7 @@ class PostgresTableVersions:
             self._type(relation, column.name, column.type_oid, position)
             for column in relation.columns
         ]
+        fills = self._fills_of(relation, logged, types)
         schema = TableSchema(
             db=self._db,
             schema=relation.schema,
@@ -219,17 +240,42 @@ class PostgresTableVersions:
                     type_oid=column.type_oid,
                     nullable=column.name not in key,  # the log says no more than that
                     ordinal_position=ordinal,
-                    former=renamed.get(column.name),
+                    number=logged.number(ordinal - 1),
+                    fill=fills.get(ordinal - 1),
                 )
                 for ordinal, (column, type_) in enumerate(
                     zip(relation.columns, types, strict=True), start=1
                 )
             ),
             primary_key=key,
+            relation=relation.oid,
         )
         shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
         stamp = self._registry.register(shown, position)
         return self._lay_out(relation.oid, schema, types, stamp)
+
+    def _fills_of(
+        self, relation: Relation, logged: LoggedColumns, types: list[PostgresValueType]
+    ) -> Mapping[int, str | None]:
+        """Return what older rows have in the columns that were added since the table was described last, by place."""
+        if self._numbers is None or self._fills is None or logged.numbers is None:
+            return {}
+        known = self._numbers.known(relation)
+        # A column that the publication did not send before has been there, with values of its own.
+        if not (logged.whole and (known is None or known.whole)):
+            return {}
+        before = [] if known is None or known.numbers is None else known.numbers
+        places = {
+            number: place for place, number in enumerate(logged.numbers) if number not in before
+        }
+        if not places:
+            return {}
+        rewritten: bool | None = None
+        if known is not None and None not in {known.file, logged.file}:
+            rewritten = known.file != logged.file
+        added = {number: types[place] for number, place in places.items()}
+        fills = self._fills.of(relation.oid, added, rewritten=rewritten)
+        return {places[number]: fill for number, fill in fills.items()}
 
     def _lay_out(
         self, relation: int, schema: TableSchema, types: list[PostgresValueType], stamp: SchemaStamp

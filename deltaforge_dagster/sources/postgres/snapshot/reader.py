@@ -34,6 +34,7 @@ from deltaforge_dagster.sources.postgres.connection.server import PostgresSource
 from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType, value_type
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.snapshot import chunks
+from deltaforge_dagster.sources.postgres.snapshot.column_fills import column_fills
 from deltaforge_dagster.sources.postgres.snapshot.read_view import Watermark, XidReadView
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
 from deltaforge_dagster.sources.postgres.stream import publications, slots
@@ -42,6 +43,7 @@ from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead
 from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns
+from deltaforge_dagster.tables import TableSchema
 
 _QUESTION_SECONDS = 30.0
 _PLAN_SECONDS = 3600.0
@@ -246,7 +248,7 @@ class PostgresReader:
             version = connection.info.server_version
             sent = identity.sent_schema(connection, table, ours.publication, version)
             types = {column.name: self._type(column.type_oid or 0) for column in sent.columns}
-            logged = identity.logged_schema(sent)
+            logged = _with_fills(connection, identity.logged_schema(sent), list(types.values()))
             found = chunks.target(connection, table)
             conditions = [*_bounds(found, chunk), *_conditions(chunk.where)]
             conditions += _conditions(_row_filter(connection, table, ours.publication))
@@ -347,6 +349,19 @@ class PostgresReader:
             found = catalog.PostgresCatalog(self.snapshots.server.query)
             self._types[oid] = value_type(oid, found, built_in=self.snapshots.built_in)
         return self._types[oid]
+
+
+def _with_fills(
+    connection: psycopg.Connection, table: TableSchema, types: Sequence[PostgresValueType]
+) -> TableSchema:
+    """Return a table with what older rows have in its columns."""
+    numbers = [column.number for column in table.columns]
+    known = {
+        number: type_ for number, type_ in zip(numbers, types, strict=True) if number is not None
+    }
+    fills = column_fills(connection, table.relation or 0, known, rewritten=None)
+    columns = (replace(column, fill=fills.get(column.number or 0)) for column in table.columns)
+    return replace(table, columns=tuple(columns))
 
 
 def _select(

@@ -25,7 +25,7 @@ import base64
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -376,7 +376,7 @@ def _seen(table: Definition, row: dict[str, Any]) -> TableSchema:
     """Return a table with the columns that one of its rows has: those at the time its trigger was created."""
     known = {column.name: column for column in table.table.columns}
     columns = tuple(
-        Column(name, known[name].data_type, None, known[name].nullable, number)
+        replace(known[name], ordinal_position=number)
         if name in known
         else Column(name, "", None, True, number)
         for number, name in enumerate(row, 1)

@@ -7,6 +7,8 @@ whenever it changes. It is run in an empty in-memory database, which is then que
 from __future__ import annotations
 
 import functools
+import json
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -76,6 +78,11 @@ class Definition:
         return ", ".join(map(identifier, self.columns))
 
 
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_PLAIN_TEXT = re.compile(r"'[ !#-&(-\[\]-~]*'")
+"""A text of ASCII characters that JSON has as they are."""
+
+
 @functools.lru_cache(maxsize=4096)
 def definition(sql: str) -> Definition:
     """Interpret a `CREATE TABLE` statement.
@@ -118,7 +125,14 @@ def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition
     indexes = memory.execute(f"PRAGMA index_list({quoted})").fetchall()
     is_rowid = len(key) == 1 and not without_rowid and not any(one[3] == "pk" for one in indexes)
     columns = tuple(
-        Column(one[1], one[2] or "", None, not one[3] and not (one[5] and is_rowid), number)
+        Column(
+            one[1],
+            one[2] or "",
+            None,
+            not one[3] and not (one[5] and is_rowid),
+            number,
+            fill=_fill(one[2] or "", one[4]),
+        )
         for number, one in enumerate(visible, 1)
     )
     nullable = {column.name for column in columns if column.nullable}
@@ -139,6 +153,18 @@ def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition
             }
         ),
     )
+
+
+def _fill(data_type: str, default: str | None) -> str | None:
+    """Return what rows have in a column that is added with this default, JSON; None if it is not stored as it is written."""
+    kind = data_type.upper()
+    if default is None or default.upper() == "NULL":
+        return "null"
+    if "INT" in kind and _INTEGER.fullmatch(default):
+        return str(int(default))
+    if ("CHAR" in kind or "TEXT" in kind) and _PLAIN_TEXT.fullmatch(default):
+        return json.dumps(default[1:-1])
+    return None
 
 
 def _is_real(data_type: str) -> bool:

@@ -1,0 +1,196 @@
+"""The numbers of a table's columns (`pg_attribute.attnum`), which columns keep under other names and no other column gets.
+
+The log has names only. So the numbers are asked for whenever the log describes a table, and stored with the position, because
+they cannot be asked for later. The catalog may be ahead of the log: columns may have been dropped, renamed and added since. The
+catalog keeps the numbers of dropped columns, and which transaction has dropped each, so it can be told which columns there were
+in a transaction of the log; the log has them in the order of their numbers. Where the answer is not certain, numbers remain
+unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import SourceNotes
+from deltaforge_dagster.sources.postgres.decode.pgoutput import Relation
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+
+_XIDS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedColumn:
+    """What the catalog has under a column's number.
+
+    Attributes:
+        name: Its name; None if it was dropped.
+        type_oid: OID of its type; 0 if it was dropped.
+        xid: The transaction that has changed this last; of a dropped column the one that has dropped it.
+        generated: Whether its values are generated, so that the log may leave it out.
+    """
+
+    name: str | None
+    type_oid: int
+    xid: int
+    generated: bool = False
+
+    def is_dropped(self, xid: int | None) -> bool:
+        """Return whether it was dropped before a transaction (None: now)."""
+        return self.name is None and (xid is None or not _precedes(xid, self.xid))
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogColumns:
+    """What the catalog has now of a table.
+
+    Attributes:
+        columns: Its columns by number, dropped ones included; none if there is no such table.
+        file: Number of the file with its rows, which changes when they are rewritten; None if it has none.
+    """
+
+    columns: Mapping[int, NumberedColumn] = field(default_factory=dict)
+    file: int | None = None
+
+
+AskColumns = Callable[[int], CatalogColumns]
+"""Returns what the catalog has now of the table with an OID."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedColumns:
+    """The columns of a table as the log has described them.
+
+    Attributes:
+        oid: OID of the table.
+        names: Their names.
+        numbers: Their numbers, which increase; None if they are not known.
+        file: See `CatalogColumns`.
+        whole: Whether the log had all columns of the table, except generated ones: no column list of the publication leaves
+            out any.
+    """
+
+    oid: int
+    names: list[str]
+    numbers: list[int] | None
+    file: int | None = None
+    whole: bool = False
+
+    def number(self, place: int) -> int | None:
+        """Return the number of a column by its place; None if it is not known."""
+        return None if self.numbers is None else self.numbers[place]
+
+
+class ColumnNumbers:
+    """Finds the numbers of columns, for one reader of the log.
+
+    Args:
+        ask: Asks the catalog.
+        notes: Where numbers are stored.
+        start: Where the reader begins.
+    """
+
+    def __init__(self, ask: AskColumns, notes: SourceNotes, start: Position) -> None:
+        self._ask = ask
+        self._notes = notes
+        self._known = {
+            table: LoggedColumns(**json.loads(text)) for table, text in notes.defined(start).items()
+        }
+
+    def known(self, relation: Relation) -> LoggedColumns | None:
+        """Return the columns that a table had when it was described last; None if it was another table, or none."""
+        known = self._known.get(relation.full_name)
+        return known if known is not None and known.oid == relation.oid else None
+
+    def of(self, relation: Relation, position: LsnPosition) -> LoggedColumns:
+        """Return the columns of a table that a transaction of the log describes.
+
+        Raises:
+            DeltaforgeError: The catalog cannot be read.
+        """
+        names = [column.name for column in relation.columns]
+        known = self.known(relation)
+        now = self._ask(relation.oid)
+        xid = position.tx_id
+        if known is not None and known.numbers is not None and known.names == names:
+            dropped = any(
+                number in now.columns and now.columns[number].is_dropped(xid)
+                for number in known.numbers
+            )
+            if not dropped:
+                whole = _is_whole(known.numbers, now, xid)
+                return LoggedColumns(known.oid, names, known.numbers, now.file, whole)
+        numbers = _by_name(names, known, now.columns, xid)
+        if numbers is None:
+            numbers = _by_place(relation, now.columns, xid)
+        whole = numbers is not None and _is_whole(numbers, now, xid)
+        return LoggedColumns(relation.oid, names, numbers, now.file, whole)
+
+    def note(self, relation: Relation, columns: LoggedColumns, position: Position) -> None:
+        """Remember the columns that a table has from a position on; they are durable when this returns."""
+        if self._known.get(relation.full_name) != columns:
+            self._notes.define({relation.full_name: json.dumps(asdict(columns))}, position)
+            self._known[relation.full_name] = columns
+
+
+def _precedes(xid: int, other: int) -> bool:
+    """Return whether a transaction id is before another one, as the server compares them: modulo 2^32."""
+    return 0 < (other - xid) % _XIDS < _XIDS // 2
+
+
+def _is_whole(numbers: list[int], catalog: CatalogColumns, xid: int | None) -> bool:
+    """Return whether the table had no other columns in a transaction, as far as the catalog knows."""
+    return not any(
+        number not in numbers
+        and not column.generated
+        and not column.is_dropped(xid)
+        and (xid is None or not _precedes(xid, column.xid))
+        for number, column in catalog.columns.items()
+    )
+
+
+def _by_name(
+    names: list[str],
+    known: LoggedColumns | None,
+    catalog: Mapping[int, NumberedColumn],
+    xid: int | None,
+) -> list[int] | None:
+    """Return the columns' numbers if the catalog has all of these names in this order, and does not contradict what is known."""
+    numbers_of = {column.name: number for number, column in catalog.items()}
+    numbers = [numbers_of[name] for name in names if name in numbers_of]
+    if len(numbers) != len(names) or numbers != sorted(numbers):
+        return None
+    if known is not None and known.numbers is not None:
+        before = dict(zip(known.names, known.numbers, strict=True))
+        for name, number in zip(names, numbers, strict=True):
+            old = before.get(name)
+            if old is None or old == number or old not in catalog:
+                continue
+            # A column with another number has the name now. If the one that had it was there in the transaction and is called
+            # nothing that the log names, the catalog is ahead.
+            if not catalog[old].is_dropped(xid) and catalog[old].name not in names:
+                return None
+    return numbers
+
+
+def _by_place(
+    relation: Relation, catalog: Mapping[int, NumberedColumn], xid: int | None
+) -> list[int] | None:
+    """Return the columns' numbers by their order, if the table had as many columns in a transaction as the log describes.
+
+    What the log leaves out, such as generated columns, would be counted; so the types must be those of the catalog.
+    """
+    there = [number for number in sorted(catalog) if not catalog[number].is_dropped(xid)]
+    columns = relation.columns
+    while len(there) > len(columns) and xid is not None:
+        if not _precedes(xid, catalog[there[-1]].xid):
+            return None
+        there.pop()  # it was added later, or changed, and then the types may tell
+    if len(there) != len(columns):
+        return None
+    for number, column in zip(there, columns, strict=True):
+        if catalog[number].name is not None and catalog[number].type_oid != column.type_oid:
+            return None
+    return there
