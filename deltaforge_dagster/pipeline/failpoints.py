@@ -42,6 +42,7 @@ FAILPOINTS = (
     "lake-staged",  # its files are there, no table has them
     "lake-pending-planned",  # that it goes to the pending changes of tables is stored
     "lake-pending-added",  # it is among them, and they are to be folded
+    "lake-filled",  # the rows of a table have what they have at the source in columns that were added
     "lake-fold-merged",  # the pending changes of a table are in the table as well
     "lake-fold-deleted",  # they are in the table only
     "lake-table-committed",  # one of its tables has it

@@ -392,6 +392,7 @@ def _delivery(
     counts = checkpoints.keys() if spec is None else awaited_sinks(spec, checkpoints)
     for one in checkpoints.values():
         yield from _sink(store, row.name, one, counts=one.sink in counts)
+    yield from _lacking(store, row.name)
     for hold in store.holds.read(row.name):
         if hold.state != "journaled":
             text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
@@ -408,6 +409,21 @@ def _delivery(
         severity: Severity = "warning" if full is None else full[0]
         listing = f"deltaforge dlq list {row.name}"
         yield HealthProblem("dead letters", severity, text, listing, depth.oldest)
+
+
+def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
+    """Yield the tables whose older rows have no value in columns that were added."""
+    for stored in store.lake_commits.tables(pipeline):
+        columns = stored.write.lacking
+        if columns:
+            table = ".".join(stored.write.source)
+            text = (
+                f"rows of {'.'.join(stored.write.destination)} that were there when the source's table got "
+                f"{'column' if len(columns) == 1 else 'columns'} {', '.join(columns)} have null there: what the source gave "
+                "them is not in its log"
+            )
+            command = f"deltaforge resync {pipeline} --sink {stored.sink} --tables {table}"
+            yield HealthProblem(f"sink {stored.sink}", "warning", text, command, stored.written_at)
 
 
 def _sink(

@@ -18,13 +18,15 @@ from deltaforge_dagster.sinks.lake.dialect import (
     OWNER,
     PENDING,
     SOURCE,
+    UNFILLED,
     LakeColumn,
     LakeDialect,
     properties_text,
 )
 from deltaforge_dagster.sinks.lake.pending import pending_name
-from deltaforge_dagster.sinks.lake.sql import holds, sql_type
+from deltaforge_dagster.sinks.lake.sql import holds, literal, quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import WrittenColumn, own_columns, pending_columns
+from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import TableOwner, table_gone
 
@@ -160,6 +162,8 @@ class LakeTarget:
         identities: What identifies each column of the source, by name in lower case, as far as it is known.
         branch: The branch that the next commit writes to, which equals the table; None if there is none.
         token: What it has in common with the table of its pending changes, None without such a table.
+        unfilled: Columns that were added and whose rows are not filled yet, by name in lower case, with the value
+            (`StagedTable.fills`).
     """
 
     name: str
@@ -169,42 +173,21 @@ class LakeTarget:
     identities: dict[str, str] = field(default_factory=dict)
     branch: str | None = None
     token: str | None = None
+    unfilled: dict[str, str] = field(default_factory=dict)
 
-    def renames(self, commit: TableCommit) -> Sequence[tuple[str, str]]:
-        """Return the columns that the source has renamed, and their new names, in an order in which no name is taken.
+    def moves(self, commit: TableCommit) -> Sequence[tuple[str, str]]:
+        """Return the columns that get other names, and these, in an order in which no name is taken.
 
         Raises:
-            TableRejected: There is no such order.
+            TableRejected: There is no such order, or it is not certain which column is which.
         """
-        names = {
-            one: self.columns[name][0]
-            for name, one in self.identities.items()
-            if name in self.columns
-        }
-        left = {
-            names[identity]: new
-            for new, identity in commit.table.identities.items()
-            if identity in names and names[identity].lower() != new.lower()
-        }
-        taken = set(self.columns)
-        ordered: list[tuple[str, str]] = []
-        while left:
-            free = [old for old, new in left.items() if new.lower() not in taken]
-            if not free:
-                old, new = next(iter(left.items()))
-                raise TableRejected(
-                    f"{commit.label}: the source has renamed column {old} to {new}, and the table has another column "
-                    f"{new}; have the table loaded again: {commit.owner.resync_command(commit.table)}"
-                )
-            for old in free:
-                new = left.pop(old)
-                taken = taken - {old.lower()} | {new.lower()}
-                ordered.append((old, new))
-        return ordered
+        names = {folded: name for folded, (name, _) in self.columns.items()}
+        columns = TableColumns(names, self.identities, str.lower)
+        return columns.moves(commit.table, commit.label, commit.owner.resync_command(commit.table))
 
-    def rename(self, commit: TableCommit, renames: Sequence[tuple[str, str]]) -> None:
+    def rename(self, commit: TableCommit, moves: Sequence[tuple[str, str]]) -> None:
         """Rename columns, as far as the table has them, and note after each what identifies it."""
-        for old, new in renames:
+        for old, new in moves:
             if old.lower() in self.columns and new.lower() not in self.columns:
                 properties = table_properties(commit.session, self.name)
                 commit.execute(*commit.dialect.rename(self.name, old, new, properties))
@@ -238,6 +221,15 @@ class LakeTarget:
             elif not holds(found[1], commit.dialect.stored(column.type)):
                 self._widen(commit, column)
         if missing:
+            fills = {
+                column.name.lower(): commit.table.fills[column.name]
+                for column in missing
+                if column.name in commit.table.fills and not commit.pending
+            }
+            if (
+                fills
+            ):  # noted first: whoever finds the columns must know that their rows are to be filled
+                self._note_unfilled(commit, self.unfilled | fills)
             commit.execute(*commit.dialect.add_columns(self.name, missing))
             self.columns = columns_of(commit.session, self.name)
         return [
@@ -245,6 +237,29 @@ class LakeTarget:
             for one in commit.columns
             for name, type_ in [self.columns[one.name.lower()]]
         ]
+
+    def fill(self, commit: TableCommit, written: str) -> str:
+        """Return the statement that gives the rows of the table what they have in the columns that were added.
+
+        Args:
+            commit: The commit.
+            written: Name of what statements write to.
+        """
+        assigned = [
+            f"{quoted(self.columns[name][0])} = CAST({literal(text)} AS {self.columns[name][1]})"
+            for name, text in self.unfilled.items()
+        ]
+        where = " WHERE df_is_current" if commit.config.mode == "history" else ""
+        return f"UPDATE {written} SET {', '.join(assigned)}{where}"
+
+    def filled(self, commit: TableCommit) -> None:
+        """Note that the columns are filled."""
+        self._note_unfilled(commit, {})
+
+    def _note_unfilled(self, commit: TableCommit, unfilled: dict[str, str]) -> None:
+        text = properties_text({UNFILLED: orjson.dumps(unfilled).decode() if unfilled else ""})
+        commit.execute(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({text})")
+        self.unfilled = unfilled
 
     def _widen(self, commit: TableCommit, column: LakeColumn) -> None:
         name, old = self.columns[column.name.lower()]
@@ -373,6 +388,7 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     found = _owned(commit, target.name, properties)
     if found is not None:
         target.identities = orjson.loads(properties.get(COLUMNS) or "{}")
+        target.unfilled = orjson.loads(properties.get(UNFILLED) or "{}")
         return found.base
     beside = commit.dialect.table(pending_name(commit.table.destination))
     found_in = [target.name] if "df_position" in target.columns else []

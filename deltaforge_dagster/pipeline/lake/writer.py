@@ -260,6 +260,7 @@ class LakeWriter:
         make = self.config.pending is not None
         pending = self._opened_pending(commit, target, make=make, required=required)
         self._fold(commit, target, through, "before")
+        self._fill(commit, target, through)
         if pending is not None:
             pending.align(target)
         name = self._written(target)
@@ -279,6 +280,7 @@ class LakeWriter:
         assert pending is not None
         if not pending.takes(commit, target):
             self._fold(commit, target, through, "before")
+        self._fill(commit, target, through)
         pending.align(target)
         destination = pending.commit.table.destination
         added = replace(pending.commit, guard=guard, table=replace(table, destination=destination))
@@ -302,6 +304,18 @@ class LakeWriter:
         pending.table.committed = through
         return _written_table(target)
 
+    def _fill(self, commit: TableCommit, target: LakeTarget, through: int) -> None:
+        """Give the rows of a table what they have at the source in columns that were added."""
+        if not target.unfilled:
+            return
+        self._look(commit, target, through)
+        # A series of its own for each set of columns, which are filled once.
+        names = [target.identities.get(name, name) for name in target.unfilled]
+        filled = replace(commit, series=f"/fill/{','.join(sorted(names))}")
+        self._execute(filled, target, through, [target.fill(commit, self._written(target))])
+        failpoint("lake-filled")
+        target.filled(commit)
+
     def _rename(
         self, commit: TableCommit, target: LakeTarget, through: int, *, required: bool
     ) -> None:
@@ -310,14 +324,14 @@ class LakeWriter:
         Pending changes are folded under the old names first, because they name columns in their rows. Their table is
         renamed before the table itself, which thus says until the end what is to be done.
         """
-        renames = target.renames(commit)
-        if not renames:
+        moves = target.moves(commit)
+        if not moves:
             return
         pending = self._opened_pending(commit, target, make=False, required=required)
         if pending is not None:
             self._fold(commit, target, through, "before")
-            pending.table.rename(pending.commit, renames)
-        target.rename(commit, renames)
+            pending.table.rename(pending.commit, moves)
+        target.rename(commit, moves)
 
     def _fold(
         self,

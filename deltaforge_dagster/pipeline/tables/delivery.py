@@ -803,6 +803,7 @@ def _table_write(
         last.last_ts_us / 1e6,
         pending,
         made.figures,
+        tuple(sorted(table.unfilled)),
     )
 
 

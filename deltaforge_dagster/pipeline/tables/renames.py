@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sources.value_types import ValueType
+from deltaforge_dagster.state.identities import dropped_name
 from deltaforge_dagster.typed_rows.rows import TypedRows
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 
@@ -108,45 +109,40 @@ class CommitColumns:
     """The columns of the source in a commit.
 
     Attributes:
-        names: Their names in the commit, by what identifies them (`TableHistory.identities`). A column that was dropped and
-            one that was added later under its name have the same name.
-        identities: By name in the commit, what identifies the newest column of that name.
+        identities: By name in the commit, what identifies the column (`state.identities`).
         rows: By fingerprint of a table version, the names in its rows.
     """
 
-    names: Mapping[str, str]
     identities: Mapping[str, str]
     rows: Mapping[str, RowNames]
 
     def missing(self, versions: Iterable[Mapping[str, str]]) -> frozenset[str]:
-        """Return the columns that none of these versions has; each is given by what identifies its columns."""
-        had = {self.names.get(one) for version in versions for one in version.values()}
-        return frozenset(self.identities.keys() - had)
+        """Return the columns that none of these versions has; each is given by what identifies its columns, by name."""
+        had = {identity for version in versions for identity in version.values()}
+        return frozenset(name for name, identity in self.identities.items() if identity not in had)
 
 
-def commit_columns(versions: Sequence[tuple[str, Mapping[str, str]]], table: str) -> CommitColumns:
-    """Return what the columns of a table are called.
+def commit_columns(
+    versions: Sequence[tuple[str, Mapping[str, str]]], history: Sequence[Mapping[str, str]]
+) -> CommitColumns:
+    """Return what the columns of a table are called: as they were last, unless another column has that name since.
 
     Args:
-        versions: The table versions, in the order of their last rows: fingerprint, and by name of a column what identifies it.
-        table: Name of the table, for errors.
-
-    Raises:
-        TableRejected: A column has the name of another one that there was at the same time.
+        versions: The table versions of the rows, in the order of their last ones: fingerprint, and by name of a column what
+            identifies it.
+        history: What identifies the columns of all versions up to the last of these, by name, in their order.
     """
     names: dict[str, str] = {}
-    identities: dict[str, str] = {}
-    for _, own in reversed(versions):
+    taken: set[str] = set()
+    for own in reversed(history):
         for name, identity in own.items():
-            identities.setdefault(names.setdefault(identity, name), identity)
+            if identity not in names:
+                names[identity] = dropped_name(identity) if name in taken else name
+        taken.update(own)
     rows: dict[str, RowNames] = {}
+    identities: dict[str, str] = {}
     for fingerprint, own in versions:
-        if len({names[one] for one in own.values()}) < len(own):
-            taken = next(name for name, one in own.items() if identities[names[one]] != one)
-            raise TableRejected(
-                f"table {table}: the source has given the name of its column {taken} to another one; have the table loaded "
-                "again"
-            )
         former = {names[one]: name for name, one in own.items() if names[one] != name}
         rows[fingerprint] = RowNames(former) if former else SAME_NAMES
-    return CommitColumns(names, identities, rows)
+        identities |= {names[one]: one for one in own.values()}
+    return CommitColumns(identities, rows)

@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns, added_columns
 from deltaforge_dagster.pipeline.tables.columns import union
 from deltaforge_dagster.pipeline.tables.fold_job import FoldedFile, FoldJob, FoldTask
 from deltaforge_dagster.pipeline.tables.renames import SAME_NAMES, RowNames, commit_columns
@@ -49,7 +50,7 @@ from deltaforge_dagster.sinks.tables.staged import (
     StagedTable,
 )
 from deltaforge_dagster.sinks.tables.writer import check_names
-from deltaforge_dagster.sources.registry import source_types
+from deltaforge_dagster.sources.registry import parse_position, source_types
 from deltaforge_dagster.sources.value_types import parse_value_type
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
@@ -172,7 +173,7 @@ class CommitStager(ABC, Generic[_Config]):
                 columns = columns.with_added(sorted(missing))
                 return StagedTable(
                     destination, name, columns, key, frozenset(), (), 0,
-                    identities=self._identities(history)[history.newest.stamp.sequence],
+                    identities=history.newest.columns.identities,
                 )  # fmt: skip
         raise TableRejected(
             f"no table of the source is written to {'.'.join(destination)} any more"
@@ -181,15 +182,6 @@ class CommitStager(ABC, Generic[_Config]):
     def _key_of(self, table: TableSchema) -> tuple[str, ...]:  # noqa: ARG002
         """Return the key of a table at the sink, empty if it needs none."""
         return ()
-
-    def _identities(self, history: TableHistory) -> Mapping[int, Mapping[str, str]]:
-        """Return by sequence of a version what identifies its columns; if the sink does not follow renames, their names."""
-        if self._config.follows_renames:
-            return history.identities()
-        return {
-            one.stamp.sequence: {column.name: column.name for column in one.table.columns}
-            for one in history.versions
-        }
 
     def _versions(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
@@ -320,17 +312,18 @@ class TableStager(CommitStager[TableSinkConfig]):
         later: dict[tuple[TableName, str | None], frozenset[str]] = {}
         renamed: dict[tuple[TableName, str | None], RowNames] = {}
         identities: dict[TableName, Mapping[str, str]] = {}
+        added: dict[TableName, AddedColumns] = {}
         chosen, skipped = self._versions(segments, wants)
         for name, used in chosen.items():
             tables = [one.table for one in used.versions]
             keys[name] = tables[-1].primary_key
             schemas[name] = self._typed_schema(tables[-1])
-            known = self._identities(used.history)
+            past = used.history.passed(used.versions[-1])
+            columns = commit_columns(
+                [(one.stamp.fingerprint, one.columns.identities) for one in used.versions],
+                [one.columns.identities for one in past],
+            )
             try:
-                columns = commit_columns(
-                    [(one.stamp.fingerprint, known[one.stamp.sequence]) for one in used.versions],
-                    full_name(name),
-                )
                 names = [columns.rows[one.stamp.fingerprint] for one in used.versions]
                 typed = [self._typed_schema(*one) for one in zip(tables, names, strict=True)]
                 schemas[name] = union(typed, full_name(name))
@@ -338,10 +331,17 @@ class TableStager(CommitStager[TableSinkConfig]):
                 refused[name] = str(error)
                 continue
             identities[name] = columns.identities
+            added[name] = added_columns(
+                used.history,
+                columns.identities,
+                schemas[name],
+                parse_position(segments[0].start_position),
+                processed=bool(self._spec.spec.processors),
+            )
             for one in used.versions:
                 version = name, one.stamp.fingerprint
-                past = (known[each.stamp.sequence] for each in used.history.until(one))
-                later[version] = columns.missing(past)
+                until = used.history.until(one)
+                later[version] = columns.missing(each.columns.identities for each in until)
                 if columns.rows[one.stamp.fingerprint] is not SAME_NAMES:
                     renamed[version] = columns.rows[one.stamp.fingerprint]
         declared = {full: self._declared(types) for full, types in self._config.types.items()}
@@ -355,6 +355,7 @@ class TableStager(CommitStager[TableSinkConfig]):
             later=later,
             renamed=renamed,
             identities=identities,
+            added=added,
             keys=keys,
             declared_keys=self._config.keys,
             refused=refused,
@@ -371,7 +372,7 @@ class TableStager(CommitStager[TableSinkConfig]):
             name = newest.db, newest.schema, newest.table
             if name in reported and name not in schemas:
                 schemas[name], keys[name] = self._typed_schema(newest), newest.primary_key
-                identities[name] = self._identities(history)[history.newest.stamp.sequence]
+                identities[name] = history.newest.columns.identities
         return replace(plan, schemas=schemas, keys=keys, identities=identities)
 
 
@@ -395,6 +396,7 @@ class _TableReports:
     destination: tuple[str, ...]
     columns: TypedSchema
     identities: Mapping[str, str]
+    added: AddedColumns
     key: tuple[str, ...]
     files: list[TypedFile]
     plan: StepPlan = field(init=False)
@@ -451,7 +453,7 @@ class _TableReports:
     def _staged(self, lacking: frozenset[str], steps: Sequence[StagedStep]) -> StagedTable:
         return StagedTable(
             self.destination, self.name, self.columns, self.key, lacking, steps, self.changes,
-            identities=self.identities,
+            identities=self.identities, fills=self.added.texts, unfilled=self.added.unfilled,
         )  # fmt: skip
 
 
@@ -514,7 +516,12 @@ def _table(
         added |= set(key) - {column.name for column in known.columns}
     columns = known.with_added(sorted(added))
     check_names((column.name for column in columns.columns), f"table {full_name(name)}")
-    return _TableReports(name, destination, columns, plan.identities.get(name, {}), key, files)
+    added_by_source = plan.added.get(name, AddedColumns())
+    if plan.mode == "changelog":  # its rows are changes, which had no such column
+        added_by_source = AddedColumns()
+    return _TableReports(
+        name, destination, columns, plan.identities.get(name, {}), added_by_source, key, files
+    )
 
 
 def _fold_tasks(tables: Sequence[_TableReports], most: int) -> list[list[FoldTask]]:

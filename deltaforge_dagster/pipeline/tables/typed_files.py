@@ -26,6 +26,7 @@ from deltaforge_dagster.kernels.message_text import Mask, Optional, concat
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import FRAME_COLUMNS, Share
 from deltaforge_dagster.pipeline.tables import absent
+from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns
 from deltaforge_dagster.pipeline.tables.keys import Words, key_hashes, normal
 from deltaforge_dagster.pipeline.tables.renames import SAME_NAMES, RowNames
 from deltaforge_dagster.pipeline.tables.reports import TaskReport, run_tasks
@@ -67,6 +68,7 @@ class StagePlan:
         later: By table and version, the columns that the table had never had by then: rows of the version are null there.
         renamed: By table and version, the names in rows of those versions that have other names than the commit.
         identities: Of each registered table, by name of a column what identifies it (`StagedTable.identities`).
+        added: The columns that were added to registered tables.
         keys: The key columns of each registered table.
         declared_keys: By full name of a table, its key columns.
         refused: Why tables cannot be staged.
@@ -82,6 +84,7 @@ class StagePlan:
     later: Mapping[tuple[TableName, str | None], frozenset[str]]
     renamed: Mapping[tuple[TableName, str | None], RowNames]
     identities: Mapping[TableName, Mapping[str, str]]
+    added: Mapping[TableName, AddedColumns]
     keys: Mapping[TableName, tuple[str, ...]]
     declared_keys: Mapping[str, tuple[str, ...]]
     refused: Mapping[TableName, str]
@@ -343,6 +346,12 @@ class _TableRows:
         columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
         updates = is_op(rows, "u")
         self._file.inserts &= bool(is_op(rows, "c").all())
+        if added := self._plan.added.get(self._file.table):
+            columns |= {
+                name: pa.repeat(cast("Any", added.fills[name]), count)
+                for name in later
+                if name in added.fills
+            }
         columns |= self._full_key(typed, rows, names)
         old = self._old_key(columns, rows, np.flatnonzero(updates), names)
         lacking = _lacking(typed, updates)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import orjson
@@ -32,6 +32,7 @@ from deltaforge_dagster.sinks.clickhouse.types import (
     own_columns,
     plain,
 )
+from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 
@@ -50,6 +51,7 @@ class TableMark:
         uid, pipeline, sink: See `TableOwner`.
         source: Name of the source's table.
         log: Identity of the server whose log the rows' positions are of.
+        columns: What identifies columns of the source, by name (`StagedTable.identities`), as far as that is known.
     """
 
     uid: str
@@ -57,6 +59,7 @@ class TableMark:
     sink: str
     source: str
     log: str
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_comment(cls, comment: str) -> Self | None:
@@ -127,7 +130,12 @@ class ClickhouseTarget:
         """What the comment of the table says."""
         owner = self.owner
         return TableMark(
-            owner.uid, owner.pipeline, owner.sink_id, self.table.source_name, owner.log
+            owner.uid,
+            owner.pipeline,
+            owner.sink_id,
+            self.table.source_name,
+            owner.log,
+            self.table.identities,
         )
 
     @property
@@ -220,11 +228,44 @@ class ClickhouseTarget:
             )
         return mark
 
+    def rename(self, found: FoundTable, mark: TableMark | None) -> FoundTable:
+        """Give columns the names that they have in the source, and note after each what identifies it; return the table then.
+
+        Raises:
+            TableRejected: It is not certain which column is which, or the table cannot have the names.
+        """
+        identities = {} if mark is None else dict(mark.columns)
+        names = {name: name for name in found.columns}
+        columns = TableColumns(names, identities)
+        moves = columns.moves(self.table, self.label, self.resync_command)
+        for old, new in moves:
+            change = f"RENAME COLUMN {quoted(old)} TO {quoted(new)}"
+            if old in {*found.sorted_by, *found.partitioned_by}:
+                raise TableRejected(
+                    f"{self.label}: the source has renamed column {old} to {new}, and the table is sorted or partitioned by "
+                    f"it; have the table loaded again: {self.resync_command}"
+                )
+            if not self.makes:
+                raise TableRejected(
+                    f"{self.label}: the source has renamed column {old} to {new}, and `auto_create` is false: execute "
+                    f"ALTER TABLE {self.name} {change}"
+                )
+            self._alter(change)
+            if old in identities:
+                identities[new] = identities.pop(old)
+                self._comment(replace(self.mark, columns=identities).to_comment())
+        return (self.find() or found) if moves else found
+
     def claim(self, found: FoundTable) -> None:
-        """Make the table this sink's, as far as it may change tables."""
-        comment = self.mark.to_comment()
+        """Make the table this sink's, and note what identifies its columns, as far as it may change tables."""
+        known = TableMark.from_comment(found.comment)
+        columns = {} if known is None else known.columns
+        comment = replace(self.mark, columns={**columns, **self.table.identities}).to_comment()
         if self.makes and found.comment != comment:
-            self.execute(f"ALTER TABLE {self.name} MODIFY COMMENT {literal(comment)}")
+            self._comment(comment)
+
+    def _comment(self, comment: str) -> None:
+        self.execute(f"ALTER TABLE {self.name} MODIFY COMMENT {literal(comment)}")
 
     def fit(self, found: FoundTable) -> Mapping[str, str]:
         """Return the types of the table's columns, after adding and widening columns.
@@ -239,7 +280,12 @@ class ClickhouseTarget:
         for name, wanted in self._wanted().items():
             known = columns.get(name)
             if known is None:
-                changes.append(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {wanted}")
+                # What rows have that are there; those that follow say what they have.
+                fill = self.table.fills.get(name)
+                default = (
+                    "" if fill is None else f" DEFAULT CAST({literal(fill)}, {literal(wanted)})"
+                )
+                changes.append(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {wanted}{default}")
             elif holds(known, wanted):
                 continue
             elif holds(wanted, known) and name not in {*found.sorted_by, *own_columns(self.mode)}:
@@ -260,9 +306,12 @@ class ClickhouseTarget:
                     f"{self.label} lacks columns, or has types that do not hold their values, and `auto_create` is false: "
                     f"execute {statement}"
                 )
-            self.guard()
-            self.client.execute(self.label, statement, {"alter_sync": "1"})
+            self._alter(", ".join(changes))
         return columns
+
+    def _alter(self, change: str) -> None:
+        self.guard()
+        self.client.execute(self.label, f"ALTER TABLE {self.name} {change}", {"alter_sync": "1"})
 
     def _check_form(self, found: FoundTable) -> None:
         key = list(self.table.key)

@@ -153,6 +153,7 @@ class _TableCommit:
         newest = self._newest()
         if newest is not None and not by_time:
             self._check_log(newest, span, mark, exists=exists)
+        found = target.rename(found, mark)
         target.claim(found)
         types = target.fit(found)
         self._rows = RowMaker(target.label, table, self.config.mode, types, self._versions)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -172,8 +172,6 @@ class LakeMaintenanceConfig(Block):
 
 class LakeSinkConfig(TableSinkConfig):
     """The options of every sink that writes tables of a lakehouse."""
-
-    follows_renames: ClassVar[bool] = True
 
     partition_by: Mapping[SourceTable, Columns] = {}
     """What new tables are partitioned by: `schema.table` to a list of columns. Iceberg also takes transforms:

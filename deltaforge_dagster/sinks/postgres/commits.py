@@ -6,10 +6,12 @@ once the second waits, and then sees what the first has committed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psycopg
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.postgres.names import literal, quoted
@@ -26,7 +28,7 @@ NOTHING = -1
 _DEFINITION = f"""CREATE TABLE {COMMITS} (
     schema_name text, table_name text, pipeline text, sink text, owner text, source text, relation bigint,
     base bigint NOT NULL DEFAULT 0, through bigint NOT NULL DEFAULT {NOTHING}, committed_at timestamp with time zone,
-    PRIMARY KEY (schema_name, table_name))"""
+    columns jsonb, PRIMARY KEY (schema_name, table_name))"""
 _COMMENTS = {
     "pipeline": "the pipeline that writes the table; empty: the next one that wants to may have the table",
     "sink": "its sink",
@@ -35,11 +37,12 @@ _COMMENTS = {
     "relation": "oid of the table, which shows whether somebody has made it again",
     "base": "what is added to the number of a segment of the journal to make it df_position",
     "through": "the last segment of the last commit",
+    "columns": "what identifies columns of the source, by name, however they are called there",
 }
 _SETUP_LOCK = 0x6465_6C74_6166_7267
 """Key of the advisory lock with which the table is made."""
 
-_FIELDS = "pipeline, sink, owner, source, relation, base, through"
+_FIELDS = "pipeline, sink, owner, source, relation, base, through, columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class CommitsRow:
         relation: Oid of the table.
         base: Added to the number of a segment, it is the position of a row.
         through: The last segment of the last commit, `NOTHING` if there was none.
+        columns: What identifies columns of the source, by name (`StagedTable.identities`), as far as that is known.
     """
 
     pipeline: str | None = None
@@ -62,6 +66,7 @@ class CommitsRow:
     relation: int | None = None
     base: int = 0
     through: int = NOTHING
+    columns: Mapping[str, str] | None = None
 
     def is_of(self, owner: TableOwner) -> bool:
         """Return whether a sink has the table, perhaps with another series of commits."""
@@ -69,16 +74,29 @@ class CommitsRow:
 
 
 def set_up(connection: psycopg.Connection) -> None:
-    """Make the table unless it exists; two may do so at once."""
-    if exists(connection):
+    """Make the table unless it exists, with all its columns; two may do so at once."""
+    if _is_complete(connection):
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_SETUP_LOCK])
         if not exists(connection):
             make_schema(connection, SCHEMA)
             connection.execute(_DEFINITION)
-            for column, text in _COMMENTS.items():
-                connection.execute(f"COMMENT ON COLUMN {COMMITS}.{column} IS {literal(text)}")
+        elif not _is_complete(connection):
+            connection.execute(f"ALTER TABLE {COMMITS} ADD COLUMN columns jsonb")
+        for column, text in _COMMENTS.items():
+            connection.execute(f"COMMENT ON COLUMN {COMMITS}.{column} IS {literal(text)}")
+
+
+def _is_complete(connection: psycopg.Connection) -> bool:
+    """Return whether the table exists with the column that those of earlier versions lack."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE (n.nspname, c.relname, a.attname) = (%s, %s, 'columns') AND NOT a.attisdropped)",
+        NAME,
+    ).fetchone()
+    return row is not None and bool(row[0])
 
 
 def exists(connection: psycopg.Connection) -> bool:
@@ -126,9 +144,19 @@ def lock(connection: psycopg.Connection, name: tuple[str, str]) -> CommitsRow:
 def write(connection: psycopg.Connection, name: tuple[str, str], row: CommitsRow) -> None:
     """Replace what is known of a table."""
     connection.execute(
-        f"UPDATE {COMMITS} SET ({_FIELDS}, committed_at) = (%s, %s, %s, %s, %s, %s, %s, clock_timestamp())"
+        f"UPDATE {COMMITS} SET ({_FIELDS}, committed_at) = (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp())"
         " WHERE (schema_name, table_name) = (%s, %s)",
-        [row.pipeline, row.sink, row.owner, row.source, row.relation, row.base, row.through, *name],
+        [
+            row.pipeline,
+            row.sink,
+            row.owner,
+            row.source,
+            row.relation,
+            row.base,
+            row.through,
+            None if row.columns is None else Jsonb(row.columns),
+            *name,
+        ],
     )
 
 

@@ -29,6 +29,7 @@ from deltaforge_dagster.sinks.postgres.types import (
     staged_type,
     takes,
 )
+from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import TableOwner, check_names, table_gone
 from deltaforge_dagster.typed_rows.schema import TypedColumn
@@ -131,6 +132,7 @@ class PostgresTarget:
             self.owner.uid,
             self.table.source_name,
             known.relation,
+            columns=self.table.identities,
         )
         found = self._relation()
         if found is None:
@@ -146,8 +148,24 @@ class PostgresTarget:
         if remade:
             return replace(ours, relation=found)
         if known.owner != self.owner.uid:
-            return replace(ours, relation=found, base=self._next_position())
+            return replace(ours, relation=found, base=self._next_position(), columns=known.columns)
         return replace(known, relation=found)
+
+    def rename(self, known: CommitsRow) -> CommitsRow:
+        """Give columns the names that they have in the source; return what is to be known then.
+
+        Raises:
+            TableRejected: It is not certain which column is which, or the table has another column of a name.
+        """
+        assert known.relation is not None
+        identities = dict(known.columns or {})
+        names = {column.name: column.name for column in self.columns(known.relation)}
+        columns = TableColumns(names, identities)
+        for old, new in columns.moves(self.table, self.label, self.resync_command):
+            self._alter(f"RENAME COLUMN {quoted(old)} TO {quoted(new)}")
+            if old in identities:
+                identities[new] = identities.pop(old)
+        return replace(known, columns=identities | dict(self.table.identities))
 
     def recreate(self, known: CommitsRow) -> CommitsRow:
         """Empty the table, or make it again unless it is as it would be made today; return what is to be known of it.
@@ -173,6 +191,7 @@ class PostgresTarget:
             self.owner.uid,
             self.table.source_name,
             self._relation(),
+            columns=self.table.identities,
         )
 
     def create(self) -> None:
@@ -201,8 +220,7 @@ class PostgresTarget:
         known = {one.name: one for one in self.columns(relation)}
         for name, type_ in self._wanted().items():
             if name not in known:
-                default = " DEFAULT false" if name == "df_deleted" else ""
-                self._alter(f"ADD COLUMN {quoted(name)} {type_}{default}")
+                self._add(name, type_)
                 known[name] = TableColumn(name, type_)
         for column in self.table.columns.columns:
             if not takes(known[column.name].type, column, enum=known[column.name].enum):
@@ -222,6 +240,24 @@ class PostgresTarget:
     def columns(self, relation: int) -> Sequence[TableColumn]:
         """Return the columns of the table."""
         return [TableColumn(*row) for row in self.connection.execute(_COLUMNS, [relation])]
+
+    def _add(self, name: str, type_: str) -> None:
+        """Add a column. Rows that are there, of a history the current ones, have in it what they have at the source."""
+        column = quoted(name)
+        if name == "df_deleted":
+            self._alter(f"ADD COLUMN {column} {type_} DEFAULT false")
+            return
+        fill = self.table.fills.get(name)
+        value = "NULL" if fill is None else f"{literal(fill)}::{type_}"
+        if self.config.mode == "history":
+            self._alter(f"ADD COLUMN {column} {type_}")
+            if fill is not None:
+                self.connection.execute(
+                    f"UPDATE {self.sql} SET {column} = {value} WHERE df_is_current"
+                )
+        else:  # the server keeps the value of all rows in its catalog
+            self._alter(f"ADD COLUMN {column} {type_} DEFAULT {value}")
+            self._alter(f"ALTER COLUMN {column} DROP DEFAULT")
 
     def _widened(self, known: TableColumn, column: TypedColumn) -> TableColumn:
         wanted = column_type(column.type)

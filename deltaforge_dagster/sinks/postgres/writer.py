@@ -86,6 +86,7 @@ class PostgresWriter:
             relation = known.relation
             assert relation is not None
             if through > known.through:
+                known = target.rename(known)
                 columns = target.fit(relation)
                 statements = PostgresStatements(
                     target.sql, columns, table.key, table.absent, known.base

@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -131,9 +131,6 @@ class PendingChanges(Block):
 
 class StagedSinkConfig(SinkConfig):
     """The options of every sink for which Spark's tasks type the changes, by table."""
-
-    follows_renames: ClassVar[bool] = False
-    """Whether a column that the source has renamed stays the same column there; else it is another one from then on."""
 
     types: Mapping[SourceTable, Mapping[Text, _TypeName]] = {}
     """Types of columns, in place of those that the source's types give: `schema.table` to a mapping of

@@ -186,6 +186,9 @@ class StagedTable:
         segments: The segments of the commit, by number.
         identities: By name of a column what identifies it; it stays the same when the source renames the column. Fields that
             a processor has added have none.
+        fills: By name of a column that was added, what rows have in it that were there: a value that is not null, as text that
+            a cast to the column's type reads.
+        unfilled: Columns that were added within the commit, and rows that were there have values in them that are not known.
     """
 
     destination: tuple[str, ...]
@@ -197,6 +200,8 @@ class StagedTable:
     changes: int
     segments: Mapping[int, StagedSegment] = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
+    fills: Mapping[str, str] = field(default_factory=dict)
+    unfilled: frozenset[str] = frozenset()
 
     @property
     def source_name(self) -> str:

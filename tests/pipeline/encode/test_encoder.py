@@ -27,6 +27,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import encoder as encoder_module
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import SegmentRow
 from tests.processors.rows import Row, row
 
@@ -114,8 +115,8 @@ def segment(journal: Journal, number: int, rows: Sequence[Row]) -> SegmentRow:
         content_hash=written.content_hash,
         rows=written.rows,
         bytes=written.bytes,
-        start_position="{}",
-        end_position="{}",
+        start_position=LsnPosition(number).to_json(),
+        end_position=LsnPosition(number + 1).to_json(),
         counts=written.counts,
         schema_versions=written.schema_versions,
         first_ts_us=written.first_ts_us,

@@ -42,6 +42,7 @@ from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.control.test_catalog import FILE
 
@@ -340,6 +341,25 @@ def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> No
         writer.checkpoints.advance("redis", 0, -1, True, None)
     assert health(sqlite_store, loaded).problems == ()
     assert sqlite_store.checkpoints.read(NAME)["redis"].failing_since is None
+
+
+def test_tables_whose_older_rows_lack_a_column(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """A warning with the command that loads the table again."""
+    lease = sqlite_store.leases.acquire(NAME, "run", 900.0)
+    assert lease is not None
+    write = TableWrite(("public", "orders"), ("lake", "orders"), (), 1, "{}", 0.0, lacking=("c",))
+    with sqlite_store.fenced(lease) as writer:
+        writer.lake_commits.restart("redis", 0)
+        writer.lake_commits.advance("redis", 1, (), [write])
+    (problem,) = health(sqlite_store, loaded).problems
+    assert (problem.severity, problem.subject) == ("warning", "sink redis")
+    assert problem.text == (
+        "rows of lake.orders that were there when the source's table got column c have null there: what the source gave "
+        "them is not in its log"
+    )
+    assert problem.remedy == f"deltaforge resync {NAME} --sink redis --tables public.orders"
 
 
 def test_since_when_a_file_is_broken(

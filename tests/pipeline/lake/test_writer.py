@@ -516,19 +516,83 @@ def test_a_rename_takes_effect_once_wherever_its_writer_dies(lake: Lake) -> None
     assert calls > 4
 
 
-def test_a_name_that_the_table_has_for_another_column(lake: Lake) -> None:
-    """A column of the source cannot get it: the table is held, and the reason says what to do."""
+@BOTH_FORMATS
+def test_names_that_other_columns_had(lake: Lake) -> None:
+    """A dropped column is called by a name of its own once another one has its name; two columns can have each other's names."""
     first = Staging(lake, "current", {"id": INT32, "a": INT32, "b": INT32})
     made = named(first, first.step({"id": 1, "a": 1, "b": 2}), id="id@1", a="a@1", b="b@1")
     writer = lake.writer()
     writer.commit(made, 0, unguarded)
-    for names in ({"b": "a@1"}, {"b": "a@1", "a": "b@1"}):
-        other = Staging(lake, "current", {"id": INT32} | dict.fromkeys(names, INT32))
-        step = other.step({"id": 2} | dict.fromkeys(names, 5), segment=1)
-        with pytest.raises(
-            TableRejected, match=r"has renamed column . to ., and the table has another column"
-        ):
-            writer.commit(named(other, step, id="id@1", **names), 1, unguarded)
+
+    swapped = first.step({"id": 2, "a": 20, "b": 10}, segment=1)
+    writer.commit(named(first, swapped, id="id@1", a="b@1", b="a@1"), 1, unguarded)
+    assert lake.rows("id", "a", "b") == [(1, 2, 1), (2, 20, 10)]
+
+    # b, which began as a, is dropped; a has the name b, and a new column the name a, with another type
+    second = Staging(lake, "current", {"id": INT32, "b": INT32, "a": TEXT})
+    step = second.step({"id": 3, "b": 30, "a": "x"}, segment=2)
+    commit = named(second, step, id="id@1", b="b@1", a="a@3")
+    for one in (writer, lake.writer()):
+        one.commit(commit, 2, unguarded)
+    assert lake.rows("id", "a_dropped_1", "b", "a") == [
+        (1, 1, 2, None), (2, 10, 20, None), (3, None, 30, "x"),
+    ]  # fmt: skip
+
+
+@BOTH_FORMATS
+@pytest.mark.parametrize(
+    "mode", ["current", pytest.param("history", marks=pytest.mark.soak("formats"))]
+)
+def test_what_rows_have_in_added_columns(lake: Lake, mode: str) -> None:
+    """Rows that are there have what the source gave them, wherever a writer dies, and however often it is tried."""
+    calls = 0
+
+    def die_at(number: int) -> Callable[[], None]:
+        def guard() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise LeaseLost("killed")
+
+        return guard
+
+    for number in range(1, 30):
+        destination = ("public", f"t{number}")
+        first = Staging(lake, mode, {"id": INT32}, destination=destination)
+        made = named(first, first.step({"id": 1}, {"id": 2}), id="id@1")
+        lake.writer(mode=mode).commit(made, 0, unguarded)
+        second = Staging(lake, mode, {"id": INT32, "n": INT32, "t": TEXT}, destination=destination)
+        step = second.step({"id": 2, "n": None}, {"id": 3, "t": "own"}, segment=1)
+        added = named(second, step, id="id@1", n="n@2", t="t@2")
+        added = replace(added, fills={"n": "7", "t": "it's \\"})
+        calls = 0
+        with contextlib.suppress(LeaseLost):
+            lake.writer(mode=mode).commit(added, 1, die_at(number))
+            assert calls > 5
+            break
+        for _ in range(2):
+            lake.writer(mode=mode).commit(added, 1, unguarded)
+        rows = sorted(lake.rows("id", "n", "t", destination=destination), key=str)
+        ended = [(2, 7, "it's \\")] if mode == "history" else []
+        assert rows == sorted(
+            [(1, 7, "it's \\"), *ended, (2, None, None), (3, None, "own")], key=str
+        )
+
+
+def test_columns_that_may_be_others(lake: Lake) -> None:
+    """The table is held, and the reason says what to do; so it is if it has a column of somebody else under a name."""
+    first = Staging(lake, "current", {"id": INT32, "a": INT32, "b": INT32})
+    made = named(first, first.step({"id": 1, "a": 1, "b": 2}), id="id@1", a="a@1")
+    writer = lake.writer()
+    writer.commit(made, 0, unguarded)
+    for names, reason in (
+        ({"id": "id@2?", "a": "a@2?"}, "whether its column id is one that was there before is not known"),
+        ({"id": "id@1", "b": "a@1"}, "has renamed column a to b, and the table has another column b"),
+    ):  # fmt: skip
+        other = Staging(lake, "current", dict.fromkeys(names, INT32))
+        step = other.step(dict.fromkeys(names, 5), segment=1)
+        with pytest.raises(TableRejected, match=reason):
+            writer.commit(named(other, step, **names), 1, unguarded)
     assert lake.rows("id", "a", "b") == [(1, 1, 2)]
 
 

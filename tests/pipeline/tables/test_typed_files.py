@@ -15,6 +15,7 @@ from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.sinks.tables.staged import StagedCommit, StagedStep
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import ColumnChanges
 from tests.pipeline.encode.test_encoder import segment
 from tests.pipeline.tables.changes import change, stager_here, table
 from tests.processors.rows import Row
@@ -137,15 +138,6 @@ def test_a_column_that_comes_later(sqlite_store: StateStore, stage: Stage) -> No
         ("u", 4, None, 3, ["a"]),
     ]
 
-    with sqlite_store.fenced(lease) as writer:
-        writer.schemas.register("acme", table("id", "a"), position(4))
-    again = [
-        change("u", 5, first, after={"id": 5, "a": 5}),
-        change("c", 6, second, after={"id": 6, "a": 6, "b": 6}),
-    ]
-    (step,) = steps(stage(again))
-    assert rows(step, "id", "a", "b", "df_absent") == [(5, 5, None, ["b"]), (6, 6, 6, None)]
-
 
 @pytest.fixture
 def register(sqlite_store: StateStore) -> Callable[..., list[str]]:
@@ -156,20 +148,57 @@ def register(sqlite_store: StateStore) -> Callable[..., list[str]]:
         found = []
         with sqlite_store.fenced(lease) as writer:
             for number, columns in enumerate(versions, 1):
-                former = dict(one.split("<") for one in columns if "<" in one)
+                renamed = dict(one.split("<") for one in columns if "<" in one)
                 made = table("id", *(one.partition("<")[0] for one in columns))
-                known = (
-                    dataclasses.replace(one, former=former.get(one.name)) for one in made.columns
-                )
-                made = dataclasses.replace(made, columns=tuple(known), primary_key=(key,))
-                if number > 1 and key in former.values():
-                    new = next(name for name, old in former.items() if old == key)
+                made = dataclasses.replace(made, primary_key=(key,))
+                if number > 1 and key in renamed.values():
+                    new = next(name for name, old in renamed.items() if old == key)
                     made = dataclasses.replace(made, primary_key=(new,))
+                writer.schemas.alter("acme", made, ColumnChanges(renamed), position(number))
                 stamp = writer.schemas.register("acme", made, position(number))
                 found.append(stamp.fingerprint)
         return found
 
     return of
+
+
+def test_rows_from_before_a_column_was_added(sqlite_store: StateStore, stage: Stage) -> None:
+    """They have what the source gave them there, if that is known; a changelog has them as they were."""
+    first, second = (table("id", *columns) for columns in ((), ("n", "unknown", "null")))
+    fills = {"n": "7", "null": "null"}
+    with sqlite_store.fenced(held(sqlite_store)) as writer:
+        old = writer.schemas.register("acme", first, position(0)).fingerprint
+        changes = ColumnChanges(added=frozenset(fills), fills=fills)
+        writer.schemas.alter("acme", first, changes, position(1))
+        new = writer.schemas.register("acme", second, position(0xF000)).fingerprint
+    rows_of_both = [
+        change("c", 1, old, after={"id": 1}),
+        change("u", 2, old, after={"id": 2}),
+        change("u", 3, new, after={"id": 2, "unknown": 3}),
+        change("c", 4, new, after={"id": 3, "n": None, "unknown": 1, "null": 1}),
+    ]
+    commit = stage(rows_of_both)
+    (step,) = steps(commit)
+    assert rows(step, "id", "n", "unknown", "null") == [(1, 7, None, None), (2, 7, 3, None), (3, None, 1, 1)]  # fmt: skip
+    (found,) = commit.tables
+    assert (found.fills, found.unfilled) == ({"n": "7"}, {"unknown"})
+    commit = stage(rows_of_both, options="mode: changelog")
+    (step,) = steps(commit)
+    assert rows(step, "id", "n")[:2] == [(1, None), (2, None)]
+    assert not commit.tables[0].fills
+    assert not commit.tables[0].unfilled
+
+
+def test_a_form_that_comes_again(register: Callable[..., list[str]], stage: Stage) -> None:
+    """Rows that have it after a column was dropped lack that column."""
+    first, second, again = register(("a",), ("a", "b"), ("a",))
+    assert again == first
+    changes = [
+        change("u", 5, first, after={"id": 5, "a": 5}),
+        change("c", 6, second, after={"id": 6, "a": 6, "b": 6}),
+    ]
+    (step,) = steps(stage(changes))
+    assert rows(step, "id", "a", "b", "df_absent") == [(5, 5, None, ["b"]), (6, 6, 6, None)]
 
 
 def test_renamed_columns(register: Callable[..., list[str]], stage: Stage) -> None:
@@ -236,19 +265,24 @@ def test_a_processor_s_field_with_the_name_of_a_renamed_column(
 
 
 def test_a_name_that_a_dropped_column_had(register: Callable[..., list[str]], stage: Stage) -> None:
-    """A commit with rows of both cannot be stored in one table."""
+    """The dropped column is called by a name of its own, in rows that have it."""
     first, second = register(("a", "b"), ("b<a",))
-    changes = [
-        change("c", 1, first, after={"id": 1, "a": 1, "b": 2}),
-        change("c", 2, second, after={"id": 2, "b": 5}),
-    ]
-    assert "given the name of its column b to another one" in error(stage(changes))
+    commit = stage(
+        [
+            change("c", 1, first, after={"id": 1, "a": 1, "b": 2}),
+            change("c", 2, second, after={"id": 2, "b": 5}),
+        ]
+    )
+    (step,) = steps(commit)
+    assert rows(step, "id", "b", "b_dropped_1") == [(1, 1, 2), (2, 5, None)]
+    (found,) = commit.tables
+    assert found.identities == {"id": "id@1", "b": "a@1", "b_dropped_1": "b@1"}
 
 
 def test_a_column_that_is_dropped_and_added_again(
     register: Callable[..., list[str]], stage: Stage
 ) -> None:
-    """It is the same column in a table; what an update of the time before lacks is not null."""
+    """It is another column: null in rows from before; what an update lacks of the dropped one is not null."""
     first, second, third = register(("a", "b"), ("b",), ("b", "a"))
     changes = [
         change("u", 1, first, after={"id": 1, "a": 1, "b": 2}),
@@ -257,8 +291,9 @@ def test_a_column_that_is_dropped_and_added_again(
         change("u", 4, third, after={"id": 4, "b": 4, "a": 5}),
     ]
     (step,) = steps(stage(changes))
-    assert rows(step, "id", "a", "df_absent") == [
-        (1, 1, None), (2, None, ["a"]), (3, None, ["a"]), (4, 5, None),
+    dropped = "a_dropped_1"
+    assert rows(step, "id", "a", dropped, "df_absent") == [
+        (1, None, 1, None), (2, None, None, [dropped]), (3, None, None, [dropped]), (4, 5, None, [dropped]),
     ]  # fmt: skip
 
 

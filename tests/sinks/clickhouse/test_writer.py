@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,64 @@ def test_current_rows(world: World) -> None:
         (1, "u", 0, "2024-01-01 00:01:40.000000"),
         (3, "u", 0, "2024-01-01 00:00:02.000000"),
     ]
+
+
+def test_columns_that_get_other_names(world: World) -> None:
+    """They keep their values, wherever a writer dies; a dropped one whose name another column gets has a name of its own."""
+    for died_at in range(1, 30):
+        world.name = f"t{died_at}"
+        world.types = {"id": INT64, "a": INT32, "b": TEXT}
+        first = world.table(world.step({"id": 1, "a": 1, "b": "x"}))
+        identities = {"id": "id@1", "a": "a@1", "b": "b@1"}
+        world.writer().commit(replace(first, identities=identities), 0, unguarded)
+
+        # a and b have each other's names, b is dropped, and a new column has its name
+        world.types = {"id": INT64, "a": TEXT, "b": INT32}
+        second = world.table(world.step({"id": 2, "a": "y", "b": 2}, segment=1))
+        second = replace(second, identities={"id": "id@1", "a": "b@1", "b": "b@3"})
+        calls = 0
+
+        def guard(last: int = died_at) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                raise LeaseLost("killed")
+
+        try:
+            world.writer().commit(second, 1, guard)
+        except LeaseLost:
+            world.writer().commit(second, 1, unguarded)
+        expected = [(1, "x", None, 1), (2, "y", 2, None)]
+        assert world.rows("id", "a", "b", "a_dropped_1") == expected
+        if calls < died_at:
+            break
+    assert calls > 5
+
+
+def test_what_rows_have_in_added_columns(world: World) -> None:
+    """Rows that are there have what the source gave them, those that follow what they say."""
+    world.types = {"id": INT64}
+    world.commit(world.step({"id": 1}, {"id": 2}))
+    world.types = {"id": INT64, "n": INT32, "t": TEXT, "d": decimal(6, 2)}
+    added = world.table(world.step({"id": 2, "n": 5}, {"id": 3}, segment=1))
+    for _ in range(2):
+        world.writer().commit(
+            replace(added, fills={"n": "7", "t": "it's", "d": "-1.50"}), 1, unguarded
+        )
+    world.server.query(f"OPTIMIZE TABLE {world.database}.orders FINAL")
+    assert world.rows("id", "n", "t", "toString(d)") == [
+        (1, 7, "it's", "-1.5"), (2, 5, None, None), (3, None, None, None),
+    ]  # fmt: skip
+
+
+def test_a_renamed_key(world: World) -> None:
+    """The table is sorted by it, so it is held, and the reason says what to do."""
+    first = world.table(world.step({"id": 1, "name": "a"}))
+    world.writer().commit(replace(first, identities={"id": "id@1"}), 0, unguarded)
+    world.types, world.key = {"key": INT64, "name": TEXT}, ("key",)
+    second = world.table(world.step({"key": 1, "name": "b"}, segment=1))
+    with pytest.raises(TableRejected, match="renamed column id to key, and the table is sorted"):
+        world.writer().commit(replace(second, identities={"key": "id@1"}), 1, unguarded)
 
 
 def test_a_row_comes_back_after_its_delete(world: World) -> None:

@@ -24,7 +24,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks.postgres import writer as writer_module
 from deltaforge_dagster.sinks.postgres.server import TargetServer
-from deltaforge_dagster.sinks.tables.staged import StagedStep
+from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
 from deltaforge_dagster.sources import value_types as types
 from deltaforge_dagster.sources.value_types import INT16, INT32, INT64, TEXT, ValueType
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
@@ -66,6 +66,88 @@ def test_a_changelog_has_every_change(target: Target) -> None:
         (2, None, "d", 4, 2, "e2", "7", moment(402)),
     ]
     assert list(made.columns) == list(target.types().items())
+
+
+def named(staging: Staging, *steps: StagedStep, **identities: str) -> StagedTable:
+    """The changes of a commit whose columns are identified like that."""
+    return replace(staging.table(*steps), identities=identities)
+
+
+@pytest.mark.parametrize("mode", ["current", "history"])
+def test_columns_that_get_other_names(target: Target, mode: str) -> None:
+    """They keep their values: renamed, with each other's names, and dropped ones whose name another column gets."""
+    first, writer = Staging(target, mode, {"id": INT32, "a": INT32, "b": TEXT}), target.writer(mode=mode)  # fmt: skip
+    step = first.step({"id": 1, "a": 1, "b": "x"})
+    writer.commit(named(first, step, id="id@1", a="a@1", b="b@1"), 0, unguarded)
+
+    swapped = Staging(target, mode, {"id": INT32, "b": INT32, "a": TEXT})
+    step = swapped.step({"id": 2, "b": 2, "a": "y"}, segment=1)
+    for _ in range(2):
+        writer.commit(named(swapped, step, id="id@1", b="a@1", a="b@1"), 1, unguarded)
+    assert target.rows("id, a, b") == [(1, "x", 1), (2, "y", 2)]
+
+    again = Staging(target, mode, {"id": INT32, "a": INT32, "c": TEXT})
+    step = again.step({"id": 3, "a": 3, "c": "z"}, segment=2)
+    writer.commit(named(again, step, id="id@1", a="a@3", c="c@3"), 2, unguarded)
+    assert target.rows("id, a, b_dropped_1, b, c") == [
+        (1, None, "x", 1, None), (2, None, "y", 2, None), (3, 3, None, None, "z"),
+    ]  # fmt: skip
+
+
+def test_columns_that_may_be_others(target: Target) -> None:
+    """The table is held, and the reason says what to do; loaded again, it takes them."""
+    staging, writer = Staging(target, "current", {"id": INT32}), target.writer()
+    writer.commit(named(staging, staging.step({"id": 1}), id="id@1"), 0, unguarded)
+    uncertain = named(staging, staging.step({"id": 2}, segment=1), id="id@2?")
+    with pytest.raises(
+        TableRejected, match="is not known; have the table loaded again: deltaforge resync"
+    ):
+        writer.commit(uncertain, 1, unguarded)
+    writer.recreate(named(staging, id="id@2?"), unguarded)
+    writer.commit(uncertain, 1, unguarded)
+    assert target.rows("id") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("current", [(1, 7, "it's", None), (2, 7, "it's", None), (3, None, "n", 1)]),
+        ("history", [(1, None, None, None), (1, 7, "it's", None), (2, 7, "it's", None), (3, None, "n", 1)]),
+    ],
+)  # fmt: skip
+def test_what_rows_have_in_added_columns(
+    target: Target, mode: str, expected: list[tuple[Any, ...]]
+) -> None:
+    """Rows that are there have what the source gave them; versions of a row that have ended have nothing."""
+    first, writer = Staging(target, mode, {"id": INT32}), target.writer(mode=mode)
+    writer.commit(first.table(first.step({"id": 1}, {"id": 2})), 0, unguarded)
+    if mode == "history":
+        writer.commit(first.table(first.step({"id": 1}, segment=1)), 1, unguarded)
+    second = Staging(target, mode, {"id": INT32, "n": INT32, "t": TEXT, "o": INT32})
+    added = second.table(second.step({"id": 3, "t": "n", "o": 1}, segment=2))
+    for _ in range(2):
+        writer.commit(replace(added, fills={"n": "7", "t": "it's"}), 2, unguarded)
+    order = "id, n IS NOT NULL, df_position" if mode == "history" else "id"
+    assert target.rows("id, n, t, o", order=order) == expected
+    defaults = (
+        "information_schema.columns WHERE table_name = 'orders' AND column_default IS NOT NULL"
+    )
+    assert target.rows("count(*)", defaults) == [(0,)]
+
+
+def test_the_table_of_commits_of_an_earlier_version(target: Target) -> None:
+    """It gets the column that it lacks, and columns go by their names until something is known of them."""
+    staging = Staging(target, "current", {"id": INT32, "a": INT32})
+    writer = target.writer()
+    writer.commit(staging.table(staging.step({"id": 1, "a": 1})), 0, unguarded)
+    writer.close()
+    target.execute("ALTER TABLE deltaforge.commits DROP COLUMN columns")
+    step = staging.step({"id": 2, "a": 2}, segment=1)
+    target.writer().commit(named(staging, step, id="id@1", a="a@1"), 1, unguarded)
+    renamed = Staging(target, "current", {"id": INT32, "b": INT32})
+    step = renamed.step({"id": 3, "b": 3}, segment=2)
+    target.writer().commit(named(renamed, step, id="id@1", b="a@1"), 2, unguarded)
+    assert target.rows("id, b") == [(1, 1), (2, 2), (3, 3)]
 
 
 def changes_of_keys(staging: Staging) -> list[StagedStep]:

@@ -1,0 +1,100 @@
+"""Which columns of a table get other names before a commit is applied to it, because columns of the source did.
+
+A table remembers what identifies its columns (`state.identities`). A column whose name another one has now is called by
+`dropped_name` from then on: it keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.sinks.tables.staged import StagedTable
+from deltaforge_dagster.state.identities import dropped_name, is_certain
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """The columns that a table has.
+
+    Attributes:
+        names: Their names, by the name as it is compared.
+        identities: What identifies columns of the source, by the name as it is compared; as far as that is known.
+        fold: Returns a name as it is compared.
+    """
+
+    names: Mapping[str, str]
+    identities: Mapping[str, str]
+    fold: Callable[[str], str] = str
+
+    def moves(self, table: StagedTable, label: str, resync_command: str) -> list[tuple[str, str]]:
+        """Return the old and new names of columns to rename, in an order in which each new name is free.
+
+        Args:
+            table: The changes.
+            label: What messages call the table.
+            resync_command: The command that has the table loaded again.
+
+        Raises:
+            TableRejected: It is not certain which column is which, or the table has another column of a name.
+        """
+        wanted = {self.fold(name): (name, one) for name, one in table.identities.items()}
+        self._check_certain(wanted, label, resync_command)
+        new_names = self._new_names(wanted)
+        moves: list[tuple[str, str]] = []
+        taken = set(self.names)
+        while new_names:
+            free = [old for old, new in new_names.items() if self.fold(new) not in taken]
+            if free:
+                old = free[0]
+                new = new_names.pop(old)
+            else:
+                old, new = next(iter(new_names.items()))
+                if not all(
+                    self.fold(one) in map(self.fold, new_names) for one in new_names.values()
+                ):
+                    raise TableRejected(
+                        f"{label}: the source has renamed column {old} to {new}, and the table has another column "
+                        f"{new}; have the table loaded again: {resync_command}"
+                    )
+                # They have each other's names: one of them waits under a name of its own.
+                new = dropped_name(self._identity(old))
+                new_names[new] = new_names.pop(old)
+            taken = taken - {self.fold(old)} | {self.fold(new)}
+            moves.append((old, new))
+        return moves
+
+    def _identity(self, name: str) -> str:
+        return self.identities[self.fold(name)]
+
+    def _check_certain(
+        self, wanted: Mapping[str, tuple[str, str]], label: str, resync_command: str
+    ) -> None:
+        for name, identity in wanted.values():
+            if not is_certain(identity) and identity not in self.identities.values():
+                raise TableRejected(
+                    f"{label}: the columns of the source's table have changed, and whether its column {name} is one that "
+                    f"was there before is not known; have the table loaded again: {resync_command}"
+                )
+
+    def _new_names(self, wanted: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+        """Return the columns that get other names: by the name that each has, the new one."""
+        has = {one: self.names[name] for name, one in self.identities.items() if name in self.names}
+        for _, identity in wanted.values():
+            waiting = self.fold(dropped_name(identity))
+            if identity not in has and waiting in self.names and waiting not in self.identities:
+                has[identity] = self.names[
+                    waiting
+                ]  # renamed by a run that has ended before it noted that
+        new_names = {
+            has[identity]: name
+            for name, identity in wanted.values()
+            if identity in has and self.fold(has[identity]) != self.fold(name)
+        }
+        still = {identity for _, identity in wanted.values()}
+        for identity, name in has.items():
+            folded = self.fold(name)
+            if folded in wanted and wanted[folded][1] != identity and identity not in still:
+                new_names[name] = dropped_name(identity)
+        return new_names
