@@ -1,8 +1,18 @@
-"""How long to wait before the next attempt: doubling, with jitter, up to a limit."""
+"""How long to wait before the next attempt: doubling, with jitter, up to a limit.
+
+And whether a run waits for that attempt.
+"""
 
 from __future__ import annotations
 
 import random
+import time
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import DeltaforgeError, Retryable
+
+LONGEST_PATIENCE = 30.0
+"""Seconds for which a run waits at most for what fails; for so long if a server has said when to try again."""
 
 
 class Backoff:
@@ -22,3 +32,51 @@ class Backoff:
     def reset(self) -> None:
         """Start over after a success."""
         self._failures = 0
+
+
+class Patience:
+    """Whether a run waits for what fails: until an attempt that comes soon after the failures began.
+
+    Args:
+        seconds: The longest time from the first failure in a row, or from progress after it, to such an attempt.
+            `LONGEST_PATIENCE` if a server has said when to try again, and at most that.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = min(seconds, LONGEST_PATIENCE)
+        self._failing: _Failing | None = None
+
+    def failed(self, error: DeltaforgeError, delay: float) -> None:
+        """Note a failure, and that the next attempt is made after so many seconds."""
+        if not isinstance(error, Retryable):
+            self._failing = None
+            return
+        now = time.monotonic()
+        since = now if self._failing is None else self._failing.since
+        asked = error.retry_after is not None
+        seconds = LONGEST_PATIENCE if asked else self._seconds
+        self._failing = _Failing(since, now + delay, seconds)
+
+    def succeeded(self) -> None:
+        """Forget the failures before."""
+        self._failing = None
+
+    def lasts(self, moved_at: float = 0.0) -> bool:
+        """Return whether a run waits for the next attempt; may be called by another thread.
+
+        Args:
+            moved_at: Monotonic time of the last progress.
+        """
+        failing = self._failing
+        if failing is None:
+            return False
+        since = max(failing.since, moved_at)
+        near = failing.attempt_at - since <= failing.seconds
+        return near and time.monotonic() - failing.attempt_at <= failing.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Failing:
+    since: float
+    attempt_at: float
+    seconds: float

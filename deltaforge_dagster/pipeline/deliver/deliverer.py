@@ -74,6 +74,16 @@ class Deliverer:
         """Whether the sink can continue only after changes that it already has were captured again."""
         return isinstance(self.retries.error, AwaitsCapture)
 
+    def stuck(self, captured: str | None) -> bool:
+        """Return whether the sink has failed and a run need not wait for it; called by the main thread.
+
+        See `Delivery.stuck`. A run waits for an attempt that is made soon.
+        """
+        error, moved_at = self.retries.error, self.delivery.progress.moved_at
+        soon = not self.awaits_capture and self.retries.patience.lasts(moved_at)
+        stuck = not soon and self.delivery.stuck(captured)
+        return stuck and self.retries.error is error  # else the thread has just gone on
+
     def segment_added(self) -> None:
         """Wake the deliverer: the journal has a new segment."""
         self._news.set()

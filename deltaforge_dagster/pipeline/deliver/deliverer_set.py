@@ -259,12 +259,10 @@ class DelivererSet:
         return {name: error for name, error in errors.items() if error is not None}
 
     def stuck(self, pipeline: PipelineRow) -> set[str]:
-        """Return the failing sinks that a run need not wait for."""
+        """Return the failing sinks that a run need not wait for: no attempt comes soon."""
         captured = pipeline.captured_position or pipeline.start_position
-        broken = self._processing is not None and self._processing.error is not None
-        return {
-            name for name in self.failures if broken or self._working[name].delivery.stuck(captured)
-        }
+        broken = self._processing is not None and self._processing.stuck
+        return {name for name in self.failures if broken or self._working[name].stuck(captured)}
 
     @property
     def errors(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from deltaforge_dagster.errors import (
     Retryable,
     StoreUnavailable,
 )
-from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.backoff import Backoff, Patience
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.state.records import CheckpointRow
 
@@ -31,6 +31,7 @@ class Retries:
 
     Attributes:
         error: Why the last attempt failed, None after a success.
+        patience: Whether a run waits for the next attempt.
     """
 
     def __init__(self, context: DeliveryContext, failures: int) -> None:
@@ -40,12 +41,14 @@ class Retries:
         self._longest = limits.backoff_max_seconds
         self._backoff = Backoff(limits.backoff_initial_seconds, self._longest, failures)
         self._failures = failures
+        self.patience = Patience(context.spec.spec.engine.run.idle_seconds)
 
     def succeeded(self) -> None:
         """Forget the failures before."""
         self._backoff.reset()
         self._failures = 0
         self.error = None
+        self.patience.succeeded()
 
     def failed(self, error: DeltaforgeError, checkpoint: CheckpointRow) -> float:
         """Record a failure after a checkpoint; return the seconds to wait before the next attempt."""
@@ -55,13 +58,14 @@ class Retries:
                 f"{error}; bring the file back, or have the changes captured again: deltaforge "
                 f"journal rebuild {run.lease.pipeline}"
             )
-        self.error = error
         meter.failed(error)
         delay = self._backoff.next_delay()
         if not isinstance(error, Retryable):
             delay = self._longest  # nothing changes until somebody fixes the cause
         elif error.retry_after is not None:
             delay = error.retry_after
+        self.patience.failed(error, delay)
+        self.error = error
         self._failures += 1
         logger.warning(
             "the sink failed",

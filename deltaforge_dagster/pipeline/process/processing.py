@@ -22,7 +22,7 @@ from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable, StoreUnavailable
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.backoff import Backoff, Patience
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
@@ -68,6 +68,7 @@ class Processing:
         self._pipeline = spec.metadata.name
         self._spec = spec
         self._limits = spec.spec.engine.deliver
+        self._patience = Patience(spec.spec.engine.run.idle_seconds)
         self._store = store
         self._journal = journal
         self._sessions = sessions
@@ -80,6 +81,13 @@ class Processing:
             target=in_context(self._run), name=f"process {self._pipeline}", daemon=True
         )
         self._thread.start()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it fails and a run need not wait for it; read by the main thread."""
+        error = self.error
+        stuck = error is not None and not self._patience.lasts()
+        return stuck and self.error is error  # else the thread has just gone on
 
     def segment_added(self) -> None:
         """Wake the thread: the journal has a new segment."""
@@ -108,6 +116,7 @@ class Processing:
                     self._news.wait(1.0)
                 self.error = None
                 backoff.reset()
+                self._patience.succeeded()
             except LeaseLost:
                 return
             except StoreUnavailable:
@@ -168,10 +177,11 @@ class Processing:
     def _failed(self, error: DeltaforgeError, backoff: Backoff) -> None:
         if self._stop.is_set():
             return
-        self.error = error
         delay = backoff.next_delay()
         if not isinstance(error, Retryable):
             delay = self._limits.backoff_max_seconds  # until somebody fixes the cause
+        self._patience.failed(error, delay)
+        self.error = error
         fields = {"reason": str(error), "kind": error.kind, "sleep_seconds": round(delay, 1)}
         logger.warning("processing failed", extra={"fields": fields})
         with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop will meet the same error

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
+from deltaforge_dagster.assets.execution import failure_of
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
@@ -19,6 +20,7 @@ from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.registry import parse_position
+from deltaforge_lab.servers.http import HttpAnswer, HttpServer
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
@@ -213,6 +215,40 @@ def test_a_run_ends_when_its_file_changes(make_feed: MakeFeed) -> None:
     feed.path.write_text(text.replace("tenant: acme", "tenant: other"))
 
     assert run.outcome().reason == "pipeline file changed"
+
+
+def test_a_sink_that_says_when_is_waited_for(
+    make_feed: MakeFeed, http_server: HttpServer
+) -> None:
+    """A run until caught up ends with everything, not with an error, although it idles after a second."""
+    sink = f"    - {{type: http, config: {{id: http, url: '{http_server.url}'}}}}\n"
+    feed = make_feed(run=QUICK, more_sinks=sink)
+    insert(feed.shop, 1, 10)
+    answers = [HttpAnswer(429, {"Retry-After": "2"}), HttpAnswer(503, {"Retry-After": "3"})]
+    http_server.answer = lambda _: answers.pop() if answers else HttpAnswer(200)
+
+    outcome = feed.catch_up()
+
+    assert (outcome.reason, outcome.sink_errors) == ("caught up", {})
+    assert outcome.delivered == {"redis": 10, "http": 10}
+    assert len({*http_server.bodies()}) == 10
+    assert failure_of(outcome) is None
+
+
+def test_what_a_sink_says_is_far_is_not_waited_for(
+    make_feed: MakeFeed, http_server: HttpServer
+) -> None:
+    """A minute is left to the next run; what failed is in the outcome."""
+    sink = f"    - {{type: http, config: {{id: http, url: '{http_server.url}'}}}}\n"
+    feed = make_feed(run=QUICK, more_sinks=sink)
+    insert(feed.shop, 1, 10)
+    http_server.answer = lambda _: HttpAnswer(429, {"Retry-After": "60"})
+
+    outcome = feed.catch_up()
+
+    assert (outcome.delivered, outcome.sink_errors.keys()) == ({"redis": 10, "http": 0}, {"http"})
+    http_server.answer = lambda _: HttpAnswer(200)
+    assert feed.catch_up().delivered == {"redis": 0, "http": 10}
 
 
 def test_a_run_with_a_failing_sink_ends_by_idling(
