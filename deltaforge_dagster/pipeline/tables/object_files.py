@@ -1,6 +1,7 @@
 """The Spark job of a commit of object files: a task reads the commit's segments, and writes the content of each object.
 
-An object has the changes of one table and period (`ObjectForm`), in their order; in Parquet also of one table version.
+An object has the changes of one table and period (`ObjectForm`), in their order; in Parquet also those of one *run*: a
+stretch of the table's changes of one table version. What has no version, such as a truncate, is in the run around it.
 So which objects a commit has, and which changes are in each, depends on the commit alone. That is why one task reads all of
 it: several would share the changes out by rules that a later release may change.
 
@@ -16,7 +17,8 @@ import contextlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
@@ -57,7 +59,7 @@ from deltaforge_dagster.sinks.tables.staged import (
 )
 from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
-from deltaforge_dagster.typed_rows.tables import VersionName, table_versions
+from deltaforge_dagster.typed_rows.tables import table_versions
 
 MAX_MEMORY = 128 << 20
 """Arrow memory of the typed rows that a task holds before it writes them."""
@@ -65,9 +67,15 @@ MAX_MEMORY = 128 << 20
 _FEW_VALUES = ["op", "source_db", "source_schema", "source_table", "schema_version", "tx_id"]
 """Columns of Parquet files that are written as dictionaries."""
 
+_TO_THE_END = np.iinfo(np.int64).max
+
+_DIGITS: Mapping[str, int] = {"segment": 12, "ordinal": 10}
+"""The digits of the parts of a `sequence`."""
+
 _UNITS: Mapping[str, str] = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
 
 _Key: TypeAlias = "tuple[TableName, ObjectPart]"
+_Runs: TypeAlias = "Iterator[tuple[str | None, _Places]]"
 _Places: TypeAlias = "npt.NDArray[np.int64]"
 
 
@@ -97,12 +105,9 @@ class ObjectPlan:
         """Return whether changes of a table are staged."""
         return name not in self.skipped
 
-    def version(self, name: VersionName) -> str | None:
-        """Return the table version of changes; those that have none, such as truncates, belong to the newest one."""
-        if name.schema_version is not None:
-            return name.schema_version
-        known = tuple(self.schemas.get((name.db, name.schema, name.table), ()))
-        return known[-1] if known else None
+    def first_version(self, name: TableName) -> str | None:
+        """Return the table version of changes without one, such as truncates, that come before all that have one."""
+        return next(iter(self.schemas.get(name, ())), None)
 
     def schema(self, name: TableName, version: str | None) -> TypedSchema:
         """Return the columns of a table version."""
@@ -197,6 +202,7 @@ class _Objects:
         self._unfinished = unfinished
         self._writers: dict[_Key, _ObjectContent] = {}
         self._files: dict[_Key, ObjectFile] = {}
+        self._runs: dict[TableName, _Run] = {}
         self._schemas: dict[tuple[TableName, str | None], TypedSchema] = {}
         self._failed: dict[TableName, ObjectFile] = {}
 
@@ -205,7 +211,7 @@ class _Objects:
         began = _periods(rows, self._plan.form.period)
         lines = self._plan.form.format == "jsonl"
         texts = native_envelope(self._plan.origin, rows) if lines else None
-        for (name, version), places in self._tables(rows).items():
+        for name, version, places in self._of_runs(rows):
             if name in self._failed:
                 continue
             of_version = rows if len(places) == rows.num_rows else rows.take(places)
@@ -219,7 +225,7 @@ class _Objects:
                 at = place_of(of_version, 0)
                 self._failed[name] = ObjectFile(name, ObjectPart(None, None), first=at, error=str(error))  # fmt: skip
                 continue
-            self._add(name, version, of_version, content, began[places])
+            self._add(name, self._run(name, version), of_version, content, began[places])
         if sum(one.memory for one in self._writers.values()) > MAX_MEMORY:
             for one in self._writers.values():
                 one.flush()
@@ -227,28 +233,48 @@ class _Objects:
     def finished(self) -> Iterator[ObjectFile]:
         """Finish the files; yield them, and the tables that cannot be staged."""
         yield from self._failed.values()
-        for key, writer in self._writers.items():
-            path = writer.finish()
-            if key[0] in self._failed:
-                encoded_files.remove(path)
+        for key in (*self._writers,):
+            self._finish(key)
+        for (name, part), file in self._files.items():
+            assert file.path is not None
+            if name in self._failed:
+                encoded_files.remove(file.path)
                 continue
-            file = self._files[key]
-            file.path, file.added = path, writer.added
+            if not self._runs[name].number:
+                file.part = replace(part, run=None)
             yield file
 
-    def _tables(self, rows: pa.RecordBatch) -> Mapping[tuple[TableName, str | None], _Places]:
-        """Return the tables of rows, in Parquet with their versions, and where their rows are."""
-        found: dict[tuple[TableName, str | None], list[_Places]] = {}
+    def _of_runs(self, rows: pa.RecordBatch) -> Iterator[tuple[TableName, str | None, _Places]]:
+        """Yield the runs of the rows, each table's in order: table, version, and where its rows are."""
+        versions: dict[TableName, list[tuple[str | None, _Places]]] = {}
+        parquet = self._plan.form.format == "parquet"
         for one, places in table_versions(rows, np.ones(rows.num_rows, np.bool_)):
-            name = (one.db, one.schema, one.table)
-            version = self._plan.version(one) if self._plan.form.format == "parquet" else None
-            found.setdefault((name, version), []).append(places)
-        return {key: np.sort(np.concatenate(parts)) for key, parts in found.items()}
+            of_table = versions.setdefault((one.db, one.schema, one.table), [])
+            of_table.append((one.schema_version if parquet else None, places))
+        for name, parts in versions.items():
+            run = self._runs.get(name)
+            before = run.version if run is not None else self._plan.first_version(name)
+            for version, places in _in_runs(parts, before if parquet else None):
+                yield name, version, places
+
+    def _run(self, name: TableName, version: str | None) -> _Run:
+        """Return the run to which the next changes of a table belong; if it is a new one, finish the files of the last."""
+        run = self._runs.get(name)
+        if run is not None and run.version == version:
+            return run
+        for key in [key for key in self._writers if key[0] == name]:
+            self._finish(key)
+        self._runs[name] = run = _Run(version, 0 if run is None else run.number + 1)
+        return run
+
+    def _finish(self, key: _Key) -> None:
+        writer = self._writers.pop(key)
+        self._files[key].path, self._files[key].added = writer.finish(), writer.added
 
     def _add(
         self,
         name: TableName,
-        version: str | None,
+        run: _Run,
         rows: pa.RecordBatch,
         content: pa.Table,
         began: _Places,
@@ -256,7 +282,8 @@ class _Objects:
         """Add the content of rows to the objects of their periods."""
         for time in np.unique(began):
             here = np.flatnonzero(began == time)
-            part = ObjectPart(None if self._plan.form.period is None else int(time), version)
+            period = None if self._plan.form.period is None else int(time)
+            part = ObjectPart(period, run.version, run.number)
             key = name, part
             if key not in self._writers:
                 self._writers[key] = self._writer()
@@ -301,6 +328,14 @@ class _Objects:
         for prefix in (BEFORE, AFTER):
             fields += [one.field.with_name(prefix + one.name) for one in old.schema.columns]
         return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A stretch of a table's changes of one version, and its number among those of the commit."""
+
+    version: str | None
+    number: int
 
 
 class _ObjectContent(ABC):
@@ -454,6 +489,26 @@ def _periods(rows: pa.RecordBatch, period: str | None) -> _Places:
     return times.astype(f"datetime64[{_UNITS[period]}]").astype("datetime64[s]").astype(np.int64)
 
 
+def _in_runs(versions: Sequence[tuple[str | None, _Places]], before: str | None) -> _Runs:
+    """Yield the runs of a table's rows in order: their version, and where the rows are.
+
+    Args:
+        versions: Each version, and where its rows are. Rows of the version None belong to the run before them.
+        before: The version of the run before the first row.
+    """
+    names = [before, *(version for version, _ in versions)]
+    places = np.concatenate([part for _, part in versions])
+    codes = np.repeat(np.arange(1, len(names)), [len(part) for _, part in versions])
+    codes[np.array([name is None for name in names])[codes]] = 0
+    order = np.argsort(places)
+    places, codes = places[order], codes[order]
+    known = np.maximum.accumulate(np.where(codes > 0, np.arange(1, len(codes) + 1), 0))
+    codes = np.concatenate([[0], codes])[known]
+    begins = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
+    for start, stop in pairwise(begins):
+        yield names[codes[start]], places[start:stop]
+
+
 def _before(rows: pa.RecordBatch) -> pa.Array[Any]:
     """Return the images before the changes; of a delete without one, its key."""
     before = rows.column("before")
@@ -503,7 +558,17 @@ def _meta(origin: EventOrigin, rows: pa.RecordBatch) -> dict[str, pa.Array[Any]]
         "event_id": rows.column("event_id"),
         "schema_version": text("schema_version"),
         "tx_id": text("tx_id"),
+        "sequence": _sequences(rows),
     }
+
+
+def _sequences(rows: pa.RecordBatch) -> pa.StringArray:
+    """Return the places of changes in the journal, as texts that sort as they do."""
+    parts = [
+        pc.utf8_lpad(cast("pa.StringArray", rows.column(name).cast(pa.string())), digits, "0")
+        for name, digits in _DIGITS.items()
+    ]
+    return cast("pa.StringArray", pc.binary_join_element_wise(*cast("Any", parts), "-"))
 
 
 def _positions(origin: EventOrigin, rows: pa.RecordBatch) -> pa.Array[Any]:
@@ -523,13 +588,14 @@ def _positions(origin: EventOrigin, rows: pa.RecordBatch) -> pa.Array[Any]:
 
 
 def _as_lines(name: TableName, texts: pa.Array[Any], rows: pa.RecordBatch) -> pa.Table:
-    """Return events as a table with the column `text`.
+    """Return events as a table with the column `text`: each with its `sequence`, which raw payloads have no place for.
 
     Raises:
         TableRejected: One is not JSON and has a line break.
     """
     raw = rows.column("raw_payload")
-    if pc.any(raw).as_py():
+    any_raw = pc.any(raw).as_py()
+    if any_raw:
         broken = pc.and_(raw, pc.match_substring(cast("Any", texts), "\n"))
         if pc.any(broken).as_py():
             row = int(np.flatnonzero(broken.to_numpy(zero_copy_only=False))[0])
@@ -538,7 +604,13 @@ def _as_lines(name: TableName, texts: pa.Array[Any], rows: pa.RecordBatch) -> pa
                 f"table {full_name(name)}, segment {at.segment}, ordinal {at.ordinal}: a raw payload has a line break, "
                 "so it is no line; write it to a sink whose messages are not lines, or escape it in a processor"
             )
-    return pa.table({"text": texts})
+    numbered: Any = pc.binary_join_element_wise(
+        pc.binary_replace_slice(cast("Any", texts), -1, _TO_THE_END, ',"sequence":"'),
+        cast("Any", _sequences(rows)),
+        '"}',
+        "",
+    )
+    return pa.table({"text": pc.if_else(raw, texts, numbered) if any_raw else numbered})
 
 
 def _lines(texts: pa.StringArray) -> memoryview:

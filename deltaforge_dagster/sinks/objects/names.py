@@ -1,8 +1,9 @@
 """Where objects are: a folder by the sink's template, and a name that is a function of what is in the object.
 
-A name is `<segment>-<hash>.<extension>`. The segment is the last one of the object's commit, with twelve digits, so that the
-names of a table's objects sort in the order of its changes. The hash distinguishes tables, table versions, sinks, and
-journals that began again.
+A name is `<segment>-<hash>.<extension>`, or `<segment>.<run>-<hash>.<extension>` if the table's changes in the commit are
+of several versions. The segment is the last one of the object's commit, with twelve digits; the run numbers the stretches of
+changes of one version. So the names of a table's objects in a folder sort in the order of its changes. The hash
+distinguishes tables, table versions, sinks, and journals that began again.
 """
 
 from __future__ import annotations
@@ -44,4 +45,6 @@ def object_path(
     )
     words = (owner.uid, owner.sink_id, database, schema or "", name, part.version or "")
     digest = hashlib.blake2b("\0".join(words).encode(), digest_size=8).hexdigest()
-    return f"{folder}/{through:012d}-{digest}.{config.extension}"
+    # Without a number the name is that of releases before runs had one, which wrote the same changes into it.
+    place = f"{through:012d}" if part.run is None else f"{through:012d}.{part.run:06d}"
+    return f"{folder}/{place}-{digest}.{config.extension}"

@@ -68,12 +68,14 @@ _IMAGE_META: list[pa.Field[Any]] = [
     pa.field("event_id", pa.string(), nullable=False),
     pa.field("schema_version", pa.string()),
     pa.field("tx_id", pa.string()),
+    pa.field("sequence", pa.string(), nullable=False),
     pa.field("absent", pa.list_(pa.string())),
 ]
 
 IMAGE_META = pa.schema(_IMAGE_META)
 """Columns of Parquet objects beside those of the row images, which are named `BEFORE` or `AFTER` and the column's name.
 
+`sequence` is the change's place in the journal as text that sorts as the changes do, in whichever objects they are.
 `absent` names those whose values the images of a change do not have, although it has the image; null if there are none.
 """
 
@@ -124,10 +126,13 @@ class ObjectPart:
     Attributes:
         began: When the period of their event times began, seconds since 1970 UTC; None if time does not matter.
         version: Fingerprint of their table version; None if they have none, or in JSON lines.
+        run: If the table's changes in the commit are of several versions, the number of the stretch of changes of one
+            version, in their order; otherwise None.
     """
 
     began: int | None
     version: str | None
+    run: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,9 +217,7 @@ def test_a_run_ends_when_its_file_changes(make_feed: MakeFeed) -> None:
     assert run.outcome().reason == "pipeline file changed"
 
 
-def test_a_sink_that_says_when_is_waited_for(
-    make_feed: MakeFeed, http_server: HttpServer
-) -> None:
+def test_a_sink_that_says_when_is_waited_for(make_feed: MakeFeed, http_server: HttpServer) -> None:
     """A run until caught up ends with everything, not with an error, although it idles after a second."""
     sink = f"    - {{type: http, config: {{id: http, url: '{http_server.url}'}}}}\n"
     feed = make_feed(run=QUICK, more_sinks=sink)

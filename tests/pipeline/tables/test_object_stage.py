@@ -184,6 +184,7 @@ def test_columns_beside_the_images(register: Register, stage: Stage) -> None:
         ("event_id", "string"),
         ("schema_version", "string"),
         ("tx_id", "string"),
+        ("sequence", "string"),
         ("absent", "list<element: string>"),
         ("before_id", "int32"),
         ("after_id", "int32"),
@@ -200,6 +201,7 @@ def test_columns_beside_the_images(register: Register, stage: Stage) -> None:
         "event_id": "e-1",
         "schema_version": version,
         "tx_id": "731",
+        "sequence": "000000000001-0000000000",
         "absent": None,
         "before_id": None,
         "after_id": 1,
@@ -207,18 +209,67 @@ def test_columns_beside_the_images(register: Register, stage: Stage) -> None:
     assert (second["source_position"], second["source_snapshot"], second["tx_id"]) == (None, True, None)  # fmt: skip
 
 
-def test_a_table_version_is_an_object(register: Register, stage: Stage) -> None:
-    """Each has its own columns and types, even if none would hold both; changes without a version go to the newest."""
+def test_a_run_of_a_table_version_is_an_object(register: Register, stage: Stage) -> None:
+    """Each has its own columns and types, even if none would hold both, and a number by which they sort."""
     old, new = register(table("id", "a")), register(table("id", "a", "b", type_="boolean"))
     found = steps(
         stage(
-            [change("c", 1, old, after={"id": 1, "a": 5}), change("t", 2, None)],
-            [change("c", 3, new, after={"id": True, "a": False, "b": None})],
+            [change("c", 1, old, after={"id": 1, "a": 5})],
+            [
+                change("c", 2, new, after={"id": True, "a": False, "b": None}),
+                change("c", 3, old, after={"id": 2, "a": 6}),
+                change("c", DAY, old, after={"id": 3, "a": 7}),
+                change("c", 4, old, after={"id": 4, "a": 8}),
+            ],
         )
     )
-    assert [one.part for one in found] == [ObjectPart(0, old), ObjectPart(0, new)]
-    assert values(found[0], "op", "after_id", "after_a") == [("c", 1, 5)]
-    assert values(found[1], "op", "after_a", "after_b") == [("t", None, None), ("c", False, None)]
+    assert [one.part for one in found] == [
+        ObjectPart(0, old, 0),
+        ObjectPart(0, new, 1),
+        ObjectPart(0, old, 2),
+        ObjectPart(DAY // 1_000_000, old, 2),
+    ]
+    assert [values(one, "sequence", "after_id") for one in found] == [
+        [("000000000001-0000000000", 1)],
+        [("000000000002-0000000000", True)],
+        [("000000000002-0000000001", 2), ("000000000002-0000000003", 4)],
+        [("000000000002-0000000002", 3)],
+    ]
+
+
+def test_a_truncate_is_at_its_place(register: Register, stage: Stage) -> None:
+    """In the run that it is in, or before; it never begins one. The first of a commit goes with what follows."""
+    old, new = register(table("id")), register(table("id", "b"))
+    found = steps(
+        stage(
+            [change("t", 1, None), change("c", 2, old, after={"id": 1}), change("t", 3, None)],
+            [change("c", 4, old, after={"id": 2}), change("t", 5, None)],
+            [change("c", 6, new, after={"id": 3, "b": 1}), change("t", 7, None)],
+        )
+    )
+    assert [one.part for one in found] == [ObjectPart(0, old, 0), ObjectPart(0, new, 1)]
+    runs = [values(one, "op", "after_id") for one in found]
+    none = ("t", None)
+    assert runs == [[none, ("c", 1), none, ("c", 2), none], [("c", 3), none]]
+
+
+def test_tables_are_numbered_for_themselves(register: Register, stage: Stage) -> None:
+    """One of a single version has no number, and the name that it has always had."""
+    old, new = register(table("id")), register(table("id", "b"))
+    other = register(table("id", name="items"))
+    commit = stage(
+        [
+            change("c", 1, old, after={"id": 1}),
+            {**change("c", 2, other, after={"id": 1}), "table": "items"},
+            change("c", 3, new, after={"id": 2, "b": 1}),
+            {**change("c", 4, other, after={"id": 2}), "table": "items"},
+        ]
+    )
+    parts = {one.destination[1]: [step.part for step in one.steps] for one in commit.tables}
+    assert parts == {
+        "orders": [ObjectPart(0, old, 0), ObjectPart(0, new, 1)],
+        "items": [ObjectPart(0, other)],
+    }
 
 
 def test_periods_are_objects(register: Register, stage: Stage) -> None:
@@ -295,7 +346,7 @@ def test_a_value_that_does_not_fit_fails_its_table_only(register: Register, stag
 
 
 def test_lines_are_native_events(register: Register, stage: Stage, tmp_path: Path) -> None:
-    """A line is the message that a sink of messages gets; one object has all table versions."""
+    """A line is the message that a sink of messages gets, with its `sequence`; one object has all table versions."""
     old, new = register(table("id")), register(table("id", "note"))
     rows = [
         change("c", 1, old, after={"id": 1}),
@@ -308,8 +359,11 @@ def test_lines_are_native_events(register: Register, stage: Stage, tmp_path: Pat
     (step,) = steps(commit)
     loaded = load_pipeline(tmp_path / "orders.yaml").spec
     numbered = [{**one, "ordinal": number} for number, one in enumerate(rows)]
-    expected = native_envelope(source_origin(loaded), batch(numbered)).to_pylist()[:4]
-    assert lines(step) == expected
+    events = native_envelope(source_origin(loaded), batch(numbered)).to_pylist()[:4]
+    assert lines(step) == [
+        f'{str(event)[:-1]},"sequence":"000000000001-{number:010d}"}}'
+        for number, event in enumerate(events)
+    ]
     assert step.part == ObjectPart(0, None)
     assert step.rows == 4
 
@@ -357,10 +411,11 @@ def test_compression_of_parquet(register: Register, stage: Stage, compression: s
 
 def test_a_commit_is_repeated_alike(register: Register, stage: Stage) -> None:
     """The same segments give the same objects with the same rows."""
-    version = register(table("id"))
+    version, later = register(table("id")), register(table("id", "a"))
     rows = [
         [change("c", one * DAY // 3, version, after={"id": one}) for one in range(9)],
-        [change("t", 9, None)],
+        [change("t", 9, None), change("c", 10, later, after={"id": 1, "a": 1})],
+        [change("c", 11, version, after={"id": 1}), change("t", 12, None)],
     ]
     first, second = steps(stage(*rows)), steps(stage(*rows))
     assert [one.part for one in first] == [one.part for one in second]

@@ -65,6 +65,8 @@ def test_names_differ() -> None:
         path(table=("shop", "public", "items")),
         path(part=ObjectPart(PART.began, "sha256:01")),
         path(part=ObjectPart(PART.began, None)),
+        path(part=ObjectPart(PART.began, "sha256:00", 0)),
+        path(part=ObjectPart(PART.began, "sha256:00", 1)),
         path(through=13),
     ]
     assert len(set(made)) == len(made)
@@ -75,3 +77,19 @@ def test_names_sort_as_commits() -> None:
     """Up to a million million segments."""
     made = [path(through=number) for number in (9, 10, 123_456, 999_999_999_999)]
     assert sorted(made) == made
+
+
+def test_names_sort_as_the_runs_of_a_commit() -> None:
+    """Up to a million table versions one after another, between the commits before and after."""
+    runs = [
+        PART,
+        *(ObjectPart(PART.began, f"sha256:{n % 3}", n) for n in (0, 1, 2, 9, 10, 999_999)),
+    ]
+    made = [path(part=part, through=12 + (part.run is not None)) for part in runs]
+    made.append(path(through=14))
+    assert sorted(made) == made
+
+
+def test_a_name_is_what_it_was() -> None:
+    """Of a table with one version in a commit: a commit that an older release has begun is finished as it is."""
+    assert path() == "x/000000000012-68fbe98f47e791ff.parquet"
