@@ -17,6 +17,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.run.interrupts import interrupted_afterwards
+from deltaforge_dagster.sinks.registry import ObjectSinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import SourceContext, source_types
 from deltaforge_dagster.state.store import StateStore
@@ -90,6 +91,10 @@ def build_source(spec: PipelineSpec) -> Source:
         SpecError: The configuration cannot work.
     """
     declared = spec.spec.source
-    context = SourceContext(spec.metadata.name, spec.spec.engine)
+    kinds = [sink_types()[one.type] for one in spec.spec.sinks]
+    keeps_rows = any(
+        isinstance(one, TableSinkType) and not isinstance(one, ObjectSinkType) for one in kinds
+    )
+    context = SourceContext(spec.metadata.name, spec.spec.engine, keeps_rows)
     with interrupted_afterwards():  # imports the module of the source
         return source_types()[declared.type].build(declared.config, context)

@@ -57,10 +57,12 @@ class SourceContext:
     Attributes:
         pipeline: Name of the pipeline, under which servers list our sessions.
         engine: `spec.engine` of the pipeline file, with the formats of values and the column rules.
+        keeps_rows: Whether a sink keeps the rows of tables, so that it needs the values of all columns of an insert.
     """
 
     pipeline: str
     engine: Engine
+    keeps_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

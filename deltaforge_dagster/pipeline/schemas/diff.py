@@ -38,7 +38,8 @@ def differences(
     """Return the differences: dropped columns first, then the others in the order of `after`, then the key.
 
     Args:
-        before, after: The versions.
+        before: The earlier version.
+        after: The later version.
         others: Names that both have for different columns.
     """
     old = {column.name: column for column in before.columns}

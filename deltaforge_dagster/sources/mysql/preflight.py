@@ -14,6 +14,7 @@ import pymysql
 
 from deltaforge_dagster.sources.findings import (
     Finding,
+    Level,
     each,
     finding_errors,
     listed,
@@ -31,11 +32,17 @@ from deltaforge_dagster.sources.tables import TablePatterns
 
 _SECONDS = 30.0
 _RECOMMENDED = {
-    "binlog_row_image": ("FULL", "updates and deletes carry only a part of the old row"),
+    "binlog_row_image": ("FULL", "updates and deletes carry only a part of the old row, and inserts lack columns that have their defaults"),
     "binlog_row_metadata": ("FULL", "tables get their columns' names from the catalog, and from the statements in the log that change them"),
     "gtid_mode": ("ON", 'after a failover the position means nothing on the new server; see "Enabling GTID Transactions Online"'),
 }  # fmt: skip
 """Recommended values of variables, and the consequence of any other value."""
+
+_KEPT = (
+    "tables get these where they are constants, and are held where they are not; after REPLACE, MariaDB logs"
+    " an update without the columns that got their defaults, so that tables keep the old values"
+)
+"""What that means for sinks that keep the rows of tables."""
 
 _RETENTION = ("binlog_expire_logs_seconds", "expire_logs_days")
 _DAY = 86_400
@@ -53,6 +60,7 @@ def preflight(
     *,
     outboxes: MysqlOutboxTables,
     snapshot: bool,
+    keeps_rows: bool,
 ) -> list[Finding]:
     """Return the findings, in the order in which problems have to be fixed.
 
@@ -64,6 +72,7 @@ def preflight(
         as_of: When the newest captured change was made, in seconds since 1970.
         outboxes: Which tables are outboxes.
         snapshot: Whether snapshots of the other tables will be read, too.
+        keeps_rows: Whether a sink keeps the rows of tables.
 
     Raises:
         DeltaforgeError: The server cannot be reached.
@@ -73,7 +82,7 @@ def preflight(
     found = [Finding("connection", "ok", f"{server.where}, version {version}")]
     # Each step has its own session, because a refusal ends the session.
     with finding_errors("log settings", found), server.query(_SECONDS) as session:
-        found += _settings(session, server, source_id)
+        found += _settings(session, server, source_id, keeps_rows=keeps_rows)
     with finding_errors("grants", found), server.query(_SECONDS) as session:
         server_log.check_grants(session)
         server_log.log_files(session)
@@ -100,7 +109,9 @@ def _log_grants(session: MysqlSession, server: MysqlSourceServer) -> list[Findin
     ]
 
 
-def _settings(session: MysqlSession, server: MysqlSourceServer, source_id: str) -> list[Finding]:
+def _settings(
+    session: MysqlSession, server: MysqlSourceServer, source_id: str, *, keeps_rows: bool
+) -> list[Finding]:
     server_log.facts(session, server.where)
     found = [Finding("log settings", "ok", "the binary log can be read")]
     settings = _variables(session, (*_RECOMMENDED, "binlog_row_value_options", "server_id"))
@@ -111,7 +122,10 @@ def _settings(session: MysqlSession, server: MysqlSourceServer, source_id: str) 
         remedy = None
         if name != "gtid_mode":
             remedy = server_log.lasting(session, f"SET PERSIST {name} = {wanted}")
-        found.append(Finding(name, "note", f"{name} is {value}: {meaning}", remedy))
+        level: Level = "note"
+        if keeps_rows and name == "binlog_row_image":
+            level, meaning = "warning", f"{meaning}; {_KEPT}"  # noqa: PLW2901 - more of it
+        found.append(Finding(name, level, f"{name} is {value}: {meaning}", remedy))
     partial = settings.get("binlog_row_value_options", "")
     image = settings.get("binlog_row_image", "FULL").upper()
     if "PARTIAL_JSON" in partial.upper() and image != "FULL":

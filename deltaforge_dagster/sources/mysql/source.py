@@ -77,6 +77,7 @@ class MysqlSource:
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
         values: `spec.engine.values`: the formats of values where there is a choice.
         columns: `spec.engine.columns`: the column rules.
+        whole_inserts: Whether a table is held if a column that an insert lacks has no certain default.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class MysqlSource:
         pipeline: str,
         values: ValueOptions | None = None,
         columns: ColumnOptions | None = None,
+        whole_inserts: bool = False,
     ) -> None:
-        self._made_of = (config, pipeline, values, columns)
+        self._made_of = (config, pipeline, values, columns, whole_inserts)
+        self._whole_inserts = whole_inserts
         self._config = config
         self._forms = _forms(values or ValueOptions())
         self._rules = NO_RULES if columns is None else ColumnRules(columns)
@@ -209,6 +212,7 @@ class MysqlSource:
             as_of,
             outboxes=self._outboxes,
             snapshot=snapshot,
+            keeps_rows=self._whole_inserts,
         )
         if not self._rules:
             return found
@@ -250,6 +254,7 @@ class MysqlSource:
             forms=self._forms,
             outboxes=self._outboxes,
             rules=self._rules,
+            whole_inserts=self._whole_inserts,
             prepared=PreparedLog(self._server, server_id(self._config.id, "prepared")),
             held=registry.held(),
         )
@@ -336,6 +341,7 @@ class MysqlSource:
             forms=self._forms,
             outboxes=self._outboxes,
             rules=self._rules,
+            whole_inserts=self._whole_inserts,
             prepared=section.tables,
             until=section.end,
         )

@@ -42,7 +42,9 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         from deltaforge_dagster.sources.mysql.source import MysqlSource  # noqa: PLC0415 - kernels
 
         engine = context.engine
-        return MysqlSource(config, context.pipeline, engine.values, engine.columns)
+        return MysqlSource(
+            config, context.pipeline, engine.values, engine.columns, context.keeps_rows
+        )
 
     def position(self, fields: Mapping[str, Any]) -> BinlogPosition | None:
         """Return the position in these fields; None if there is no `file`."""

@@ -79,6 +79,18 @@ class _NoTables:
         del types, position, charsets
         raise UnsupportedEvent(f"table {db}.{table} is not described")
 
+    def defaults(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        columns: Collection[str],
+        position: Position,
+    ) -> CatalogTable:
+        """Raise `UnsupportedEvent`: the sample's images have all columns."""
+        del columns
+        return self.table(db, table, types, position)
+
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Ignore the statement."""
         del db, sql, position

@@ -13,7 +13,7 @@ import json
 import struct
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +24,7 @@ from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
 from deltaforge_dagster.sources.mysql.events.statements import Xid
-from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
+from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 from deltaforge_lab.synthetic.mysql_events import SyntheticColumn
@@ -98,6 +98,18 @@ class Catalog:
         if table not in self.tables:
             raise UnsupportedEvent(f"table {table} is not known")
         return self.tables[table]
+
+    def defaults(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        columns: Collection[str],
+        position: Position,
+    ) -> CatalogTable | Unknown:
+        """Return the table of that name, which may have no defaults."""
+        del types, columns, position
+        return self.tables.get(table, Unknown(f"table {db}.{table} is not known"))
 
     def statement(self, db: str, sql: str, position: Position) -> None:
         """Remember the statement."""

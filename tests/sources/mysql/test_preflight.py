@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.source import MysqlSource
 from tests.fix_mysql import MysqlVersion, StartMysql
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.test_source import PASSWORD, as_user
@@ -121,6 +123,26 @@ def test_partial_documents_without_the_whole_ones(bench: MysqlBench) -> None:
 
     assert (found.level, found.remedy) == ("error", "SET PERSIST binlog_row_image = FULL")
     assert "binlog_row_value_options" not in fixed
+
+
+@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+def test_images_that_lack_columns(bench: MysqlBench, image: str) -> None:
+    """They are a note for messages, and a warning if a sink keeps the rows of tables."""
+    bench.run(f"SET GLOBAL binlog_row_image = {image}")
+    try:
+        with contextlib.closing(
+            MysqlSource(bench.config(), "orders", whole_inserts=True)
+        ) as source:
+            tables = {one.subject: one for one in source.preflight(None, None)}
+        messages = preflight_of(bench)
+    finally:
+        bench.run("SET GLOBAL binlog_row_image = FULL")
+
+    found = tables["binlog_row_image"]
+    assert (found.level, found.remedy) == ("warning", "SET PERSIST binlog_row_image = FULL")
+    assert "tables get these where they are constants" in found.text
+    assert messages["binlog_row_image"].level == "note"
+    assert "binlog_row_image" not in preflight_of(bench)
 
 
 @pytest.mark.parametrize("half", ["SELECT", "REPLICATION SLAVE", "REPLICATION CLIENT"])

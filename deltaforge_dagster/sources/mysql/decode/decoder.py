@@ -42,6 +42,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     FULL,
     INDEX,
     JOINED,
+    LACKING,
     NEED_MORE,
     NESTED,
     OFFSET,
@@ -114,6 +115,7 @@ class MysqlDecoder:
         until: The end of a transaction after which nothing is decoded; None for no limit.
         outboxes: Tables whose changes are marked as those of an outbox.
         rules: The column rules.
+        whole_inserts: Whether a table is held if a column that an insert lacks has no certain default.
     """
 
     _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents
@@ -132,6 +134,7 @@ class MysqlDecoder:
         until: BinlogPosition | None = None,
         outboxes: MysqlOutboxTables = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
+        whole_inserts: bool = False,
     ) -> None:
         self._nested: list[NestedEvents] = []
         self._nested_bytes = 0
@@ -142,6 +145,7 @@ class MysqlDecoder:
             forms=forms,
             held=held,
             rules=rules,
+            whole_inserts=whole_inserts,
         )
         self._writer = MysqlBatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
         self._found = TransactionAssembler(self._writer, progress)
@@ -214,7 +218,9 @@ class MysqlDecoder:
         )
         try:
             found.flush(source, begun)
-            if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT, REACHED):
+            if stop == LACKING:
+                self._non_row.complete(source)
+            elif stop not in (NEED_MORE, FULL, FOREIGN, SPLIT, REACHED):
                 self._non_row.act(stop, source)
                 found.claim(int(state[PACKET_END] - state[OFFSET]))
                 pass_event(state)
@@ -354,6 +360,8 @@ def decode_held(
     rules: ColumnRules = NO_RULES,
 ) -> Iterator[pa.RecordBatch]:
     """Decode the held events of one table, and yield the changes that a stream would have yielded.
+
+    Inserts go without columns that they lack and whose defaults are not certain: whoever releases them was told.
 
     Args:
         events: Serialized held items (`held_events`), in log order.

@@ -157,6 +157,18 @@ class KnownTables:
             )
         return known
 
+    def defaults(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        columns: Collection[str],
+        position: Position,
+    ) -> CatalogTable | Unknown:
+        """Return a table's definition, which may lack defaults; see `table`."""
+        del columns
+        return self.table(db, table, types, position)
+
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Apply a statement to the definitions, unless they are fixed; return the tables that may have other columns since.
 

@@ -96,11 +96,16 @@ HELD = 2
     COLUMN_NAME_END,
     COLUMN_FIRST,
     COLUMN_SECOND,
-) = range(8)
+    COLUMN_DEFAULT,
+    COLUMN_DEFAULT_END,
+) = range(10)
 """Kind of its values (`values.types`); size of a value, if its type has a fixed size; otherwise, bytes of the length
 before each value; 1 for key columns; start and end of `"name":` in `names`; two numbers
-whose meaning depends on the kind (`MysqlValueType`)."""
-COLUMN_WIDTH = 8
+whose meaning depends on the kind (`MysqlValueType`); start and end in `names` of its default as JSON, which an insert
+without it gets, or `NOT_ASKED` or `NO_DEFAULT`."""
+COLUMN_WIDTH = 10
+NOT_ASKED, NO_DEFAULT = -1, -2
+"""Values of `COLUMN_DEFAULT`: an insert without the column stops the scan; it goes without."""
 
 # `maps`: a hash table with one line per table id that a TABLE_MAP event described.
 MAP_ID, MAP_VERSION, MAP_START, MAP_END = range(4)
@@ -121,6 +126,9 @@ transaction; an XA_PREPARE; a compressed event of MariaDB; a PARTIAL_UPDATE_ROWS
 
 HELD_ROWS = 14
 """A rows event of a held table; its changes were counted."""
+
+LACKING = 18
+"""A rows event whose inserts lack columns with defaults that are not known yet; scan it again once they are."""
 
 UNSUPPORTED, NO_COLUMNS = 15, 16
 """An event type that is not supported; a rows event whose images have no columns."""

@@ -73,6 +73,7 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     QueryEvent,
     has_checksums,
     is_of_mariadb,
+    left_out,
     parse_query,
     parse_rotate,
 )
@@ -183,6 +184,12 @@ class NonRowEvents:
             self._nest(iter([decompressed(source[start:end].tobytes())]))
         else:
             self._read(stop, source[start + HEADER : end].tobytes())
+
+    def complete(self, source: Bytes) -> None:
+        """Look up the defaults of the columns that inserts lack; the scan then reads their event again."""
+        start, end = int(self._state[EVENT]), int(self._state[EVENT_END])
+        event = source[start:end].tobytes()
+        self._versions.complete(*left_out(event), self._found.here())
 
     def _read(self, stop: int, body: bytes) -> None:
         """Handle an event by its body."""

@@ -1,7 +1,7 @@
 """Second kernel: write the row images of scanned changes as JSON text, and their event ids.
 
 An image (drawn in `scan_rows`) becomes `{"column":value,...}`, with columns in the table's order, without
-white space; columns that are not in the image are not written. `write_changes` fills three text columns
+white space; columns that are not in the image are not written, except those of an insert whose default is known. `write_changes` fills three text columns
 at once, each in the form of an Arrow string array (bytes, ends of the rows, validity)::
 
     change   before      after       key, from
@@ -25,6 +25,8 @@ from deltaforge_dagster.kernels.json_bytes import write_base64, write_utf_8
 from deltaforge_dagster.kernels.json_text import INVALID, write_null
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
 from deltaforge_dagster.sources.mysql.decode.layout import (
+    COLUMN_DEFAULT,
+    COLUMN_DEFAULT_END,
     COLUMN_FIRST,
     COLUMN_KEY,
     COLUMN_KIND,
@@ -140,12 +142,14 @@ def _write_image(
     spans: Longs,
     stack: Longs,
     report: Longs,
+    inserted: bool,
 ) -> int:
     """Write the image at `source[at]` into `out` from `place` on.
 
     Returns the offset after it in `out`, or a negative code. `spans` receives start and end in `out` of each
     key column's value; the start is `_ABSENT` if the column is not in the image. `bits` is the offset of the
-    bitmap of columns in the image, `present` the number of bits that are set.
+    bitmap of columns in the image, `present` the number of bits that are set. An `inserted` row has the defaults
+    of columns that are not in the image.
     """
     first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
     nulls = at
@@ -156,6 +160,20 @@ def _write_image(
         column = first + index
         if (source[bits + (index >> 3)] >> (index & 7)) & 1 == 0:
             spans[index, 0] = _ABSENT
+            if inserted and columns[column, COLUMN_DEFAULT] >= 0:
+                out[place] = opening
+                opening = COMMA
+                started = copy(
+                    names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END],
+                    out, place + 1,
+                )  # fmt: skip
+                place = copy(
+                    names, columns[column, COLUMN_DEFAULT], columns[column, COLUMN_DEFAULT_END],
+                    out, started,
+                )  # fmt: skip
+                if columns[column, COLUMN_KEY] != 0:
+                    spans[index, 0] = started
+                    spans[index, 1] = place
             continue
         out[place] = opening
         opening = COMMA
@@ -334,7 +352,7 @@ def write_changes(
             before_to = _write_image(
                 source, rows[row, ROW_OLD], rows[row, ROW_OLD_BITS], rows[row, ROW_OLD_COUNT],
                 table, tables, columns, labels, names, characters,
-                before, before_at, old_spans, stack, report,
+                before, before_at, old_spans, stack, report, False,
             )  # fmt: skip
             if before_to < 0:
                 report[CODE] = before_to
@@ -346,7 +364,7 @@ def write_changes(
             after_to = _write_image(
                 source, rows[row, ROW_NEW], rows[row, ROW_NEW_BITS], rows[row, ROW_NEW_COUNT],
                 table, tables, columns, labels, names, characters,
-                after, after_at, new_spans, stack, report,
+                after, after_at, new_spans, stack, report, op == OP_INSERT,
             )  # fmt: skip
             if after_to < 0:
                 report[CODE] = after_to

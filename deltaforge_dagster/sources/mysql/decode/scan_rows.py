@@ -22,6 +22,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.sources.mysql.decode.layout import (
     BAD_EVENT,
     BAD_ROWS,
+    COLUMN_DEFAULT,
     COLUMN_KIND,
     COLUMN_PREFIX,
     COLUMN_SIZE,
@@ -31,11 +32,13 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     HELD_INDEX,
     HELD_ROWS,
     INDEX,
+    LACKING,
     MAP_ID,
     MAP_VERSION,
     MEASURED_OPEN,
     NEXT_ROW,
     NO_COLUMNS,
+    NOT_ASKED,
     OP_DELETE,
     OP_INSERT,
     OP_UPDATE,
@@ -212,11 +215,19 @@ def scan_rows(
         new_present = _count_bits(source, new_bits, count)
     if present == 0:
         return NO_COLUMNS
+    captured = tables[table, TABLE_CAPTURED] == 1
+    if captured and insert and present < count:
+        for index in range(count):
+            there = (source[bits + (index >> 3)] >> (index & 7)) & 1
+            if (
+                there == 0
+                and columns[tables[table, TABLE_FIRST] + index, COLUMN_DEFAULT] == NOT_ASKED
+            ):
+                return LACKING
     if state[NEXT_ROW] != 0:
         at = state[NEXT_ROW]
     else:
         state[HELD_INDEX] = state[INDEX]
-    captured = tables[table, TABLE_CAPTURED] == 1
     while at < end:
         row = state[ROWS]
         if row == rows.shape[0]:

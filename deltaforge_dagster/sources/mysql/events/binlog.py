@@ -70,6 +70,9 @@ QUERY_COMPRESSED = 165
 WRITE_ROWS_COMPRESSED_1, UPDATE_ROWS_COMPRESSED_1, DELETE_ROWS_COMPRESSED_1 = 166, 167, 168
 WRITE_ROWS_COMPRESSED_2, UPDATE_ROWS_COMPRESSED_2, DELETE_ROWS_COMPRESSED_2 = 169, 170, 171
 
+_TWO_BYTES = 252
+"""First byte of a packed number that has two more."""
+
 FLAG_ARTIFICIAL, FLAG_IGNORABLE = 0x20, 0x80
 """Flags of events: made by the server for this connection, not in any file; may be skipped if unknown."""
 
@@ -136,6 +139,23 @@ class QueryEvent:
 
     database: str
     statement: str
+
+
+def left_out(event: bytes) -> tuple[int, list[int]]:
+    """Return the table id of a WRITE_ROWS event, and the numbers from 0 of the columns that its rows lack.
+
+    `scan_rows` has found that the event is long enough.
+    """
+    at = HEADER + 8
+    if event[4] >= WRITE_ROWS_2:
+        at += int.from_bytes(event[at : at + 2], "little")
+    count = event[at]
+    at += 1
+    if count == _TWO_BYTES:
+        count = int.from_bytes(event[at : at + 2], "little")
+        at += 2
+    lacking = [one for one in range(count) if not event[at + (one >> 3)] >> (one & 7) & 1]
+    return int.from_bytes(event[HEADER : HEADER + 6], "little"), lacking
 
 
 def parse_query(body: bytes) -> QueryEvent:

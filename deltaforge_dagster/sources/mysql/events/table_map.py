@@ -40,6 +40,13 @@ ID_SIZE = 6
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnDefault:
+    """A constant default of a column, as a client reads it; None is NULL."""
+
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogColumn:
     """A column as the catalog describes it.
 
@@ -48,12 +55,14 @@ class CatalogColumn:
         labels: The labels of an ENUM or SET, in order.
         type: As in `information_schema.columns.column_type`; "" if the description is from the log.
         charset: Character set of a text, `binary` for bytes; "" if unknown.
+        default: Its default; None if it is not a constant, or unknown.
     """
 
     name: str
     labels: tuple[str, ...] = ()
     type: str = ""
     charset: str = ""
+    default: ColumnDefault | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,14 @@ Statement"). `definitions` finds the tables that a statement affects.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable
+from deltaforge_dagster.sources.mysql.events.table_map import (
+    CatalogColumn,
+    CatalogTable,
+    ColumnDefault,
+)
 from deltaforge_dagster.sources.mysql.schema.column_types import (
     ANY_TEXT,
     TEXTS,
@@ -19,9 +24,11 @@ from deltaforge_dagster.sources.mysql.schema.column_types import (
 )
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
     NotUnderstoodError,
+    TokenKind,
     TokenReader,
     items,
 )
+from deltaforge_dagster.sources.mysql.schema.defaults import NULL, implicit_default
 
 
 @dataclass(slots=True)
@@ -115,7 +122,8 @@ class AlteredTable:
         names = [column.name.lower() for _, column in made]
         if not made or len(set(names)) != len(names):
             raise NotUnderstoodError
-        return CatalogTable(tuple(column for _, column in made), self._key_of(made))
+        key = self._key_of(made)
+        return CatalogTable(tuple(_as_key(column, key) for _, column in made), key)
 
     def _key_of(self, made: list[tuple[str | None, CatalogColumn]]) -> tuple[str, ...]:
         if self.new_key is not None:
@@ -124,6 +132,13 @@ class AlteredTable:
             return ()
         now = {origin: column.name for origin, column in made if origin is not None}
         return tuple(now[name] for name in self.key if name in now)
+
+
+def _as_key(column: CatalogColumn, key: Sequence[str]) -> CatalogColumn:
+    """Return a column; one of the key is NOT NULL, whatever its definition says, so that NULL is not its default."""
+    if column.name not in key or column.default != NULL:
+        return column
+    return replace(column, default=None)
 
 
 def _index(made: list[tuple[str | None, CatalogColumn]], name: str) -> int:
@@ -174,8 +189,19 @@ def act(table: AlteredTable, item: TokenReader) -> None:
         _loosen(table)
     elif verb == "ALTER":
         item.skip("COLUMN")
+        _redefault(table, item)
     elif verb not in _OPTIONS:
         raise NotUnderstoodError
+
+
+def _redefault(table: AlteredTable, item: TokenReader) -> None:
+    """Apply `ALTER [COLUMN] name SET DEFAULT ...` or `DROP DEFAULT`: its default is unknown from then on."""
+    name = item.next().text.lower()
+    for old, column in table.columns:
+        known = table.changed.get(old, column)
+        # Names that differ in accents are the same to MySQL; an index is altered by this verb, too.
+        if known.default is not None and (old.lower() == name or not (old + name).isascii()):
+            table.changed[old] = replace(known, default=None)
 
 
 def _loosen(table: AlteredTable) -> None:
@@ -277,11 +303,13 @@ def _column(name: str, item: TokenReader) -> _Column:
     type_ = column_type(item)
     in_key = False
     after: str | None = None
+    constants: dict[str, ColumnDefault | None] = {}
     while item and item.word not in {"PARTITION", "REMOVE"}:
         if item.word == "(":
             item.group()
             continue
         word = item.next().word
+        constants[word] = _constant(item)
         if word in {"UNSIGNED", "ZEROFILL"}:
             type_ = f"{type_.removesuffix(' unsigned')} unsigned"
         elif word in {"PRIMARY", "KEY"}:
@@ -297,8 +325,42 @@ def _column(name: str, item: TokenReader) -> _Column:
             item.next()
     # The character set may be the default of table, database or server, so it is left unknown.
     charset = "binary" if is_binary(type_) else ""
-    return _Column(CatalogColumn(name, labels(type_), type_, charset), in_key, after)
+    default = _default(type_, constants)
+    return _Column(CatalogColumn(name, labels(type_), type_, charset, default), in_key, after)
 
+
+def _default(type_: str, constants: Mapping[str, ColumnDefault | None]) -> ColumnDefault | None:
+    """Return the default of a column; None if it is not certain.
+
+    Args:
+        type_: The column's type.
+        constants: The words of its definition, each with the constant that follows it.
+    """
+    words = constants.keys()
+    if _COMPUTED & words:
+        return None
+    if "DEFAULT" in words:
+        return constants["DEFAULT"]
+    if type_.startswith("timestamp") and ("NULL" not in words or "NOT" in words):
+        return None  # it depends on a setting of the server
+    return implicit_default(type_) if {"NOT", "KEY", "PRIMARY"} & words else NULL
+
+
+def _constant(item: TokenReader) -> ColumnDefault | None:
+    """Return the constant that comes next, without reading it; None if it is something else, or its meaning is not certain."""
+    if item.word == "NULL":
+        return NULL
+    if item.word.isdigit() and item.ahead(1) != ".":
+        return ColumnDefault(item.word)
+    token = item.peek()
+    if token is not None and token.kind is TokenKind.TEXT:
+        plain = token.text.isascii() and "\\" not in token.text
+        return ColumnDefault(token.text) if plain else None
+    return None
+
+
+_COMPUTED = {"AUTO_INCREMENT", "AS", "GENERATED", "SERIAL"}
+"""Attributes of columns whose values the server computes."""
 
 _WITH_VALUE = {"COLLATE", "COLUMN_FORMAT", "COMMENT", "CONSTRAINT", "DEFAULT", "STORAGE"}
 """Attributes of a column that are followed by a value, which may look like another attribute."""

@@ -29,6 +29,7 @@ from deltaforge_dagster.sources.mysql.schema.column_changes import column_change
 from deltaforge_dagster.sources.mysql.schema.column_types import is_binary, labels
 from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, TableChange, table_changes
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
+from deltaforge_dagster.sources.mysql.schema.defaults import catalog_default
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,
     apply,
@@ -36,6 +37,7 @@ from deltaforge_dagster.sources.mysql.schema.definitions import (
     is_table,
     key_of,
     lacks_charsets,
+    lacks_defaults,
     name_of,
     parse_definition,
     text_of,
@@ -49,7 +51,7 @@ SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 _SECONDS = 30.0
 _COLUMNS = """
     SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col, COLUMN_TYPE AS type,
-        CHARACTER_SET_NAME AS charset
+        CHARACTER_SET_NAME AS charset, COLUMN_DEFAULT AS value, IS_NULLABLE AS nullable, EXTRA AS extra
     FROM information_schema.COLUMNS WHERE {which} ORDER BY ORDINAL_POSITION
 """
 _KEYS = """
@@ -142,6 +144,34 @@ class MysqlCatalog:
         if isinstance(found, CatalogTable):
             self._tables[db, table] = found
             self._note({(db, table)}, position)
+        return found
+
+    def defaults(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        columns: Collection[str],
+        position: Position,
+    ) -> CatalogTable | Unknown:
+        """Return a table with the defaults that its columns had at `position`, or why they are not certain.
+
+        Args:
+            db: Its database.
+            table: Its name.
+            types: The types of its columns in the log.
+            columns: The names of those whose defaults are needed.
+            position: Where the log has a row without them.
+        """
+        assert isinstance(position, BinlogPosition)
+        known = self._tables.get((db, table))
+        if known is not None and fit(known, types) and not lacks_defaults(known, columns):
+            return known
+        found = self._vouched_for(db, table, types, position)
+        if isinstance(found, Unknown):
+            return found
+        self._tables[db, table] = found
+        self._note({(db, table)}, position)
         return found
 
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
@@ -288,12 +318,20 @@ def read_tables(
         columns = session.rows(_COLUMNS.format(which=which), *parameters)
         keys = session.rows(_KEYS.format(which=which), *parameters)
         now = server_log.tail(session, server.where, gtids=False)
+        is_mariadb = session.is_mariadb
     found: dict[Name, _Table] = {}
     for row in columns:
         table = found.setdefault((row["db"], row["name"]), _Table(now))
         type_ = row["type"]
         charset = row["charset"] or ("binary" if is_binary(type_) else "")
-        table.columns.append(CatalogColumn(row["col"], labels(type_), type_, charset))
+        default = catalog_default(
+            row["value"],
+            type_=type_,
+            nullable=row["nullable"] == "YES",
+            extra=row["extra"],
+            is_mariadb=is_mariadb,
+        )
+        table.columns.append(CatalogColumn(row["col"], labels(type_), type_, charset, default))
     for row in keys:
         if (row["db"], row["name"]) in found:
             found[row["db"], row["name"]].primary_key.append(row["col"])

@@ -106,6 +106,10 @@ class TokenReader:
         """The next token's word in capitals; "" at the end, and for anything quoted."""
         return self._tokens[self._at].word if self else ""
 
+    def peek(self) -> Token | None:
+        """Return the next token without moving; None at the end."""
+        return self._tokens[self._at] if self else None
+
     def ahead(self, places: int) -> str:
         """Return the word `places` tokens after the next one, without moving."""
         at = self._at + places

@@ -12,9 +12,13 @@ Types are kept only for comparison with those in the log, which take precedence.
 from __future__ import annotations
 
 import json
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 
-from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable
+from deltaforge_dagster.sources.mysql.events.table_map import (
+    CatalogColumn,
+    CatalogTable,
+    ColumnDefault,
+)
 from deltaforge_dagster.sources.mysql.schema.altered_table import AlteredTable, act, add
 from deltaforge_dagster.sources.mysql.schema.column_types import fits, is_text, labels
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
@@ -76,7 +80,12 @@ def text_of(tables: Definitions, name: Name) -> str | None:
     if table is None:
         return _UNKNOWN
     columns = [[column.name, column.type, column.charset] for column in table.columns]
-    definition = {"columns": columns, "primary_key": list(table.primary_key)}
+    defaults = {one.name: one.default.text for one in table.columns if one.default is not None}
+    definition = {
+        "columns": columns,
+        "primary_key": list(table.primary_key),
+        "defaults": defaults,
+    }
     return json.dumps(definition, ensure_ascii=False)
 
 
@@ -85,8 +94,11 @@ def parse_definition(text: str) -> CatalogTable | None:
     if text == _UNKNOWN:
         return None
     fields = json.loads(text)
+    defaults = {
+        name: ColumnDefault(default) for name, default in fields.get("defaults", {}).items()
+    }
     columns = tuple(
-        CatalogColumn(name, labels(type_), type_, *charset)
+        CatalogColumn(name, labels(type_), type_, "".join(charset), defaults.get(name))
         for name, type_, *charset in fields["columns"]
     )
     return CatalogTable(columns, tuple(fields["primary_key"]))
@@ -102,6 +114,12 @@ def fit(known: CatalogTable, types: Sequence[str]) -> bool:
 def lacks_charsets(known: CatalogTable) -> bool:
     """Return whether the character set of any text column is unknown."""
     return any(is_text(column.type) and not column.charset for column in known.columns)
+
+
+def lacks_defaults(known: CatalogTable, columns: Collection[str]) -> bool:
+    """Return whether the default of any of these columns is unknown."""
+    defaults = {one.name: one.default for one in known.columns}
+    return any(defaults.get(name) is None for name in columns)
 
 
 def table_of_statement(statement: str, database: str) -> CatalogTable | None:

@@ -21,6 +21,8 @@ from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.layout import (
+    COLUMN_DEFAULT,
+    COLUMN_DEFAULT_END,
     COLUMN_WIDTH,
     HELD,
     MAP_END,
@@ -28,6 +30,11 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     MAP_START,
     MAP_VERSION,
     MAP_WIDTH,
+    NO_DEFAULT,
+    NOT_ASKED,
+    TABLE_COLUMNS,
+    TABLE_FIRST,
+    TABLE_SIZE,
     TABLE_WIDTH,
 )
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
@@ -40,6 +47,7 @@ from deltaforge_dagster.sources.mysql.events.table_map import (
 )
 from deltaforge_dagster.sources.mysql.schema.column_types import ANY_SIGN, is_unsigned, labels_text
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
+from deltaforge_dagster.sources.mysql.schema.defaults import default_json
 from deltaforge_dagster.sources.mysql.values.charsets import (
     BINARY_COLLATION,
     Charset,
@@ -66,7 +74,7 @@ _MAX_MAPS = 4096
 
 
 class TableCatalog(Protocol):
-    """The catalog as the decoder uses it. Both methods may block, and both are called rarely."""
+    """The catalog as the decoder uses it. Its methods may block, and are called rarely."""
 
     def table(
         self,
@@ -90,6 +98,25 @@ class TableCatalog(Protocol):
         """
         ...
 
+    def defaults(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        columns: Collection[str],
+        position: Position,
+    ) -> CatalogTable | Unknown:
+        """Return a table with the defaults that its columns had at `position`, or why they are not certain.
+
+        Args:
+            db: Its database.
+            table: Its name.
+            types: As for `table`.
+            columns: The names of those whose defaults are needed.
+            position: Where the log has a row without them.
+        """
+        ...
+
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Apply the effect of a statement in the log on tables; `db` is its default database.
 
@@ -109,6 +136,7 @@ class MysqlTableVersions:
         forms: The formats of values where there is a choice.
         held: Full names of tables whose changes are held, with the reasons.
         rules: The column rules.
+        whole_inserts: Whether a table is held if a column that an insert lacks has no certain default.
 
     Attributes:
         held: The tables of the argument, and those that are held since some place in this stream.
@@ -129,8 +157,11 @@ class MysqlTableVersions:
         forms: ValueForms,
         held: Mapping[str, str] | None = None,
         rules: ColumnRules = NO_RULES,
+        whole_inserts: bool = False,
     ) -> None:
         self.held = dict(held or {})
+        self._whole_inserts = whole_inserts
+        self._types: dict[int, list[MysqlValueType]] = {}
         self.hiding = Hiding(rules)
         self._registry = registry
         self._forms = forms
@@ -194,6 +225,51 @@ class MysqlTableVersions:
             self._registry.register(self._shown[version], position)  # it is in force again
         self._newest[name] = version
         self._put_in_force(content, version)
+
+    def complete(self, table_id: int, lacking: Sequence[int], position: Position) -> None:
+        """Look up the defaults of a table, because the log has inserts that lack columns.
+
+        If those of the columns that are lacking are not certain, the table is held from here on, or the
+        inserts go without.
+
+        Args:
+            table_id: The table's id; its version is one that is captured.
+            lacking: The numbers of the columns, from 0 on.
+            position: Where the inserts are.
+
+        Raises:
+            DeltaforgeError: From catalog or registry.
+        """
+        content = self.map_of(table_id)
+        described = parse_table_map(content)
+        version = int(self.maps[int(find_table(self.maps, table_id))][MAP_VERSION])
+        names = [column.name for column in self.schemas[version].columns]
+        name = f"table {described.db}.{described.table}"
+        needed = [names[one] for one in lacking]
+        answer = self._catalog.defaults(
+            described.db, described.table, _logged_types(described, name), needed, position
+        )
+        texts: list[str | None] = [None] * len(names)
+        if isinstance(answer, CatalogTable) and [one.name for one in answer.columns] == names:
+            texts = [
+                default_json(column.default, type_, column.labels)
+                for column, type_ in zip(answer.columns, self._types[version], strict=True)
+            ]
+        line = self.tables[version]
+        line[TABLE_SIZE] += self.layout.set_defaults(int(line[TABLE_FIRST]), texts)
+        uncertain = [names[one] for one in lacking if texts[one] is None]
+        if not uncertain or not self._whole_inserts:
+            return
+        why = f" ({answer.reason})" if isinstance(answer, Unknown) else ""
+        reason = (
+            f"{name}: an insert lacks {', '.join(uncertain)} (binlog_row_image), and the default that the row has"
+            f" there is not certain{why}; set binlog_row_image=FULL on the server and in its sessions, release the hold"
+            " (deltaforge hold release ... --catalog), which leaves the column null in these rows, and then read the"
+            " table again: deltaforge resync"
+        )
+        self.hiding.refuse_to_hold(described.db, described.table, reason)
+        self.held[f"{described.db}.{described.table}"] = reason
+        self.describe(content, position)
 
     def map_of(self, table_id: int) -> bytes:
         """Return the body of the TABLE_MAP event that is in force for a table id."""
@@ -261,6 +337,7 @@ class MysqlTableVersions:
         line[MAP_ID], line[MAP_VERSION] = table_id, version
         line[MAP_START] = self.map_texts.size
         line[MAP_END] = self.map_texts.size + len(content)
+        self.layout.forget_defaults(*self.tables[version, [TABLE_FIRST, TABLE_COLUMNS]].tolist())
         self.map_texts = np.concatenate([self.map_texts, np.frombuffer(content, np.uint8)])
 
     def _add(
@@ -299,6 +376,7 @@ class MysqlTableVersions:
         for column, type_, is_key in zip(known.columns, types, in_key, strict=True):
             room += self.layout.add(column.name, type_, column.labels, is_key=is_key)
         self._add_table(len(types), keys, 1, room)
+        self._types[len(self.schemas) - 1] = types
         return len(self.schemas) - 1
 
     def _add_skipped(self, described: TableMap, name: str, captured: int) -> int:
@@ -392,12 +470,26 @@ class ColumnLayout:
         self._add_line(type_, is_key, start, end, first, second)
         return room
 
+    def set_defaults(self, first: int, texts: Sequence[str | None]) -> int:
+        """Set the defaults of consecutive columns, None for one that is not certain; return their size."""
+        size = 0
+        for line, text in zip(self.columns[first : first + len(texts)], texts, strict=True):
+            line[COLUMN_DEFAULT] = NO_DEFAULT
+            if text is not None:
+                line[COLUMN_DEFAULT], line[COLUMN_DEFAULT_END] = self._add_text(text)
+                size += len(text.encode())
+        return size
+
+    def forget_defaults(self, first: int, count: int) -> None:
+        """Forget the defaults of consecutive columns, because a statement may have changed them."""
+        self.columns[first : first + count, COLUMN_DEFAULT] = NOT_ASKED
+
     def add_skipped(self, type_: MysqlValueType) -> None:
         """Add a column whose values are skipped."""
         self._add_line(type_, False, 0, 0, 0, 0)
 
     def _add_line(self, type_: MysqlValueType, *fields: int) -> None:
-        line = [type_.kind, type_.size, type_.prefix, *fields]
+        line = [type_.kind, type_.size, type_.prefix, *fields, NOT_ASKED, 0]
         self.columns = np.vstack([self.columns, np.array([line], np.int64)])
 
     def _add_text(self, text: str) -> tuple[int, int]:

@@ -85,6 +85,18 @@ class SectionTables:
             raise _Unforeseen(f"a table {db}.{table} that was not foreseen")
         return known
 
+    def defaults(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        columns: Collection[str],
+        position: Position,
+    ) -> CatalogTable | Unknown:
+        """Raise an error: the planner does not look at rows."""
+        del types, columns, position
+        raise _Unforeseen(f"an insert into {db}.{table} that lacks columns")
+
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Raise an error: the part has no statements."""
         del db, sql, position
@@ -174,6 +186,17 @@ class Remembering:
         if isinstance(found, CatalogTable):
             self._tables.definitions[db, table] = found
         return found
+
+    def defaults(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        columns: Collection[str],
+        position: Position,
+    ) -> CatalogTable | Unknown:
+        """Ask the catalog; the planner does not, because it does not look at rows."""
+        return self._catalog.defaults(db, table, types, columns, position)
 
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Do nothing: the planner stops before the first statement that defines a table."""
