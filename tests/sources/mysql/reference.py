@@ -111,10 +111,11 @@ class Catalog:
         del types, columns, position
         return self.tables.get(table, Unknown(f"table {db}.{table} is not known"))
 
-    def statement(self, db: str, sql: str, position: Position) -> None:
+    def statement(self, db: str, sql: str, position: Position) -> Collection[tuple[str, str]]:
         """Remember the statement."""
         del position
         self.statements.append((db, sql))
+        return ()
 
 
 class NoLog:

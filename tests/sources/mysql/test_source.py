@@ -307,8 +307,8 @@ class TestTables:
         assert images == [{"id": 1, "v": "1"}, {"id": 2, "x": "2"}]
 
     @pytest.mark.parametrize("metadata", ["MINIMAL", "FULL"])
-    def test_renamed_columns(self, bench: MysqlBench, metadata: str) -> None:
-        """The statement says so, whichever run reads it, and whichever reads the rows behind it."""
+    def test_what_statements_do_to_columns(self, bench: MysqlBench, metadata: str) -> None:
+        """It is recorded before the version of the rows behind it, and a version is registered again after it."""
         bench.run(f"SET GLOBAL binlog_row_metadata = {metadata}")
         try:
             versions = Versions()
@@ -321,18 +321,31 @@ class TestTables:
             bench.run("ALTER TABLE orders ADD COLUMN v int, CHANGE w x longtext")
             bench.execute("INSERT INTO orders (id, x) VALUES (2, '2')")
             start = take(bench, start, whole(1), versions=versions).end
-            bench.run("ALTER TABLE orders ADD COLUMN w int")
+            # The log describes the table as before.
+            bench.run("ALTER TABLE orders DROP COLUMN v", "ALTER TABLE orders ADD v int AFTER x")
             bench.execute("INSERT INTO orders (id, x) VALUES (3, '3')")
             take(bench, start, whole(1), versions=versions)
         finally:
             bench.run("SET GLOBAL binlog_row_metadata = MINIMAL")
-        found = [
-            {column.name: column.former for column in table.columns}
-            for table, _ in versions.registered
+        found: list[tuple[Position, object]] = [
+            (position, [column.name for column in table.columns])
+            for table, position in versions.registered
             if table.table == "orders"
         ]
-        unnamed = dict.fromkeys(("id", "x", "v", "w"))
-        assert found == [{"id": None, "v": None}, {"id": None, "x": "v", "v": None}, unnamed]
+        found += [
+            (position, (dict(changes.renamed), set(changes.added), set(changes.dropped)))
+            for table, changes, position in versions.alterations
+            if table.table == "orders"
+        ]
+        assert [what for _, what in sorted(found, key=lambda one: one[0])] == [
+            ["id", "v"],
+            ({"w": "v"}, set(), set()),
+            ({"x": "w"}, {"v"}, set()),
+            ["id", "x", "v"],
+            ({}, set(), {"v"}),
+            ({}, {"v"}, set()),
+            ["id", "x", "v"],
+        ]
 
     def test_a_harmless_statement_stops_nothing(self, bench: MysqlBench) -> None:
         """An index, a partition or another table's change leaves rows before it readable."""

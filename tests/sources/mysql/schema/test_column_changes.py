@@ -62,7 +62,8 @@ def test_added_and_dropped_columns(
 ) -> None:
     """A column that is added under the name of a dropped one is another column."""
     changes = altered(*statements)
-    assert (changes.added, changes.dropped) == (added, dropped)
+    assert changes.added == added
+    assert changes.dropped == dropped
     assert ColumnChanges.from_json(changes.to_json()) == changes
 
 
