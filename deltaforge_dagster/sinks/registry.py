@@ -240,7 +240,13 @@ class ObjectSinkType(TableSinkType[_StagedConfig]):
 
 
 class LakeSinkType(TableSinkType[_TableConfig]):
-    """A kind of sink whose tables are files, which Spark writes as well."""
+    """A kind of sink whose tables are files, which Spark writes as well.
+
+    Attributes:
+        had_int96: Whether earlier releases have written timestamps as INT96.
+    """
+
+    had_int96: bool = False
 
     @abstractmethod
     def dialect(self, config: _TableConfig) -> LakeDialect:

@@ -198,6 +198,7 @@ class TableWrite:
         figures: What the table consists of then, if known.
         lacking: Columns in which older rows have no value, though the source gave them one, which is not known. The table keeps
             them until it is recreated.
+        int64_timestamps: Whether none of its files has timestamps as INT96.
     """
 
     source: tuple[str, str]
@@ -209,6 +210,7 @@ class TableWrite:
     pending: bool = False
     figures: TableFigures | None = None
     lacking: tuple[str, ...] = ()
+    int64_timestamps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -594,6 +596,7 @@ class LakeCommitWrites:
                     position=one.position,
                     changed_at=one.changed_at,
                     figures=None if one.figures is None else asdict(one.figures),
+                    int64_timestamps=one.int64_timestamps,
                     written_at=clock(),
                     published=False,
                     lacking=lacking or None,
@@ -742,6 +745,7 @@ def _stored(row: RowMapping) -> StoredWrite:
         row["changed_at"],
         figures=None if row["figures"] is None else TableFigures(**row["figures"]),
         lacking=tuple(row["lacking"] or ()),
+        int64_timestamps=row["int64_timestamps"],
     )
     return StoredWrite(row["sink"], row["segment"], write, row["written_at"])
 

@@ -14,6 +14,7 @@ from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.health import sink_preflight
+from deltaforge_dagster.pipeline.health.old_files import int96_findings
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.resources.lake_jars import jars_finding
 from deltaforge_dagster.resources.platform import build_source, existing_store
@@ -34,6 +35,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     try:
         with existing_store(settings) as store:
             found = preflight(source, store, loaded)
+            old_files = int96_findings(store, loaded)
     finally:
         source.close()
     declared = loaded.spec.spec
@@ -42,6 +44,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
         found.append(jars_finding(settings))
     context = SinkContext(loaded.name, brief=True, posted=loaded.path is None)
     found += sink_preflight.preflight(declared.sinks, context, names)
+    found += old_files
     failed = any(finding.level == "error" for finding in found)
     if json_output:
         findings = [

@@ -15,6 +15,7 @@ from deltaforge_dagster.sinks.lake.config import LakeSinkConfig, TableLayout
 from deltaforge_dagster.sinks.lake.dialect import (
     COLUMNS,
     COMMITTED,
+    INT64_TIMESTAMPS,
     OWNER,
     PENDING,
     SOURCE,
@@ -164,6 +165,7 @@ class LakeTarget:
         token: What it has in common with the table of its pending changes, None without such a table.
         unfilled: Columns that were added and whose rows are not filled yet, by name in lower case, with the value
             (`StagedTable.fills`).
+        int64_timestamps: Whether none of its files has timestamps as INT96.
     """
 
     name: str
@@ -174,6 +176,7 @@ class LakeTarget:
     branch: str | None = None
     token: str | None = None
     unfilled: dict[str, str] = field(default_factory=dict)
+    int64_timestamps: bool = False
 
     def moves(self, commit: TableCommit) -> Sequence[tuple[str, str]]:
         """Return the columns that get other names, and these, in an order in which no name is taken.
@@ -289,6 +292,7 @@ def open_target(commit: TableCommit) -> LakeTarget:
         _create(commit, {}, replace=False)
     properties = table_properties(commit.session, name)
     target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
+    target.int64_timestamps = properties.get(INT64_TIMESTAMPS) == "true"
     target.base = _own(commit, target, properties)
     return target
 
@@ -360,6 +364,7 @@ def _create(commit: TableCommit, stamps: Mapping[str, str], *, replace: bool) ->
                 OWNER: owned.to_json(),
                 SOURCE: commit.table.source_name,
                 COLUMNS: identities_text(commit.table.identities),
+                INT64_TIMESTAMPS: "true",
                 **stamps,
             },
             replace=replace,
@@ -397,14 +402,15 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     base = max((last + 1 for last in lasts if last is not None), default=0)
     owner = commit.owner
     owned = Ownership(owner.uid, owner.pipeline, owner.sink_id, base)
-    changed = properties_text(
-        {
-            OWNER: owned.to_json(),
-            SOURCE: commit.table.source_name,
-            COLUMNS: "{}",  # which the new owner does not know
-        }
-    )
-    commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({changed})")
+    changed = {
+        OWNER: owned.to_json(),
+        SOURCE: commit.table.source_name,
+        COLUMNS: "{}",  # which the new owner does not know
+    }
+    if OWNER not in properties:  # somebody has made the table for us, without rows
+        changed[INT64_TIMESTAMPS] = "true"
+        target.int64_timestamps = True
+    commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({properties_text(changed)})")
     return owned.base
 
 

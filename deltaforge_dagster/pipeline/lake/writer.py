@@ -525,7 +525,9 @@ class LakeWriter:
 
 
 def _written_table(target: LakeTarget, figures: TableFigures | None = None) -> WrittenTable:
-    return WrittenTable(tuple(target.columns.values()), figures)
+    return WrittenTable(
+        tuple(target.columns.values()), figures, int64_timestamps=target.int64_timestamps
+    )
 
 
 def _has_no_key(commit: TableCommit, statements: Statements, within: str) -> bool:

@@ -804,6 +804,7 @@ def _table_write(
         pending,
         made.figures,
         tuple(sorted(table.unfilled)),
+        made.int64_timestamps,
     )
 
 

@@ -46,7 +46,9 @@ _OWN_SETTINGS = (
     "spark.sql.iceberg.snapshot-property.deltaforge.",
     "spark.sql.ansi.enabled",
     "spark.sql.caseSensitive",
+    "spark.sql.parquet.datetimeRebaseModeInWrite",
     "spark.sql.parquet.inferTimestampNTZ.enabled",
+    "spark.sql.parquet.outputTimestampType",
     "spark.sql.session.timeZone",
 )
 """What the names of settings begin with that make commits exactly once, or decide what values become."""

@@ -39,6 +39,9 @@ UNFILLED = f"{COLUMNS}.unfilled"
 CLUSTERED = "deltaforge.clustered"
 """Property of a table whose format does not know it itself: the columns by which compaction clusters it, JSON."""
 
+INT64_TIMESTAMPS = "deltaforge.int64-timestamps"
+"""Property of a table: `true` if no file has timestamps as INT96, of which readers other than Spark make others (1816 of 9999)."""
+
 COMMITTED = "deltaforge.committed"
 """Property of a table: a copy of its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
 
@@ -55,6 +58,10 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "true",
     # Staged rows have timestamps with and without a time zone.
     "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
+    # Spark's default for timestamps with a time zone is INT96, which many readers take for nanoseconds since 1970: these
+    # end in 2262. Before 1582, LEGACY files would have days of another calendar.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
 }
 
 

@@ -85,6 +85,7 @@ class DeltaSinkType(LakeTablesSinkType[DeltaSinkConfig]):
     name = "delta"
     summary = "A Delta Lake sink: it keeps tables for analytics."
     config = DeltaSinkConfig
+    had_int96 = True
 
     def dialect(self, config: DeltaSinkConfig) -> LakeDialect:
         """Return what writes the SQL of a sink."""

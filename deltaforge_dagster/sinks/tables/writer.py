@@ -20,7 +20,7 @@ from deltaforge_dagster.state.lake_commits import TableFigures
 FoldTime = Literal["before", "after", "later"]
 """When pending changes are folded: before a commit that goes to the table, after one that was added to them, or later."""
 
-_PREFIX = "df_"
+PREFIX = "df_"
 """What the names of our own columns begin with."""
 
 
@@ -59,10 +59,12 @@ class WrittenTable:
         columns: Name and type of each column.
         figures: What it consists of; None if the commit has not changed it, because it had it before, or went beside it, or if
             nobody has counted it.
+        int64_timestamps: Whether none of its files has timestamps as INT96.
     """
 
     columns: Sequence[tuple[str, str]]
     figures: TableFigures | None = None
+    int64_timestamps: bool = True
 
 
 class CommitWriter(Protocol):
@@ -200,8 +202,8 @@ def check_names(
     for name in names:
         folded = name.lower()
         why = reserved(name)
-        if folded.startswith(_PREFIX):
-            why = f"names that begin with {_PREFIX} are those of DeltaForge's own columns"
+        if folded.startswith(PREFIX):
+            why = f"names that begin with {PREFIX} are those of DeltaForge's own columns"
         elif not name:
             why = "its name is empty"
         elif folded in seen:

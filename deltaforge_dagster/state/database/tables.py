@@ -305,6 +305,7 @@ lake_writes = Table(
     Column("published", Boolean, nullable=False),
     Column("figures", JSON(none_as_null=True)),
     Column("lacking", JSON(none_as_null=True)),
+    Column("int64_timestamps", Boolean, nullable=False, server_default=false()),
 )
 
 snapshots = Table(

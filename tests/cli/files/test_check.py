@@ -12,6 +12,9 @@ from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.files.check import check
 from deltaforge_dagster.resources.lake_jars import LAKE_JARS
+from deltaforge_dagster.state.lake_commits import TableWrite
+from deltaforge_dagster.state.store import StateStore
+from tests.state.make import held, position
 
 pytestmark = pytest.mark.postgres
 
@@ -80,6 +83,32 @@ def test_tables_need_jars(
     assert about_spark(lake) == [("ok", None)]
     monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", "sc://spark.example:15002")
     assert about_spark(lake) == [("note", None)]
+
+
+def test_tables_with_old_timestamps_are_named(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the state store knows of Delta tables is a warning with the command that helps."""
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
+    file = tmp_path / "orders.yaml"
+    file.write_text(
+        FILE.format(
+            dsn=postgres_dsn, sink=f"{{type: delta, config: {{id: lake, path: {tmp_path}}}}}"
+        )
+    )
+    (tmp_path / "home").mkdir()
+    store = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
+    with store.fenced(held(store)) as writer:
+        writer.lake_commits.restart("lake", 0)
+        written = TableWrite(("public", "orders"), ("public", "orders"), [("at", "timestamp")], 1, position(1), 0.0, int64_timestamps=False)  # fmt: skip
+        writer.lake_commits.advance("lake", 1, (), [written])
+    store.close()
+
+    findings = json.loads(run(file, "--json").output.splitlines()[-1])["findings"]
+
+    (found,) = [one for one in findings if "INT96" in one["text"]]
+    assert found["level"] == "warning"
+    assert found["mend"] == "deltaforge resync orders --sink lake --tables public.orders"
 
 
 def test_a_sink_that_is_not_there(

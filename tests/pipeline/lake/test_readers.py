@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.table import StaticTable
@@ -101,6 +102,46 @@ def test_readers_agree_about_every_type(lake: Lake, mode: str) -> None:
         assert [_plain(one.type) for one in table.schema] == [
             _plain(one.type) for one in lake.arrow(*TYPES).schema
         ], reader
+
+
+EXTREMES = (
+    dt.datetime(1, 1, 1, tzinfo=dt.UTC),
+    dt.datetime(1582, 10, 4, 12, tzinfo=dt.UTC),
+    dt.datetime(1677, 9, 21, tzinfo=dt.UTC),
+    dt.datetime(2262, 4, 11, 23, 47, 16, 854776, tzinfo=dt.UTC),
+    dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC),
+)
+"""Timestamps beyond what 64 bits of nanoseconds hold, and beyond the change of calendars."""
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_readers_agree_about_the_first_and_the_last_time(lake: Lake, *, pending: bool) -> None:
+    """Every reader returns the times that were written: by a merge, by an append, by compaction, and pending ones."""
+    staging = Staging(lake, "current", {"id": INT32, "moment": TIMESTAMPTZ, "moments": list_of(TIMESTAMPTZ), "local": TIMESTAMP})  # fmt: skip
+    writer = lake.writer(mode="current", pending=pending)
+    rows = [
+        {"id": number, "moment": at, "moments": [at, None], "local": at.replace(tzinfo=None)}
+        for number, at in enumerate(EXTREMES)
+    ]
+    writer.commit(staging.table(staging.step(*rows[:2])), 0, lambda: None)
+    later = staging.table(staging.step(*rows[1:], segment=1))
+    if pending:
+        writer.append(later, 1, lambda: None)
+        writer.fold(later, 1, lambda: None, "later")
+    else:
+        writer.commit(later, 1, lambda: None)
+    expected = [tuple(row.values()) for row in rows]
+    names = ["id", "moment", "moments", "local"]
+    assert lake.rows(*names) == expected
+    folder = lake.folder / "lake" / "public" / "orders"
+    order = "SELECT id, moment, moments, local FROM t ORDER BY df_position, df_ordinal"
+    for reader, table in _readers(lake, folder, order, names).items():
+        assert [tuple(row.values()) for row in table.to_pylist()] == expected, reader
+    for file in lake.folder.glob("lake/**/*.parquet"):
+        if "_delta_log" not in file.parts:
+            columns = pq.ParquetFile(file).schema
+            physical = {columns.column(at).physical_type for at in range(len(columns))}
+            assert "INT96" not in physical, file
 
 
 def test_readers_agree_about_a_renamed_column(lake: Lake) -> None:

@@ -16,6 +16,7 @@ import pytest
 from deltaforge_dagster.errors import LeaseLost, TableRejected
 from deltaforge_dagster.pipeline.lake.target import TableCommit
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
+from deltaforge_dagster.sinks.lake.dialect import INT64_TIMESTAMPS
 from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
 from deltaforge_dagster.sources.value_types import (
     DATE,
@@ -30,7 +31,7 @@ from deltaforge_dagster.sources.value_types import (
     list_of,
 )
 from tests.fix_spark import SparkAddress
-from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging, moment
+from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging, dialect_of, moment
 
 pytestmark = pytest.mark.spark
 
@@ -400,6 +401,23 @@ def test_a_table_is_recreated(lake: Lake) -> None:
     staging.destination = ("public", "others")
     writer.recreate(staging.table(), unguarded)
     assert lake.rows("id", destination=staging.destination) == []
+
+
+@pytest.mark.parametrize("lake", ["delta"], indirect=True)
+def test_a_table_of_an_earlier_release_says_so_until_it_is_recreated(lake: Lake) -> None:
+    """Its files have timestamps as INT96, which later commits do not change; a table that is made today has none."""
+    staging = Staging(lake, "current")
+    made = lake.writer().commit(staging.table(staging.step({"id": 1})), 0, unguarded)
+    assert made.int64_timestamps
+    name = dialect_of(lake.config()).table(staging.destination)
+    lake.reading().sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{INT64_TIMESTAMPS}')")
+    writer = lake.writer()
+    for segment in (1, 2):
+        changes = staging.table(staging.step({"id": 1}, segment=segment))
+        assert not writer.commit(changes, segment, unguarded).int64_timestamps
+    writer.recreate(staging.table(), unguarded)
+    changes = staging.table(staging.step({"id": 1}, segment=3))
+    assert writer.commit(changes, 3, unguarded).int64_timestamps
 
 
 def test_columns_are_added_and_widened(lake: Lake) -> None:

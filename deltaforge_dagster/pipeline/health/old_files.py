@@ -1,0 +1,48 @@
+"""Which lake tables still have files of earlier releases that readers other than Spark read wrongly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
+from deltaforge_dagster.sinks.tables.writer import PREFIX
+from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.state.lake_commits import TableWrite
+from deltaforge_dagster.state.store import StateStore
+
+_TIMESTAMP = re.compile(r"\btimestamp\b")
+"""In the type of a column: Spark calls those without a time zone `timestamp_ntz`, and never wrote them as INT96."""
+
+
+def int96_findings(store: StateStore | None, loaded: LoadedPipeline) -> list[Finding]:
+    """Return a warning for each table of which files may have the source's timestamps as INT96."""
+    return [] if store is None else list(_findings(store, loaded))
+
+
+def _findings(store: StateStore, loaded: LoadedPipeline) -> Iterator[Finding]:
+    kinds = {one.config.id: sink_types()[one.type] for one in loaded.spec.spec.sinks}
+    for stored in store.lake_commits.tables(loaded.name):
+        kind, write = kinds.get(stored.sink), stored.write
+        if not isinstance(kind, LakeSinkType) or not kind.had_int96 or write.int64_timestamps:
+            continue
+        columns = _timestamps(write)
+        if columns:
+            yield Finding(
+                f"sink {stored.sink}",
+                "warning",
+                f"table {'.'.join(write.destination)} has files of an earlier release with timestamps as INT96 "
+                f"({', '.join(columns)}): where they are before 1678 or after 2262, readers other than Spark "
+                "(delta-rs, for one) read other times without an error",
+                f"deltaforge resync {loaded.name} --sink {stored.sink} --tables {'.'.join(write.source)}",
+            )
+
+
+def _timestamps(write: TableWrite) -> list[str]:
+    """Return the columns of the source that are timestamps; our own are never outside of these years."""
+    return [
+        name
+        for name, type_ in write.columns
+        if _TIMESTAMP.search(type_) and not name.lower().startswith(PREFIX)
+    ]
