@@ -55,12 +55,15 @@ class TargetTypes:
         time: Times of a day; else text.
         uuid: UUIDs; else text.
         not_finite: NaN and infinities in floats; else they do not fit.
+        own_equality: Whether columns that get texts may compare them in their own way, so that it takes different ones for
+            the same key: `10.0` and `10.00` in a number, `a` and `A` where case does not matter.
     """
 
     unsigned: bool = True
     time: bool = True
     uuid: bool = True
     not_finite: bool = True
+    own_equality: bool = False
 
 
 EVERY_TYPE = TargetTypes()

@@ -82,7 +82,7 @@ def fold(
         if rekeys[row]:
             parts = [_FoldedPart(_rekeys(some.take(places), columns, key, mode))]
         else:
-            parts = _folded(some, places, columns, key, mode)
+            parts = _folded(some, places, columns, key, mode, apart=not plan.together)
         for part in parts:
             names = frozenset(absent.masks_of(part.rows.column("df_absent").combine_chunks()))
             yield FoldedStep(
@@ -100,9 +100,15 @@ class _FoldedPart:
 
 
 def _folded(
-    rows: pa.Table, places: Longs, columns: pa.Schema, key: Sequence[str], mode: TableMode
+    rows: pa.Table,
+    places: Longs,
+    columns: pa.Schema,
+    key: Sequence[str],
+    mode: TableMode,
+    *,
+    apart: bool,
 ) -> list[_FoldedPart]:
-    """Return the folded rows of a step: what snapshots have read apart from the rest."""
+    """Return the folded rows of a step: what snapshots have read apart from the rest, if that may be applied before it."""
     codes = key_codes([rows.column(name).combine_chunks() for name in key])
     order = places[np.argsort(codes[places], kind="stable")]
     codes = codes[order]
@@ -117,7 +123,7 @@ def _folded(
     lasts = np.append(starts[1:], True)
     wanted = lasts if mode == "current" else ~deletes | starts
     reads = np.zeros(len(op), np.bool_)
-    if "r" in names:
+    if apart and "r" in names:
         reads = starts & lasts & (op == names.index("r"))
     parts: list[_FoldedPart] = []
     for of_part in (reads, ~reads):

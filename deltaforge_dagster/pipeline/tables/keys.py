@@ -42,9 +42,11 @@ def key_codes(columns: Sequence[pa.Array[Any]]) -> Longs:
 
 
 def normal(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the values of a key column with one zero: a database takes 0.0 and -0.0 for the same key."""
+    """Return a key column in which equal keys are equal: databases take 0.0 and -0.0 for the same key, and NaN for one."""
     if pa.types.is_floating(column.type):
-        return pa.array(column.to_numpy(zero_copy_only=False) + 0.0)
+        values = column.to_numpy(zero_copy_only=False) + 0.0
+        values[np.isnan(values)] = np.nan
+        return cast("pa.Array[Any]", pa.array(values.view(f"i{values.itemsize}")))
     return column
 
 

@@ -284,7 +284,7 @@ class TableStager(CommitStager[TableSinkConfig]):
         files = [TypedFile.of_report(one) for one in self._run(typing.run, len(tasks), what)]
         files = [one for one in files if wants(one.table)]
         plan = self._with_truncated(plan, {one.table for one in files})
-        tables, failed = _tables(files, plan, self._destination)
+        tables, failed = _tables(files, plan, self._types, self._destination)
         if plan.mode == "changelog":
             staged = [one.logged() for one in tables]
         else:
@@ -399,12 +399,15 @@ class _TableReports:
     added: AddedColumns
     key: tuple[str, ...]
     files: list[TypedFile]
+    own_equality: bool
     plan: StepPlan = field(init=False)
 
     def __post_init__(self) -> None:
         rekeys = np.concatenate([one.rekeys for one in self.files])
         truncates = [(segment, ordinal) for segment, ordinal, _ in self._truncates]
-        self.plan = step_plan(rekeys, truncates)
+        texts = {one.name for one in self.columns.columns if one.field.type == pa.string()}
+        together = self.own_equality and not texts.isdisjoint(self.key)
+        self.plan = step_plan(rekeys, truncates, together=together)
 
     @property
     def first(self) -> ChangePlace:
@@ -474,6 +477,7 @@ def _step(level: int, files: Sequence[FoldedFile]) -> StagedStep:
 def _tables(
     files: Sequence[TypedFile],
     plan: StagePlan,
+    types: TargetTypes,
     destination_of: Callable[[TableName], tuple[tuple[str, ...], TableRejected | None]],
 ) -> tuple[list[_TableReports], dict[tuple[str, ...], Exception]]:
     """Return the tables that tasks have reported, and those that cannot be staged."""
@@ -497,14 +501,18 @@ def _tables(
             )
             continue
         try:
-            tables.append(_table(name, destination, by_name[name], plan))
+            tables.append(_table(name, destination, by_name[name], plan, types))
         except TableRejected as error:
             failed[destination] = error
     return tables, failed
 
 
 def _table(
-    name: TableName, destination: tuple[str, ...], files: list[TypedFile], plan: StagePlan
+    name: TableName,
+    destination: tuple[str, ...],
+    files: list[TypedFile],
+    plan: StagePlan,
+    types: TargetTypes,
 ) -> _TableReports:
     for one in files:
         if one.error is not None:
@@ -520,7 +528,14 @@ def _table(
     if plan.mode == "changelog":  # its rows are changes, which had no such column
         added_by_source = AddedColumns()
     return _TableReports(
-        name, destination, columns, plan.identities.get(name, {}), added_by_source, key, files
+        name,
+        destination,
+        columns,
+        plan.identities.get(name, {}),
+        added_by_source,
+        key,
+        files,
+        types.own_equality,
     )
 
 

@@ -7,7 +7,8 @@ update is in the step behind those of both of its keys::
 
     rows 0, rekey 0, rows 1, rekey 1, ...
 
-Keys are compared by their hashes. Two keys with the same hash only cost another step.
+Keys are compared by their hashes. Two keys with the same hash only cost another step. Where the destination may take
+different keys for the same one (`TargetTypes.own_equality`), such an update waits for all keys, and all wait for it.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ class StepPlan:
     Attributes:
         truncates: Places of the truncates, segment and ordinal, in order.
         levels: By key and place, the level of the key's changes after that place.
+        together: Whether these are the levels of all keys, so that keys do not matter.
     """
 
     truncates: Sequence[tuple[int, int]]
     levels: npt.NDArray[Any]
+    together: bool = False
 
     def steps(
         self, hashes: Words, segments: Longs, ordinals: Longs, rekeys: npt.NDArray[np.bool_]
@@ -47,6 +50,8 @@ class StepPlan:
         epochs = np.zeros(len(hashes), np.int64)
         for segment, ordinal in self.truncates:
             epochs += (segments > segment) | (segments == segment) & (ordinals > ordinal)
+        if self.together:
+            hashes = np.zeros_like(hashes)
         levels = np.zeros(len(hashes), np.int64)
         touched = np.flatnonzero(np.isin(hashes, self.levels["hash"]))
         if len(touched):
@@ -73,13 +78,19 @@ class StepPlan:
         return levels[len(known) :]
 
 
-def step_plan(rekeys: npt.NDArray[Any], truncates: Sequence[tuple[int, int]]) -> StepPlan:
+def step_plan(
+    rekeys: npt.NDArray[Any], truncates: Sequence[tuple[int, int]], *, together: bool = False
+) -> StepPlan:
     """Return the steps of a table.
 
     Args:
         rekeys: Updates that change the key and lack values: `old` and `new` hash of the key, `segment`, `ordinal`.
         truncates: Places of the truncates, segment and ordinal.
+        together: Whether all keys have the same level.
     """
+    if together:
+        rekeys = rekeys.copy()
+        rekeys["old"] = rekeys["new"] = 0
     ordered = sorted(truncates)
     found: list[tuple[int, int, int, int]] = []
     levels: dict[int, int] = {}
@@ -96,4 +107,4 @@ def step_plan(rekeys: npt.NDArray[Any], truncates: Sequence[tuple[int, int]]) ->
     for place in ordered[passed:]:
         found += [(key, *place, 0) for key in levels]
         levels.clear()
-    return StepPlan(ordered, np.array(found, _LEVEL))
+    return StepPlan(ordered, np.array(found, _LEVEL), together)

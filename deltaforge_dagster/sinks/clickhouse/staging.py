@@ -19,7 +19,7 @@ from deltaforge_dagster.sinks.clickhouse.client import literal, quoted, table_na
 from deltaforge_dagster.sinks.clickhouse.inserts import Inserts
 from deltaforge_dagster.sinks.clickhouse.rows import ABSENT
 from deltaforge_dagster.sinks.clickhouse.target import ClickhouseTarget
-from deltaforge_dagster.sinks.clickhouse.types import DELETED, ROW_COLUMNS, TIME, VERSION
+from deltaforge_dagster.sinks.clickhouse.types import DELETED, ROW_COLUMNS, TIME, VERSION, plain
 from deltaforge_dagster.sinks.tables.staged import OLD_KEY
 
 
@@ -100,17 +100,23 @@ class Staging:
     def _join(self, alias: str, looked_up: list[str], values: list[str]) -> str:
         """Return the join with the table's rows of the keys in some columns of the staging table."""
         target = self.target
-        keys = [quoted(name) for name in self._keys]
+        keys = [self._compared(name, quoted(name)) for name in self._keys]
         columns = [f"{key} AS key_{at}" for at, key in enumerate(keys)]
         columns += [f"{VERSION} AS known", *values]
-        wanted = ", ".join(map(quoted, looked_up))
+        searched = dict(zip(looked_up, self._keys, strict=True))
+        wanted = ", ".join(self._compared(key, quoted(name)) for name, key in searched.items())
         same = " AND ".join(
-            f"s.{quoted(name)} = {alias}.key_{at}" for at, name in enumerate(looked_up)
+            f"{self._compared(key, f's.{quoted(name)}')} = {alias}.key_{at}"
+            for at, (name, key) in enumerate(searched.items())
         )
         return (
             f" LEFT ANY JOIN (SELECT {', '.join(columns)} FROM {target.name} FINAL WHERE {DELETED} = 0"
             f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias} ON {same}"
         )
+
+    def _compared(self, key: str, value: str) -> str:
+        """Return a value of a key column as joins and IN compare it: they, unlike the table, take 0 and -0 for two keys."""
+        return f"{value} + 0" if plain(self.types[key]).startswith("Float") else value
 
     @property
     def _columns(self) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deltaforge_dagster.sinks.postgres.names import quoted
+from deltaforge_dagster.sinks.postgres.types import is_exact
 from deltaforge_dagster.sinks.tables.staged import TableMode
 
 STAGED = "deltaforge_staged"
@@ -48,13 +49,18 @@ def own_columns(mode: TableMode, *, soft_deletes: bool) -> Mapping[str, str]:
             return _VALIDITY | {"df_is_current": "boolean"} | _PLACE
 
 
-def staged_meta(mode: TableMode) -> Sequence[str]:
-    """Return the columns of staged files, beside those of the table, that the statements of a mode read."""
+def staged_meta(mode: TableMode, *, exact_keys: bool) -> Sequence[str]:
+    """Return the columns of staged files, beside those of the table, that the statements of a mode read.
+
+    Args:
+        mode: The mode.
+        exact_keys: Whether the table takes no two of the staged keys for the same.
+    """
     match mode:
         case "changelog":
             return [*_CHANGELOG, "df_segment", "df_ordinal"]
         case "current":
-            return ["df_op"]
+            return ["df_op"] if exact_keys else ["df_op", "df_segment", "df_ordinal"]
         case "history":
             return ["df_op", "df_segment", "df_ordinal", *_VALIDITY]
 
@@ -69,6 +75,7 @@ class TargetColumn:
         name: Its name in the table.
         staged_type: Its type in the temporary table.
         type: Its type in the table.
+        collation: The collation by which the table compares it, in SQL; None for that of its type.
     """
 
     number: int
@@ -76,11 +83,19 @@ class TargetColumn:
     name: str
     staged_type: str
     type: str
+    collation: str | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the table takes no two different values of staged rows for the same."""
+        return self.collation is None and is_exact(self.type)
 
     def value(self, row: str, prefix: str = "c") -> str:
-        """Return its value in a staged row, as the table has it."""
+        """Return its value in a staged row, as the table has it and compares it."""
         found = f"{row}.{prefix}{self.number}"
-        return found if self.staged_type == self.type else f"CAST({found} AS {self.type})"
+        if self.staged_type != self.type:
+            found = f"CAST({found} AS {self.type})"
+        return found if self.collation is None else f"{found} COLLATE {self.collation}"
 
     def sent(self, row: str) -> str:
         """Return its value in a row of the table, as a staged row has it."""
@@ -110,6 +125,11 @@ class PostgresStatements:
     def keys(self) -> Sequence[TargetColumn]:
         """The key columns."""
         return [column for column in self.columns if column.staged in self.key]
+
+    @property
+    def exact_keys(self) -> bool:
+        """Whether the table takes no two of the staged keys for the same."""
+        return all(column.exact for column in self.keys)
 
     @property
     def lacked(self) -> Sequence[TargetColumn]:
@@ -158,6 +178,9 @@ class PostgresStatements:
     def merge_current(self, *, absent: bool, soft_deletes: bool) -> str:
         """Return the statement that applies rows, one per key, to a table of current rows.
 
+        Of keys that the table takes for the same, the last row counts: if an update has changed the key, that is the one
+        with the new key, not the delete of the old one, which has the same place.
+
         They are merged in the order of the key. So the server visits each page of the key's index once, and also each page
         of the table if its rows lie in that order. In any other order it would read and write the same pages several times.
 
@@ -183,8 +206,12 @@ class PostgresStatements:
             names.append("df_deleted")
             values.append("false")
         order = ", ".join(f"c{one.number}" for one in self.keys)
+        last = ""
+        if not self.exact_keys:
+            last = f"DISTINCT ON ({order}) "
+            order += ", f.df_segment DESC, f.df_ordinal DESC, f.df_op = 'd'"
         return (
-            f"MERGE INTO {self.table} AS t USING (SELECT {', '.join(chosen)} FROM {_FROM} AS f"
+            f"MERGE INTO {self.table} AS t USING (SELECT {last}{', '.join(chosen)} FROM {_FROM} AS f"
             f" ORDER BY {order}) AS s ON {self._same('c')}"
             f" WHEN MATCHED AND s.df_op = 'd' THEN {gone}"
             f" WHEN MATCHED THEN UPDATE SET {', '.join(changed)}"
@@ -226,7 +253,7 @@ class PostgresStatements:
 
     def close(self) -> str:
         """Return the statement that ends the current versions of keys, when their first staged rows begin."""
-        keys = ", ".join(f"f.c{one.number}" for one in self.keys)
+        keys = ", ".join(one.value("f") for one in self.keys)
         first = (
             f"SELECT DISTINCT ON ({keys}) f.* FROM {_FROM} AS f"
             f" ORDER BY {keys}, f.df_segment, f.df_ordinal"

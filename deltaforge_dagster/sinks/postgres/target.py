@@ -38,8 +38,10 @@ _TABLES = {"r", "p"}
 """Kinds of relations that are tables, partitioned or not."""
 
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype = 'e'
-FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype = 'e',
+  CASE WHEN NOT c.collisdeterministic
+    THEN c.collnamespace::regnamespace || '.' || quote_ident(c.collname) END
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
 _UNIQUE_KEYS = """
@@ -59,11 +61,13 @@ class TableColumn:
         name: Its name.
         type: Its type, as `format_type` names it.
         enum: Whether the type is enumerated.
+        collation: Its collation in SQL, if that takes different texts for equal ones.
     """
 
     name: str
     type: str
     enum: bool = False
+    collation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +237,11 @@ class PostgresTarget:
                 )
         self._check_key(relation)
         return [
-            TargetColumn(number, one.name, one.name, staged_type(one.type), known[one.name].type)
+            TargetColumn(
+                number, one.name, one.name, staged_type(one.type), target.type, target.collation
+            )
             for number, one in enumerate(self.table.columns.columns)
+            for target in [known[one.name]]
         ]
 
     def columns(self, relation: int) -> Sequence[TableColumn]:

@@ -10,7 +10,7 @@ import re
 from deltaforge_dagster.sources.value_types import ValueType
 from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedColumn
 
-TARGET_TYPES = TargetTypes(unsigned=False)
+TARGET_TYPES = TargetTypes(unsigned=False, own_equality=True)
 """What a column can be: all but unsigned integers."""
 
 TEXT = "text"
@@ -39,6 +39,11 @@ _OWN_TEXT = re.compile(
 """Types of PostgreSQL that typed rows have as text. The text is PostgreSQL's own, so a column can have the type itself."""
 _EXACT_TEXT = {TEXT, "character varying", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8", "bit varying", "time with time zone"}  # fmt: skip
 """Types that take any text, or refuse it. With a length, a cast would cut or round."""
+_COMPARED_AS_TEXT = re.compile(
+    r"(numeric\(|real|double|boolean|smallint|integer|bigint|uuid|bytea|date|timestamp|time|inet|cidr|macaddr|bit)"
+    r".*|text|character varying.*"
+)
+"""Types of which no two values that differ in typed rows are equal. Floats are: typed rows have one zero and one NaN in keys."""
 _STAGED_AS_TEXT = {"decimal", "json", "list"}
 """Kinds of values that are sent as text, which the server reads as the column's type."""
 
@@ -105,6 +110,15 @@ def holds(wide: str, narrow: str) -> bool:
     as_integer = _DIGITS.get(wide, 0) > _DIGITS.get(narrow, 99)
     as_number = wide == "numeric" and number
     return same or as_text or as_float or as_integer or as_number or _holds_numeric(wide, narrow)
+
+
+def is_exact(type_: str) -> bool:
+    """Return whether no two different values, as typed rows have them, are equal in a column of a type.
+
+    In `numeric` 10.0 and 10.00 are equal, in `interval` a day and 24 hours, in `jsonb` documents with such numbers, in
+    `citext` what differs in case only. What is not known is not exact, either.
+    """
+    return _COMPARED_AS_TEXT.fullmatch(type_) is not None
 
 
 def _holds_numeric(wide: str, narrow: str) -> bool:

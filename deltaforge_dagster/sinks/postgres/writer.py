@@ -233,7 +233,7 @@ class _Application:
         """Copy the rows of a step to the temporary table."""
         statements = self._statements
         columns = self._target.table.columns.arrow
-        meta = staged_meta(self._config.mode)
+        meta = staged_meta(self._config.mode, exact_keys=statements.exact_keys)
         absent = self._config.mode != "changelog" and bool(statements.lacked)
         fields: list[pa.Field[Any]] = [
             *columns,

@@ -16,6 +16,7 @@ from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.sink_type import DELTA
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema
+from deltaforge_dagster.typed_rows.schema import TargetTypes
 from tests.pipeline.encode.test_encoder import OneSession
 from tests.processors.rows import Row, dumps, row
 
@@ -55,14 +56,22 @@ class HereSession:
         return pa.Table.from_batches(self._made or [empty])
 
 
-def stager_here(folder: Path, journal: Journal, store: StateStore, options: str) -> TableStager:
+def stager_here(
+    folder: Path,
+    journal: Journal,
+    store: StateStore,
+    options: str,
+    types: TargetTypes | None = None,
+) -> TableStager:
     """Return a stager for a sink with these options, whose tasks run in this process."""
     file = folder / "orders.yaml"
     file.write_text(PIPELINE.replace("OPTIONS", options))
     spec = load_pipeline(file).spec
     config = cast("LakeSinkConfig", spec.spec.sinks[0].config)
     sessions = OneSession(cast("SparkSession", HereSession()))
-    return TableStager(spec, config, DELTA.column_types(), journal, sessions, store, "run-1")
+    return TableStager(
+        spec, config, types or DELTA.column_types(), journal, sessions, store, "run-1"
+    )
 
 
 def change(op: str, pos: int, version: str | None, **images: Any) -> Row:

@@ -34,7 +34,7 @@ class Source:
     """A table that changes: its rows now, the changes so far, and the versions of its rows."""
 
     version: str
-    rows: dict[int, Values]
+    rows: dict[Any, Values]
     changes: list[Row]
     versions: list[list[Any]]
     time: int = 0
@@ -43,17 +43,17 @@ class Source:
         pos = len(self.changes)
         self.changes.append({**change(op, pos, self.version, **images), "ts_us": self.time})
 
-    def _end(self, key: int) -> None:
+    def _end(self, key: Any) -> None:
         for one in self.versions:
             if one[0] == key and one[3] is None:
                 one[3] = self.time
 
-    def _begin(self, key: int, values: Values) -> None:
+    def _begin(self, key: Any, values: Values) -> None:
         self._end(key)
         self.rows[key] = values
         self.versions.append([key, dict(values), self.time, None])
 
-    def insert(self, key: int, values: Values, *, snapshot: bool) -> None:
+    def insert(self, key: Any, values: Values, *, snapshot: bool) -> None:
         """Insert a row that does not exist, or read one."""
         if key in self.rows:
             if not snapshot:
@@ -62,7 +62,7 @@ class Source:
         self._log("r" if snapshot else "c", after={"id": key, **values})
         self._begin(key, values)
 
-    def update(self, key: int, new: int, values: Values, absent: frozenset[str]) -> None:
+    def update(self, key: Any, new: Any, values: Values, absent: frozenset[str]) -> None:
         """Update a row; the log lacks some columns, which keep their values."""
         if key not in self.rows or (new != key and new in self.rows):
             return
@@ -75,7 +75,7 @@ class Source:
             del self.rows[key]
         self._begin(new, values)
 
-    def delete(self, key: int) -> None:
+    def delete(self, key: Any) -> None:
         """Delete a row, if it exists."""
         if key in self.rows:
             self._log("d", before={"id": key})

@@ -106,6 +106,23 @@ def test_another_key(version: str, stage: Stage) -> None:
     assert commit.tables[0].key == ("b", "a")
 
 
+def test_floats_that_databases_take_for_the_same_key(
+    stage: Stage, sqlite_store: StateStore
+) -> None:
+    """An update of 0 to -0, or of a row whose key is NaN, changes no key: nothing is deleted."""
+    with sqlite_store.fenced(held(sqlite_store)) as writer:
+        floats = table("id", "a", type_="double precision")
+        version = writer.schemas.register("acme", floats, position(1)).fingerprint
+    commit = stage(
+        [
+            change("u", 1, version, before={"id": 0.0, "a": 1}, after={"id": -0.0, "a": 2}),
+            change("u", 2, version, before={"id": "NaN", "a": 1}, after={"id": "NaN", "a": 3}),
+        ]
+    )
+    (step,) = steps(commit)
+    assert rows(step, "df_op", "a") == [("u", 2.0), ("u", 3.0)]
+
+
 @pytest.mark.parametrize("image", [{"b": 1}, {"id": 1, "a": None}])
 def test_changes_without_a_key(version: str, stage: Stage, image: dict[str, Any]) -> None:
     """A change without a value of a key column cannot be merged: the table fails, with column and place."""

@@ -14,7 +14,7 @@ from deltaforge_dagster.errors import AuthFailed, LeaseLost, SinkUnavailable, Ta
 from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient
 from deltaforge_dagster.sinks.tables.staged import StagedSegment
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.value_types import INT32, INT64, TEXT, decimal, list_of
+from deltaforge_dagster.sources.value_types import FLOAT64, INT32, INT64, TEXT, decimal, list_of
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
 from tests.sinks.clickhouse.tables import World, placed, unguarded
 
@@ -144,6 +144,18 @@ def test_values_that_a_change_lacks_stay(world: World) -> None:
     expected = [(1, "A", "x"), (2, "B", None), (9, "new", None)]
     assert world.rows("id", "name", "note") == expected
     assert world.server.query(f"SHOW TABLES FROM {world.database}") == b"orders\n"
+
+
+def test_zeros_are_one_key(world: World) -> None:
+    """A row whose key becomes -0 is still the same row, and keeps what the change lacks."""
+    world.types = {**world.types, "id": FLOAT64}
+    world.commit(world.step({"id": 0.0, "name": "a", "note": "x"}))
+    lacking = world.step({"id": -0.0, "name": "b", "df_absent": ["note"]}, segment=1)
+    world.commit(lacking, absent=["note"])
+    assert world.rows("id", "name", "note") == [(0.0, "b", "x")]
+    moved = {"id": 7.0, "name": "c", "df_absent": ["note"], "df_old_id": 0.0}
+    world.commit(world.step(moved, segment=2, rekey=True), absent=["note"])
+    assert world.rows("id", "name", "note") == [(7.0, "c", "x")]
 
 
 def test_a_key_changes_and_the_rest_stays(world: World) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sinks.postgres.types import holds, new_type, takes
+from deltaforge_dagster.sinks.postgres.types import holds, is_exact, new_type, takes
 from deltaforge_dagster.sources.value_types import JSON, TEXT, parse_value_type
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
@@ -56,3 +56,15 @@ def test_what_existing_columns_take(
 def test_what_types_hold(wide: str, narrow: str, *, held: bool) -> None:
     """Each value exactly, converted by a cast."""
     assert holds(wide, narrow) is held
+
+
+@pytest.mark.parametrize(
+    ("type_", "exact"),
+    [
+        *[(name, True) for name in ("bigint", "text", "character varying(9)", "numeric(10,2)", "double precision", "uuid", "date", "timestamp with time zone", "inet")],
+        *[(name, False) for name in ("numeric", "interval", "jsonb", "citext", "character(3)", "text[]", "app.mood")],
+    ],
+)  # fmt: skip
+def test_types_in_which_values_may_be_equal(type_: str, exact: bool) -> None:
+    """What is not known to have one text for each value counts as if it had several."""
+    assert is_exact(type_) == exact

@@ -191,6 +191,25 @@ def test_a_current_table_has_the_source_s_rows(target: Target) -> None:
     assert target.rows() == [(1, "after", None)]
 
 
+def test_documents_that_are_the_same_key(target: Target) -> None:
+    """`jsonb` compares numbers, not digits: the row that has the later change counts, in its own spelling."""
+    staging, writer = Staging(target, "current", {"id": types.JSON, "name": TEXT}), target.writer()
+
+    def table(*steps: StagedStep) -> StagedTable:
+        made = staging.table(*steps)
+        columns = (TypedColumn("id", types.JSON, "jsonb"), *made.columns.columns[1:])
+        return replace(made, columns=TypedSchema(columns))
+
+    writer.commit(table(staging.step({"id": '{"n": 1.0}', "name": "a"})), 0, unguarded)
+    deleted = {"id": '{"n": 1.0}', "df_op": "d", "df_ordinal": 7}
+    changed = {"id": '{"n": 1.00}', "name": "b", "df_ordinal": 7}
+    writer.commit(table(staging.step(changed, deleted, segment=1)), 1, unguarded)
+    assert target.rows("id::text, name") == [('{"n": 1.00}', "b")]
+    deleted |= {"id": '{"n": 1}', "df_ordinal": 8}
+    writer.commit(table(staging.step(changed, deleted, segment=2)), 2, unguarded)
+    assert target.rows() == []
+
+
 def test_rows_are_merged_in_the_order_of_the_key(target: Target) -> None:
     """New rows lie in the table in the order of the key, whatever order they came in."""
     staging, writer = Staging(target, "current"), target.writer()
