@@ -49,6 +49,8 @@ MAX_MEMORY = 256 << 20
 
 HASH = "df_hash"
 """In files of buckets: the hash of a row's key."""
+_OLD_KEYS = uuid.UUID("3a4f1b0e-52c7-5f0c-9d6e-8b1f6f2f0c11")
+"""Namespace of the event ids of deletes of old keys, which are made of those of the updates."""
 _MESSAGES = "__wal_message"
 """The schema of logical messages (`frame`), which are rows of no table."""
 _REKEY = np.dtype([("old", "u8"), ("new", "u8"), ("segment", "i8"), ("ordinal", "i8")])
@@ -253,7 +255,7 @@ class _TableRows:
     def __init__(self, plan: StagePlan, name: TableName) -> None:
         self.schema = plan.schema(name)
         self._plan = plan
-        self._key = plan.key(name) if plan.mode != "changelog" else ()
+        self._key = plan.key(name)
         self._known = len(self.schema.columns)
         self._batches: list[pa.RecordBatch] = []
         self._file = TypedFile(name)
@@ -281,7 +283,11 @@ class _TableRows:
                 typed = replace(typed, rows=names.renamed(typed.rows, self.schema))
             self.schema = typed.rows.schema
             check_values(self._file.table, typed.rows, rows)
-            batch = self._keyed(typed, rows) if self._key else self._logged(typed.rows, rows)
+            batch = (
+                self._logged(typed, rows)
+                if self._plan.mode == "changelog"
+                else self._keyed(typed, rows)
+            )
         except TableRejected as error:
             self._file.error = str(error)
             self._batches.clear()
@@ -314,13 +320,45 @@ class _TableRows:
         if file.last is None or last > file.last:
             file.last = last
 
-    def _logged(self, typed: TypedRows, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a changelog."""
+    def _logged(self, of_version: TypedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a changelog, before an update of the key a delete of the old one."""
+        typed = of_version.rows
         self._file.inserts &= bool(is_op(rows, "c").all())
-        lacking = _lacking(typed, is_op(rows, "u") | is_op(rows, "d"))
-        self._note(lacking)
+        updates = is_op(rows, "u")
+        lacking = _lacking(typed, updates | is_op(rows, "d"))
         columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
-        return self._changes(rows, columns, lacking)
+        old = None
+        if self._key and columns.keys() >= set(self._key):
+            names = self._plan.names(self._file.table, of_version.version)
+            keys, missing = self._full_key(typed, rows, names)
+            columns |= keys
+            lacking |= {
+                name: lacking[name] & missing[name] for name in self._key if name in lacking
+            }
+            old = self._old_key(columns, rows, np.flatnonzero(updates), names)
+        made = self._changes(rows, columns, lacking)
+        self._note(lacking)
+        if old is None:
+            return made
+        ended = self._ended(rows, old, names)
+        places = np.concatenate([2 * np.arange(len(made)) + 1, 2 * old.rows])
+        return _joined(made, ended).take(pa.array(np.argsort(places)))
+
+    def _ended(self, rows: pa.RecordBatch, old: _OldKeys, names: RowNames) -> pa.RecordBatch:
+        """Return deletes of the rows with old keys, as changes of a changelog with ids of their own."""
+        typed = self._typed_images(rows, "before", old.rows, names, self.schema)
+        columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
+        columns |= dict(zip(self._key, old.columns, strict=True))
+        lacking = _lacking(typed, np.ones(len(old.rows), np.bool_))
+        for name in self._key:
+            lacking.pop(name, None)
+        self._note(lacking)
+        changes = rows.take(pa.array(old.rows))
+        ids = [
+            str(uuid.uuid5(_OLD_KEYS, str(one))) for one in changes.column("event_id").to_pylist()
+        ]
+        changes = _with(changes, "op", pa.array(["d"] * len(ids)).dictionary_encode())
+        return self._changes(_with(changes, "event_id", pa.array(ids)), columns, lacking)
 
     def _changes(
         self,
@@ -352,7 +390,8 @@ class _TableRows:
                 for name in later
                 if name in added.fills
             }
-        columns |= self._full_key(typed, rows, names)
+        columns |= self._full_key(typed, rows, names)[0]
+        self._check_key(columns, rows)
         old = self._old_key(columns, rows, np.flatnonzero(updates), names)
         lacking = _lacking(typed, updates)
         for name in (*self._key, *later):
@@ -420,8 +459,11 @@ class _TableRows:
 
     def _full_key(
         self, typed: TypedRows, rows: pa.RecordBatch, row_names: RowNames
-    ) -> dict[str, pa.Array[Any]]:
-        """Return the key columns. What the image of a row lacks is in that of the key, or the same as before."""
+    ) -> tuple[dict[str, pa.Array[Any]], dict[str, Mask]]:
+        """Return the key columns, and which rows lack them nevertheless.
+
+        What the image of a row lacks is in that of the key, or the same as before.
+        """
         schema = self._key_schema
         names = typed.batch.schema.names
         columns: dict[str, pa.Array[Any]] = {}
@@ -448,7 +490,16 @@ class _TableRows:
                 values = found.columns[name].filter(pa.array(filled[wanted]))
                 columns[name] = pc.replace_with_mask(columns[name], pa.array(filled), values)
                 missing[name] &= ~filled
-        for name, column in columns.items():
+        return columns, missing
+
+    def _check_key(self, columns: Mapping[str, pa.Array[Any]], rows: pa.RecordBatch) -> None:
+        """Check that every row has a value of each key column.
+
+        Raises:
+            TableRejected: One has not.
+        """
+        for name in self._key:
+            column = columns[name]
             if column.null_count:
                 row = int(np.flatnonzero(_numpy(column.is_null()))[0])
                 raise TableRejected(
@@ -456,17 +507,11 @@ class _TableRows:
                     f"key column {name}; name other columns under `keys`, or have the source log this column with "
                     "every change"
                 )
-        return columns
 
     def _typed_key(
         self, rows: pa.RecordBatch, image: str, at: npt.NDArray[np.int64], names: RowNames
     ) -> _KeyImages:
-        images = cast("pa.StringArray", rows.column(image).take(at))
-        schema = self._key_schema
-        typed = typed_rows(images, names.of_rows(schema), other_fields=False)
-        if names is not SAME_NAMES:
-            typed = names.renamed(typed, schema)
-        check_values(self._file.table, typed, rows.take(at) if typed.misfits else rows)
+        typed = self._typed_images(rows, image, at, names, self._key_schema)
         return _KeyImages(
             {name: typed.batch.column(name) for name in self._key},
             {
@@ -476,6 +521,22 @@ class _TableRows:
                 for name in self._key
             },
         )
+
+    def _typed_images(
+        self,
+        rows: pa.RecordBatch,
+        image: str,
+        at: npt.NDArray[np.int64],
+        names: RowNames,
+        schema: TypedSchema,
+    ) -> TypedRows:
+        """Return some columns of an image of some rows."""
+        images = cast("pa.StringArray", rows.column(image).take(at))
+        typed = typed_rows(images, names.of_rows(schema), other_fields=False)
+        if names is not SAME_NAMES:
+            typed = names.renamed(typed, schema)
+        check_values(self._file.table, typed, rows.take(at) if typed.misfits else rows)
+        return typed
 
     def _old_key(
         self,
@@ -670,6 +731,11 @@ def _joined(*batches: pa.RecordBatch) -> pa.RecordBatch:
     tables = [pa.Table.from_batches([one]) for one in batches]
     (joined,) = pa.concat_tables(tables).unify_dictionaries().combine_chunks().to_batches()
     return joined
+
+
+def _with(rows: pa.RecordBatch, name: str, column: pa.Array[Any]) -> pa.RecordBatch:
+    """Return rows with other values of a column."""
+    return rows.set_column(rows.schema.get_field_index(name), name, column)
 
 
 def place_of(rows: pa.RecordBatch, row: int) -> ChangePlace:

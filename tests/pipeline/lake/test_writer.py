@@ -32,6 +32,7 @@ from deltaforge_dagster.sources.value_types import (
 )
 from tests.fix_spark import SparkAddress
 from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging, dialect_of, moment
+from tests.pipeline.tables.recipes import current_rows
 
 pytestmark = pytest.mark.spark
 
@@ -78,6 +79,28 @@ def test_a_changelog_has_every_change(lake: Lake) -> None:
         (2, "b", "u", 4, 1, "e1", None),
         (2, None, "d", 4, 2, "e2", "7"),
     ]
+
+
+def test_current_rows_from_a_changelog(lake: Lake) -> None:
+    """The documented query finds the last row of each key: neither deleted ones nor those before a truncate."""
+    staging, writer = Staging(lake, "changelog"), lake.writer(mode="changelog")
+    query = current_rows("lakehouse.md", "public.orders", dialect_of(lake.config()).table(staging.destination))  # fmt: skip
+    before = [
+        {"id": 1, "name": "a", "df_op": "c"}, {"id": 2, "name": "b", "df_op": "c"}, {"id": 3, "name": "c", "df_op": "c"},
+        {"id": 3, "df_op": "d", "df_ordinal": 3}, {"id": 4, "name": "moved", "df_ordinal": 3},
+        {"id": 2, "df_op": "d", "df_ordinal": 4},
+    ]  # fmt: skip
+    writer.commit(staging.table(staging.step(*before)), 0, unguarded)
+    session = lake.reading()
+
+    def found() -> list[tuple[Any, ...]]:
+        return sorted((row.id, row.name) for row in session.sql(query).collect())
+
+    assert found() == [(1, "a"), (4, "moved")]
+    truncate = {"df_op": "t", "df_ordinal": 0}
+    after = staging.step(truncate, {"id": 2, "name": "new", "df_op": "c"}, segment=1)
+    writer.commit(staging.table(after), 1, unguarded)
+    assert found() == [(2, "new")]
 
 
 def test_a_current_table_has_the_source_s_rows(lake: Lake) -> None:

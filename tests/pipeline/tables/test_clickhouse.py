@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import lease_seconds
 from tests.pipeline.live import Feed
+from tests.pipeline.tables.recipes import current_rows
 from tests.pipeline.tables.runs import CHANGES, STEPS, killed_at_each, table_feed
 
 __all__ = ["shop"]
@@ -42,7 +44,7 @@ class Tables:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Return what ClickHouse answers; decimals are texts."""
-        query = query.replace("FROM ", f"FROM {self._database}.")
+        query = re.sub(r"FROM (?=\w)", f"FROM {self._database}.", query)
         settings = " SETTINGS output_format_json_quote_decimals = 1"
         answer = self._server.query(query + settings, "JSONCompactEachRow")
         return [tuple(orjson.loads(line)) for line in answer.splitlines()]
@@ -100,10 +102,14 @@ def test_tables_equal_those_of_the_source(make_tables: MakeTables) -> None:
             read = columns.replace("total::text", "toDecimalString(total, 2)")
             found = tables.rows(f"SELECT {read} FROM current_{table} FINAL ORDER BY id")
             assert found == wanted
-    logged = tables.rows("SELECT _op, id, toString(total) FROM changelog_orders ORDER BY _version")
-    assert logged == [
+            name = f"changelog_{table}"
+            query = current_rows("clickhouse.md", "orders", name).replace("*", f"{read}, _op", 1)
+            assert sorted(row[:-1] for row in tables.rows(query)) == wanted
+    query = "SELECT _op, id, toString(total) FROM changelog_orders ORDER BY _version, _op"
+    assert tables.rows(query) == [
         ("c", 1, "10.5"),
         ("c", 2, "0.1"),
+        ("d", 2, None),
         ("u", 3, "1.1"),
         ("t", None, None),
         ("c", 1, "99999999.99"),

@@ -157,7 +157,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     journal = Journal((folder / "journal").as_uri())
     stagers = {
         mode: stager_here(folder, journal, store, f"mode: {mode}")
-        for mode in ("current", "history")
+        for mode in ("current", "history", "changelog")
     }
     yield Place(stamp.fingerprint, journal, stagers)
     store.close()

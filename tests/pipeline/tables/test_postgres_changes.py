@@ -28,6 +28,7 @@ from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.chance import examples
 from tests.pipeline.tables.changes import stager_here
+from tests.pipeline.tables.recipes import current_rows, with_all_values
 from tests.pipeline.tables.test_fold import (
     COLUMNS,
     OPERATIONS,
@@ -55,7 +56,7 @@ class Tables:
         owner = TableOwner("uid", "shop", "copy")
         self.writers = {
             mode: PostgresWriter(PostgresSinkConfig(id="copy", dsn=SecretStr(dsn), mode=mode), owner)
-            for mode in ("current", "history")
+            for mode in ("current", "history", "changelog")
         }  # fmt: skip
 
     def write(
@@ -121,7 +122,7 @@ def spelled_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
             journal = Journal((folder / "journal").as_uri())
             stagers = {
                 mode: stager_here(folder, journal, store, f"mode: {mode}", TARGET_TYPES)
-                for mode in ("current", "history")
+                for mode in ("current", "history", "changelog")
             }
             return Place(stamp.fingerprint, journal, stagers)
 
@@ -278,3 +279,29 @@ def test_keys_that_are_equal_and_spelled_differently(
             for row in tables.rows(f"SELECT id::text, a, b, df_valid_from, df_valid_to FROM {made}_history")
         ]  # fmt: skip
         assert ordered(versions) == ordered(source.versions)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+@settings(max_examples=examples(20))
+@given(operations=st.lists(OPERATIONS, max_size=30), size=st.integers(1, 9))
+def test_current_rows_from_a_changelog(
+    tables: Tables,
+    spelled_places: Callable[[str], Place],
+    name: str,
+    operations: list[tuple[Any, ...]],
+    size: int,
+) -> None:
+    """The documented query finds the rows of the source: a key that an update has changed is gone, also if it is equal."""
+    spelling = SPELLINGS[name]
+    place, made = spelled_places(spelling.type), f"t{uuid4().hex}"
+    source = SpelledSource(place.version, {}, [], [])
+    source.spelling = spelling
+    keys = [key for group in spelling.keys for key in group]
+    schema = TypedSchema((TypedColumn("id", TEXT, spelling.type), *SCHEMA.columns[1:]))
+    if spelling.made is not None:
+        tables.make(f"CREATE TABLE {made} (id {spelling.made}, a integer, b integer)")
+    play(source, [spelled(with_all_values(one), keys) for one in operations])
+    tables.write(place.stage(source.changes, "changelog", size), "changelog", made, 0, schema)
+    query = current_rows("postgres-tables.md", "public.orders", made)
+    found = tables.rows(f"SELECT id::text, a, b FROM ({query}) AS found")
+    assert {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in found} == source.rows

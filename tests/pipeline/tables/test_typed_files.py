@@ -106,6 +106,31 @@ def test_another_key(version: str, stage: Stage) -> None:
     assert commit.tables[0].key == ("b", "a")
 
 
+def test_a_changelog_says_that_an_old_key_has_ended(version: str, stage: Stage) -> None:
+    """Before an update of the key is a delete of the old one, at its place, with the image before and an id of its own."""
+    changes = [
+        change("u", 1, version, before={"id": 1}, after={"id": 1, "a": 1, "b": 1}),
+        change("u", 2, version, before={"id": 1}, after={"id": 2, "a": 2, "b": 2}),
+        change("u", 3, version, before={"id": 2, "a": 2, "b": 2}, after={"id": 1, "a": 3, "b": 3}),
+        change("u", 4, version, before={"id": 1}, after={"a": 4}, key={"id": 1}),
+    ]
+    changes = [{**one, "event_id": f"event {number}"} for number, one in enumerate(changes)]
+    (step,) = steps(stage(changes, options="mode: changelog"))
+    (path,) = step.files
+    found = pq.read_table(path).to_pylist()
+    names = ("df_op", "id", "a", "b", "df_absent", "df_ordinal")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        ("u", 1, 1, 1, None, 0),
+        ("d", 1, None, None, ["a", "b"], 1), ("u", 2, 2, 2, None, 1),
+        ("d", 2, 2, 2, None, 2), ("u", 1, 3, 3, None, 2),
+        ("u", 1, 4, None, ["b"], 3),
+    ]  # fmt: skip
+    assert len({row["df_event_id"] for row in found}) == step.rows == 6
+    assert len({row["df_source_position"] for row in found}) == 4
+    (again,) = steps(stage(changes, options="mode: changelog"))
+    assert rows(again, "df_event_id") == rows(step, "df_event_id")
+
+
 def test_floats_that_databases_take_for_the_same_key(
     stage: Stage, sqlite_store: StateStore
 ) -> None:
