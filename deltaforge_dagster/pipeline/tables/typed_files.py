@@ -342,7 +342,7 @@ class _TableRows:
             return made
         ended = self._ended(rows, old, names)
         places = np.concatenate([2 * np.arange(len(made)) + 1, 2 * old.rows])
-        return _joined(made, ended).take(pa.array(np.argsort(places)))
+        return _joined(made, ended).take(pa.array(np.argsort(places), pa.int64()))
 
     def _ended(self, rows: pa.RecordBatch, old: _OldKeys, names: RowNames) -> pa.RecordBatch:
         """Return deletes of the rows with old keys, as changes of a changelog with ids of their own."""
@@ -353,7 +353,7 @@ class _TableRows:
         for name in self._key:
             lacking.pop(name, None)
         self._note(lacking)
-        changes = rows.take(pa.array(old.rows))
+        changes = rows.take(pa.array(old.rows, pa.int64()))
         ids = [
             str(uuid.uuid5(_OLD_KEYS, str(one))) for one in changes.column("event_id").to_pylist()
         ]
