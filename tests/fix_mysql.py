@@ -33,6 +33,16 @@ FAST = {
 MYSQL_VERSIONS = ["5.7", "8.0", pytest.param("9.7", marks=pytest.mark.soak("versions"))]
 """Every MySQL that is tried, for `pytest.mark.parametrize`; the newest is not pinned."""
 
+EVERY_SERVER = [
+    "8.0",
+    "mariadb",
+    *(
+        pytest.param(version, marks=pytest.mark.soak("versions"))
+        for version in ("5.7", "9.7", "mariadb 10.5", "mariadb 10.11", "mariadb 11.8")
+    ),
+]
+"""Every MySQL and MariaDB, of which a pinned one of each is tried always, for `pytest.mark.parametrize`."""
+
 StartMysql = Callable[..., MysqlServer]
 MysqlVersion = Callable[[Version], MysqlServer]
 

