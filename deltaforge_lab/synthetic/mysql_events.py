@@ -87,13 +87,15 @@ class SyntheticLog:
         self.parts.append(packets(b"\0" + event))
         return self
 
-    def start(self, file: str = FILE, position: int = 4) -> SyntheticLog:
+    def start(
+        self, file: str = FILE, position: int = 4, *, version: str = "8.0.15"
+    ) -> SyntheticLog:
         """Add the artificial ROTATE and the FORMAT_DESCRIPTION event with which the dump of a file begins."""
         self.event(
             ROTATE, struct.pack("<Q", position) + file.encode(), flags=FLAG_ARTIFICIAL, end=0
         )
         self.pos = position
-        body = struct.pack("<H50sIB", 4, b"8.0.15", 0, HEADER) + bytes(40)
+        body = struct.pack("<H50sIB", 4, version.encode(), 0, HEADER) + bytes(40)
         return self.event(FORMAT_DESCRIPTION, body + bytes([self.checksums]))
 
     def begin(self, number: int, ts_us: int = 0, *, original: int | None = None) -> SyntheticLog:

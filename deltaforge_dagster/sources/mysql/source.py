@@ -244,7 +244,8 @@ class MysqlSource:
     ) -> Generator[ChangeBatch]:
         begin = self._check(start)
         stream = self._open(begin, reader_id)
-        ask = MysqlCatalog(self._server, registry, begin, server_id(self._config.id, "look ahead"))
+        look_ahead = server_id(self._config.id, "look ahead")
+        ask = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
         decoder = MysqlDecoder(
             source_id=self._config.id,
             progress=StreamProgress(begin),
@@ -298,7 +299,8 @@ class MysqlSource:
         if begin.pos > MAX_OFFSET:
             return
         server, tables = self.identity(), SectionTables()
-        ask = MysqlCatalog(self._server, registry, begin, server_id(self._config.id, "look ahead"))
+        look_ahead = server_id(self._config.id, "look ahead")
+        ask = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
         remembering = Remembering(ask, registry, tables)
         planner = SectionPlanner(
             source_id=self._config.id,

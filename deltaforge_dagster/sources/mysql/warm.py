@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import Position
@@ -95,3 +95,8 @@ class _NoTables:
         """Ignore the statement."""
         del db, sql, position
         return ()
+
+    def existing(self, names: Iterable[Name]) -> set[Name]:
+        """Return nothing: the sample names no table in a statement."""
+        del names
+        return set()

@@ -63,6 +63,7 @@ SINCE = {"id128": (10, 7), "uca": (10, 10), "four": (10, 10)}
 @pytest.fixture(
     params=[
         "mariadb",
+        pytest.param("mariadb 11.8", marks=pytest.mark.soak("versions")),
         pytest.param("mariadb 10.11", marks=pytest.mark.soak("versions")),
         pytest.param("mariadb 10.5", marks=pytest.mark.soak("versions")),
     ]
@@ -283,3 +284,21 @@ def test_details_come_from_the_catalog(bench: MysqlBench) -> None:
         "n": ColumnDetails(True, None, ""),
         "g": ColumnDetails(True, None, "STORED GENERATED"),
     }
+
+
+def test_compressed_columns_of_tables_that_are_not_captured_stop_nothing(bench: MysqlBench) -> None:
+    """Their values are skipped by their sizes."""
+    source = bench.source(tables=(f"{bench.database}.orders",))
+    start = source.ensure_start()
+    bench.run(
+        "CREATE TABLE squeezed (a varchar(20) COMPRESSED, b text COMPRESSED, c varbinary(900) COMPRESSED,"
+        " d longblob COMPRESSED, e int)"
+    )
+    bench.execute(
+        "INSERT INTO squeezed VALUES ('a', repeat('b', 999), repeat('c', 900), 'd', 5), (NULL, '', NULL, '', 6)",
+        insert("orders", 1),
+    )
+    bench.run(insert("orders", 2))
+
+    rows = take(bench, start, whole(2), source=source).rows
+    assert [row["key"] for row in rows] == ['{"id":1}', '{"id":2}']

@@ -309,6 +309,7 @@ class MysqlDecoder:
         self._writer.tags[int(self._found.txs[0, TX_TAG])] = kept.tag
         state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, kept.index
         state[EVENT_POS] = state[POS] = kept.pos
+        versions.server = kept.server
         versions.describe(kept.table_map, self._found.here())
         for reason in versions.held.values():
             raise UnsupportedEvent(reason)

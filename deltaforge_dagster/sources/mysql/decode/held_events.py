@@ -13,7 +13,7 @@ Each is one byte string (`base.pack_held`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,12 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import pack_held, unpack_held
-from deltaforge_dagster.sources.mysql.events.binlog import HEADER
+from deltaforge_dagster.sources.mysql.events.binlog import (
+    HEADER,
+    UNKNOWN_SERVER,
+    LogServer,
+)
+from deltaforge_dagster.sources.mysql.events.sql_text import SqlSession, plain
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.column_changes import column_changes
@@ -47,6 +52,7 @@ class HeldRows:
         index: Number of changes of the transaction before it.
         table_map: Body of the TABLE_MAP event that describes the table.
         event: The event with header, without checksum.
+        server: The server that wrote it.
     """
 
     file: str
@@ -56,11 +62,13 @@ class HeldRows:
     index: int
     table_map: bytes
     event: bytes
+    server: LogServer = UNKNOWN_SERVER
 
     def data(self) -> bytes:
         """Return the bytes to store; the size in the event's header is corrected for the missing checksum."""
         head = {
-            "rows": [self.file, self.pos, list(self.tx), self.tag, self.index, len(self.table_map)]
+            "rows": [self.file, self.pos, list(self.tx), self.tag, self.index, len(self.table_map)],
+            "server": self.server.text,
         }
         size = len(self.event).to_bytes(4, "little")
         event = self.event[:9] + size + self.event[13:]
@@ -69,7 +77,7 @@ class HeldRows:
 
 @dataclass(frozen=True, slots=True)
 class HeldStatement:
-    """A held statement that may define tables."""
+    """A held statement that may define tables; `sql` as in `QueryEvent`."""
 
     database: str
     sql: str
@@ -114,7 +122,8 @@ def parse_held(data: bytes) -> HeldItem:
         event = rest[described:]
         if len(event) < HEADER:
             raise CorruptLog("a held event that is too short")
-        return HeldRows(file, pos, tuple(tx), tag, index, rest[:described], event)
+        server = LogServer.named(head.get("server", ""))
+        return HeldRows(file, pos, tuple(tx), tag, index, rest[:described], event, server)
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise CorruptLog(f"a held event that cannot be read: {error}") from error
 
@@ -175,9 +184,14 @@ class KnownTables:
         What it does to columns was recorded when the log was read.
         """
         del position
-        touched = set() if self._fixed else apply(self.tables, sql, db)
-        altered = column_changes(sql, db, fold=False)
+        text = plain(sql, SqlSession())  # earlier versions held it as it was
+        touched = set() if self._fixed else apply(self.tables, text, db)
+        altered = column_changes(text, db, fold=False)
         return touched if altered is None else touched | {altered[0]}
+
+    def existing(self, names: Iterable[Name]) -> set[Name]:
+        """Return which of these tables have a definition."""
+        return {name for name in names if name in self.tables}
 
 
 def tables_of_fix(
@@ -194,7 +208,9 @@ def tables_of_fix(
         UnsupportedEvent: The CREATE TABLE statement is not understood.
     """
     if "create_table" in fix:
-        table = table_of_statement(str(fix["create_table"]), name[0])
+        text = str(fix["create_table"])
+        sql = plain(text, SqlSession(is_mariadb="/*M!" in text))
+        table = table_of_statement(sql, name[0])
         if table is None:
             raise UnsupportedEvent("the CREATE TABLE statement that was given is not understood")
         return KnownTables({name: table}, fixed=False)

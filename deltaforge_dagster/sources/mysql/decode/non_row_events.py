@@ -7,7 +7,7 @@ all others. This module handles each of those in Python, and the scan continues 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -72,8 +72,8 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     HEADER,
     QueryEvent,
     has_checksums,
-    is_of_mariadb,
     left_out,
+    log_server,
     parse_query,
     parse_rotate,
 )
@@ -84,10 +84,17 @@ from deltaforge_dagster.sources.mysql.events.gtid_events import (
 )
 from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents, payload_blocks
-from deltaforge_dagster.sources.mysql.events.statements import StatementKind, Xid, statement, xid_of
+from deltaforge_dagster.sources.mysql.events.statements import (
+    Statement,
+    StatementKind,
+    Xid,
+    statement,
+    xid_of,
+)
 from deltaforge_dagster.sources.mysql.events.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, table_changes
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.log_scan import table_of
 from deltaforge_dagster.sources.mysql.stream.prepared import (
@@ -172,7 +179,7 @@ class NonRowEvents:
         if stop == FORMAT:
             packet = source[start : int(state[PACKET_END])].tobytes()
             state[CHECKSUM] = has_checksums(packet)
-            self._versions.fixed_binary = is_of_mariadb(packet)
+            self._versions.server = log_server(packet)
             self._versions.forget()  # table ids start again when a server restarts
         elif stop == PARTIAL:
             self._nest(iter([whole_event(source[start:end].tobytes(), self._versions)]))
@@ -196,7 +203,7 @@ class NonRowEvents:
         if stop == NEW_TABLE:
             self._versions.describe(body, self._found.here())
         elif stop == STATEMENT:
-            self._statement(parse_query(body))
+            self._statement(parse_query(body, self._versions.server))
         elif stop == PAYLOAD:
             self._nest(payload_blocks(body))
         elif stop == PREPARED:
@@ -252,19 +259,52 @@ class NonRowEvents:
             case StatementKind.XA_COMMIT | StatementKind.XA_ROLLBACK if state[OPEN] == GROUP:
                 self._decide(query, found.kind)
                 return
-            case StatementKind.UNKNOWN:
-                raise UnsupportedEvent(
-                    f"the log holds a statement {found.words} ..., which this version does not know,"
-                    f" {self._where()}"
-                )
+            case StatementKind.UNKNOWN if found.tables is not None:
+                self._hold(found.tables, found.words, query)
+            case StatementKind.CHANGES if self._is_elsewhere(found.tables):
+                self._catalog.statement(query.database, query.sql, self._found.here())
+                self._versions.forget()
             case _:
-                raise UnsupportedEvent(
-                    f"the log holds the statement {found.words} ..., which changes rows that are not"
-                    f" in the log, or takes changes back, {self._where()}; it takes"
-                    " binlog_format=ROW, and tables with transactions"
-                )
+                raise UnsupportedEvent(self._refusal(found))
         if state[OPEN] == GROUP:
             self._found.commit()
+
+    def _refusal(self, found: Statement) -> str:
+        """Return why a statement stops the pipeline."""
+        if found.kind is StatementKind.UNKNOWN:
+            return (
+                f"the log holds a statement {found.words} ..., which this version does not know,"
+                f" {self._where()}"
+            )
+        return (
+            f"the log holds the statement {found.words} ..., which changes rows that are not"
+            f" in the log, or takes changes back, {self._where()}; it takes"
+            " binlog_format=ROW, and tables with transactions"
+        )
+
+    def _is_elsewhere(self, names: frozenset[Name] | None) -> bool:
+        """Return whether a statement changes rows of none but these tables, which are not captured."""
+        return names is not None and not self._captured(names)
+
+    def _captured(self, names: Iterable[Name]) -> set[Name]:
+        """Return which of these names are captured; the server may have spelled them in lower case."""
+        spelled = {*names} | {(db.lower(), table.lower()) for db, table in names}
+        return {name for name in spelled if self._captures(*name)}
+
+    def _hold(self, names: frozenset[Name], words: str, query: QueryEvent) -> None:
+        """Hold the tables that an unknown statement may have changed: those that it names, or whose database."""
+        tables = {".".join(name) for name in self._catalog.existing(self._captured(names))}
+        databases = {table for _, table in names}
+        tables |= {table for table in self._versions.captured if table.split(".")[0] in databases}
+        for table in sorted(tables - self._versions.held.keys()):
+            self._versions.hold(
+                table,
+                f"table {table}: the log holds a statement {words} ..., which this version does not"
+                f" know, {self._where()}; it may have changed the table",
+            )
+        self._catalog.statement(query.database, query.sql, self._found.here())
+        for table in sorted(tables):
+            self._keep(table, HeldStatement(query.database, query.sql))
 
     def _keep_rows(self, event: bytes) -> None:
         """Add a rows event of a held table to the batches, undecoded."""
@@ -280,6 +320,7 @@ class NonRowEvents:
             index=int(state[HELD_INDEX]),
             table_map=table_map,
             event=event,
+            server=self._versions.server,
         )
         self._keep(".".join(table_of(table_map)), kept)
 
@@ -289,16 +330,16 @@ class NonRowEvents:
 
     def _define(self, query: QueryEvent, kind: StatementKind) -> None:
         """Apply DDL to the table definitions, and add a row for it; a TRUNCATE is a row of each captured table."""
-        altered = self._catalog.statement(query.database, query.statement, self._found.here())
+        altered = self._catalog.statement(query.database, query.sql, self._found.here())
         self._versions.redefined(altered)
         self._versions.forget()
         if kind is StatementKind.DEFINES:
             for table in self._versions.held:
-                self._keep(table, HeldStatement(query.database, query.statement))
+                self._keep(table, HeldStatement(query.database, query.sql))
         if kind is StatementKind.DEFINES:
             self._add_statement("ddl", query.database, DDL_TABLE, query)
             return
-        for change in table_changes(query.statement, query.database):
+        for change in table_changes(query.sql, query.database):
             if change.change is DdlEffect.EMPTIES and change.table is not None:
                 self._truncated(change.db, change.table, query)
 

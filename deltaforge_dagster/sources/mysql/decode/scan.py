@@ -88,11 +88,13 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     HEARTBEAT,
     HEARTBEAT_2,
     IGNORABLE,
+    INTVAR,
     MARIADB_GTID,
     PARTIAL_UPDATE_ROWS,
     PREVIOUS_GTIDS,
     QUERY,
     QUERY_COMPRESSED,
+    RAND,
     ROTATE,
     ROWS_QUERY,
     START_ENCRYPTION,
@@ -100,6 +102,7 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     TABLE_MAP,
     TRANSACTION_CONTEXT,
     TRANSACTION_PAYLOAD,
+    USER_VAR,
     VIEW_CHANGE,
     WRITE_ROWS_1,
     WRITE_ROWS_2,
@@ -427,6 +430,9 @@ def scan(
             return TAGGED if state[TXS] < txs.shape[0] else FULL
         elif (
             flags & FLAG_IGNORABLE == 0
+            and kind != INTVAR
+            and kind != RAND
+            and kind != USER_VAR
             and kind != HEARTBEAT
             and kind != HEARTBEAT_2
             and kind != STOP

@@ -30,6 +30,7 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
                           | gtrid | bqual                                       see `prepared`
      40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `nested_events`, `gtid_events`
      160-171              MariaDB's own               see `mariadb_events`
+     5 INTVAR, 13 RAND, 14 USER_VAR: values for the next statement, which is judged by itself: skipped
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, skipped, like any event whose flags
      have 0x80 ("ignorable")
@@ -52,7 +53,7 @@ import zlib
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS
+from deltaforge_dagster.sources.mysql.events.sql_text import SqlSession, decoded, plain
 
 HEADER = 19
 """Bytes of an event before its body."""
@@ -62,6 +63,7 @@ QUERY, STOP, ROTATE, FORMAT_DESCRIPTION, XID, TABLE_MAP = 2, 3, 4, 15, 16, 19
 WRITE_ROWS_1, UPDATE_ROWS_1, DELETE_ROWS_1 = 23, 24, 25
 WRITE_ROWS_2, UPDATE_ROWS_2, DELETE_ROWS_2 = 30, 31, 32
 PARTIAL_UPDATE_ROWS = 39
+INTVAR, RAND, USER_VAR = 5, 13, 14
 HEARTBEAT, IGNORABLE, ROWS_QUERY, HEARTBEAT_2 = 27, 28, 29, 41
 GTID, ANONYMOUS_GTID, PREVIOUS_GTIDS, TRANSACTION_CONTEXT, VIEW_CHANGE = 33, 34, 35, 36, 37
 XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD, GTID_TAGGED = 38, 39, 40, 42
@@ -79,11 +81,8 @@ FLAG_ARTIFICIAL, FLAG_IGNORABLE = 0x20, 0x80
 EVENT_NAMES = {
     0: "UNKNOWN",
     1: "START_V3",
-    5: "INTVAR",
     9: "APPEND_BLOCK",
     11: "DELETE_FILE",
-    13: "RAND",
-    14: "USER_VAR",
     17: "BEGIN_LOAD_QUERY",
     18: "EXECUTE_LOAD_QUERY",
     20: "WRITE_ROWS (version 0)",
@@ -134,11 +133,45 @@ class FieldReader:
 
 
 @dataclass(frozen=True, slots=True)
+class LogServer:
+    """The server that wrote a log file, as the file's FORMAT_DESCRIPTION event names it.
+
+    Attributes:
+        version: `8.0.15` as numbers; zeros if it is unknown.
+        is_mariadb: Whether it is MariaDB.
+    """
+
+    version: tuple[int, ...] = (0, 0, 0)
+    is_mariadb: bool = False
+
+    @classmethod
+    def named(cls, text: str) -> LogServer:
+        """Return the server of a version text, such as `8.0.15-log` or `5.5.5-10.5.23-MariaDB-log`."""
+        is_mariadb = "mariadb" in text.lower()
+        if is_mariadb:
+            text = text.removeprefix("5.5.5-")
+        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+        return cls(tuple(map(int, numbers.groups())) if numbers else cls().version, is_mariadb)
+
+    @property
+    def text(self) -> str:
+        """The text from which `named` makes an equal server."""
+        return ".".join(map(str, self.version)) + ("-MariaDB" if self.is_mariadb else "")
+
+
+@dataclass(frozen=True, slots=True)
 class QueryEvent:
-    """A statement in the log: its default database ("" for none) and its text."""
+    """A statement in the log.
+
+    Attributes:
+        database: Its default database, "" for none.
+        statement: Its text, for people.
+        sql: The same for readers of statements: as the server has read it (`sql_text.plain`).
+    """
 
     database: str
     statement: str
+    sql: str
 
 
 def left_out(event: bytes) -> tuple[int, list[int]]:
@@ -158,8 +191,8 @@ def left_out(event: bytes) -> tuple[int, list[int]]:
     return int.from_bytes(event[HEADER : HEADER + 6], "little"), lacking
 
 
-def parse_query(body: bytes) -> QueryEvent:
-    """Parse the body of a QUERY event.
+def parse_query(body: bytes, server: LogServer) -> QueryEvent:
+    """Parse the body of a QUERY event that a server wrote.
 
     Raises:
         CorruptLog: It is too short.
@@ -172,41 +205,62 @@ def parse_query(body: bytes) -> QueryEvent:
     database = body[at : at + database_size]
     if len(body) < at + database_size + 1:
         raise CorruptLog("a QUERY event that is too short")
-    charset = CHARSETS.get(_collation(body[13:at])) or CHARSETS[_UTF_8]
-    text = body[at + database_size + 1 :]
-    try:
-        statement = charset.decode(text)
-    except (ValueError, LookupError):  # literals in a statement may contain arbitrary bytes
-        statement = text.decode(errors="replace")
-    return QueryEvent(database.decode(errors="replace"), statement)
+    variables = _status_variables(body[13:at])
+    session = SqlSession(
+        is_mariadb=server.is_mariadb,
+        collation=int.from_bytes(variables.get(_CHARSET, b"")[:2], "little"),
+        sql_mode=int.from_bytes(variables.get(_SQL_MODE, b""), "little"),
+    )
+    statement = decoded(body[at + database_size + 1 :], session)
+    sql = plain(statement, session)
+    if server.is_mariadb or _DDL_XID in variables:
+        sql = _CREATES_UNLESS.sub(r"\1", sql)
+    return QueryEvent(database.decode(errors="replace"), statement, sql)
 
 
-_UTF_8 = 45
-_CHARSET = 4
-_SIZES = {0: 4, 1: 8, 3: 4, _CHARSET: 6}
-"""Fixed sizes of the status variables that may precede that of the client's character set."""
+_CREATES_UNLESS = re.compile(r"^(\s*CREATE\s+TABLE\s+)IF\s+NOT\s+EXISTS\b", re.IGNORECASE)
+"""A statement that MariaDB logs only if it creates the table. MySQL logs it in any case, but since 8.0 it has the number
+of a transaction only if it does."""
+
+_SQL_MODE, _CHARSET, _DDL_XID = 1, 4, 17
+_SIZES = {
+    0: 4, _SQL_MODE: 8, 3: 4, _CHARSET: 6, 7: 2, 8: 2, 9: 8, 10: 4, 13: 3, 16: 1, _DDL_XID: 8,
+}  # fmt: skip
+"""Status variables that may precede that of the DDL's transaction, and their sizes."""
 _TEXTS = {6: 0, 2: 1, 5: 0}
 """Status variables that are texts with a size before them, and how many bytes follow the text."""
+_INVOKER, _DATABASES, _TOO_MANY = 11, 12, 254
+_COLLATIONS = 131
+"""MariaDB's `character_set_collations`, since 11.3: before the client's character set."""
 
 
-def _collation(variables: bytes) -> int:
-    """Return the collation of the client that sent a statement; 0 if the log does not say it.
+def _status_variables(content: bytes) -> dict[int, bytes]:
+    """Return the status variables up to one that is not known, by their codes.
 
-    The status variables are in the order in which the server writes them, flags and modes first
-    (`Query_event` in the server's `statement_events.h`).
+    They are in the order in which the server writes them, flags and modes first (`Query_event` in the server's
+    `statement_events.h`).
     """
+    found: dict[int, bytes] = {}
     at = 0
-    while at + 2 < len(variables):
-        code = variables[at]
-        if code == _CHARSET:
-            return int.from_bytes(variables[at + 1 : at + 3], "little")
+    while at + 1 < len(content):
+        code, begin = content[at], at + 1
         if code in _SIZES:
-            at += 1 + _SIZES[code]
+            at = begin + _SIZES[code]
         elif code in _TEXTS:
-            at += 2 + variables[at + 1] + _TEXTS[code]
+            at = begin + 1 + content[begin] + _TEXTS[code]
+        elif code == _COLLATIONS:  # pairs of numbers of 2 bytes each
+            at = begin + 1 + 4 * content[begin]
+        elif code == _INVOKER:  # user and host, each with its size
+            host = begin + 1 + content[begin]
+            at = host + 1 + int.from_bytes(content[host : host + 1])
+        elif code == _DATABASES:  # names that each end with 0
+            at = begin + 1
+            for _ in range(content[begin] if content[begin] != _TOO_MANY else 0):
+                at = content.find(b"\0", at) + 1 or len(content)
         else:
             break
-    return 0
+        found[code] = content[begin:at]
+    return found
 
 
 def parse_rotate(body: bytes) -> tuple[str, int]:
@@ -239,24 +293,23 @@ def has_checksums(event: bytes) -> bool:
     return algorithm == 1
 
 
-def is_of_mariadb(event: bytes) -> bool:
-    """Return whether a FORMAT_DESCRIPTION event (header included) is one of MariaDB's."""
-    return b"mariadb" in event[HEADER + 2 : HEADER + 52].lower()
+UNKNOWN_SERVER = LogServer()
 
 
-_SKIP = re.compile(r"(?:\s+|/\*(?!!).*?\*/|/\*!\d*|#[^\n]*\n|--\s[^\n]*\n)*", re.DOTALL)
+def log_server(event: bytes) -> LogServer:
+    """Return the server that a FORMAT_DESCRIPTION event (header included) names."""
+    text = event[HEADER + 2 : HEADER + 52].rstrip(b"\0")
+    return LogServer.named(text.decode("ascii", errors="replace"))
 
 
-def first_words(statement: str, count: int = 2) -> str:
-    """Return the first `count` words of a statement, in capitals, without comments, joined with spaces."""
+def first_words(sql: str, count: int = 2) -> str:
+    """Return the first `count` words of a statement (`QueryEvent.sql`), in capitals, joined with spaces."""
     words = []
     at = 0
     for _ in range(count):
-        skipped = _SKIP.match(statement, at)
-        at = skipped.end() if skipped else at
-        word = re.compile(r"\w+").match(statement, at)
+        word = re.compile(r"\s*(\w+)").match(sql, at)
         if word is None:
             break
-        words.append(word[0].upper())
+        words.append(word[1].upper())
         at = word.end()
     return " ".join(words)

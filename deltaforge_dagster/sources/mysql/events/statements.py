@@ -2,8 +2,8 @@
 
 With row format, the server logs row changes as rows, and everything else as the statement that was run. This
 module decides by a statement's words whether it controls a transaction, defines or empties tables, can
-be ignored, or changes rows that are not in the log. Unknown statements are refused, because they
-may change rows.
+be ignored, or changes rows that are not in the log, and of which tables. An unknown statement may change every
+table that it names.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from deltaforge_dagster.sources.mysql.events.binlog import QueryEvent, first_words
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
+    Name,
+    NotUnderstoodError,
+    TokenKind,
+    TokenReader,
+    fills,
+    read_tokens,
+)
 
 
 class StatementKind(Enum):
@@ -46,14 +54,22 @@ WORTH_A_RUN = frozenset(StatementKind) - {
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement's kind, and its first words in capitals for messages."""
+    """What a statement does.
+
+    Attributes:
+        kind: Its kind.
+        words: Its first words in capitals, for messages.
+        tables: For `CHANGES` and `UNKNOWN`, the tables that it may concern, as far as their names are in it; None if
+            any table may be concerned.
+    """
 
     kind: StatementKind
     words: str
+    tables: frozenset[Name] | None = None
 
 
 _PASSED = (
-    "", "ANALYZE", "BEGIN", "COMMIT", "FLUSH", "GRANT", "INSTALL", "OPTIMIZE", "RELEASE", "REPAIR", "REVOKE",
+    "ANALYZE", "BEGIN", "COMMIT", "FLUSH", "GRANT", "INSTALL", "OPTIMIZE", "RELEASE", "REPAIR", "REVOKE",
     "SAVEPOINT", "SET", "UNINSTALL",
 )  # fmt: skip
 _DEFINES = {"ALTER", "CREATE", "DROP", "RENAME"}
@@ -66,10 +82,12 @@ _CHANGES = (
 _VERBS = {
     **dict.fromkeys(_PASSED, StatementKind.PASSED),
     **dict.fromkeys(_CHANGES, StatementKind.CHANGES),
+    "": StatementKind.CHANGES,  # a query in parentheses, which calls a routine
     "TRUNCATE": StatementKind.EMPTIES,
     "ROLLBACK": StatementKind.ROLLBACK,
 }
-_XA = {
+_TWO_WORDS = {
+    "SET STATEMENT": StatementKind.UNKNOWN,  # settings that decide how the rest was read
     "XA BEGIN": StatementKind.XA_START,
     "XA START": StatementKind.XA_START,
     "XA END": StatementKind.XA_END,
@@ -79,44 +97,88 @@ _XA = {
 
 
 def statement(query: QueryEvent) -> Statement:
-    """Return the kind of a statement, and its first words."""
-    words = first_words(query.statement)
-    return Statement(_kind(words, query.statement), words)
+    """Return what a statement does."""
+    words = first_words(query.sql)
+    kind = _kind(words, query)
+    tables = None
+    if kind is StatementKind.CHANGES:
+        tables = _changed(query)
+    elif kind is StatementKind.UNKNOWN:
+        # Which quotes are those of names is not certain either.
+        tables = _named(query, TokenKind.WORD, TokenKind.NAME, TokenKind.TEXT)
+    return Statement(kind, words, tables)
 
 
-def _kind(words: str, text: str) -> StatementKind:
+def _kind(words: str, query: QueryEvent) -> StatementKind:
     verb, _, what = words.partition(" ")
+    if not query.sql.strip():
+        return StatementKind.PASSED
     if verb in _DEFINES:
-        if what in _ELSEWHERE:
-            return StatementKind.PASSED
-        return (
-            StatementKind.CHANGES
-            if words == "CREATE TABLE" and _fills(text)
-            else StatementKind.DEFINES
-        )
-    return _XA.get(words) or _VERBS.get(verb, StatementKind.UNKNOWN)
+        return _kind_of_ddl(what, query)
+    if verb == "ANALYZE" and what not in _OF_TABLES:
+        return StatementKind.CHANGES  # MariaDB executes a statement in order to analyze it
+    return _TWO_WORDS.get(words) or _VERBS.get(verb, StatementKind.UNKNOWN)
 
 
-_QUOTED = re.compile(
-    r"""`(?:[^`]|``)*` | "(?:[^"\\]|""|\\.)*" | '(?:[^'\\]|''|\\.)*'
-    | /\*(?!!).*?\*/ | \#[^\n]* | --\s[^\n]*""",
-    re.DOTALL | re.VERBOSE,
-)
-_PARENTHESES = re.compile(r"\([^()]*\)")
+def _kind_of_ddl(what: str, query: QueryEvent) -> StatementKind:
+    if what == "OR":
+        what = first_words(query.sql, 4).removeprefix("CREATE OR REPLACE ")
+    if what in _ELSEWHERE:
+        return StatementKind.PASSED
+    return StatementKind.DEFINES if _filled(query) is None else StatementKind.CHANGES
 
 
-def _fills(text: str) -> bool:
-    """Return whether a CREATE TABLE has a query that fills it: `... SELECT`, `... TABLE`, `... VALUES`.
+_OF_TABLES = {"LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"}
+"""Second words of the ANALYZE that only makes statistics."""
+
+
+def _filled(query: QueryEvent) -> Name | None:
+    """Return the table that a CREATE TABLE fills with a query: `... SELECT`, `... TABLE`, `... VALUES`; None if none.
 
     With row format the server logs such a statement without the query, followed by the rows.
     """
-    bare = _QUOTED.sub(" ", text).upper()
-    if re.search(r"\bSELECT\b|\bVALUES\s+ROW\b", bare):
-        return True
-    inner = 1
-    while inner:
-        bare, inner = _PARENTHESES.subn(" ", bare)
-    return len(re.findall(r"\bTABLE\b", bare)) > 1
+    reader = TokenReader(query.sql, query.database, fold=False)
+    reader.skip("CREATE")
+    reader.skip("OR", "REPLACE")
+    if not reader.skip("TABLE"):
+        return None
+    reader.skip("IF", "NOT", "EXISTS")
+    try:
+        name = reader.table()
+    except NotUnderstoodError:
+        return None
+    return name if fills(reader.rest()) else None
+
+
+def _changed(query: QueryEvent) -> frozenset[Name] | None:
+    """Return the tables whose rows a statement may change; None if a routine may change any table."""
+    created = _filled(query)
+    if created is not None:
+        return frozenset({created})
+    reader = TokenReader(query.sql, query.database, fold=False)
+    if reader.word in {"UPDATE", "DELETE"}:
+        return _named(query, TokenKind.WORD, TokenKind.NAME)
+    if not (reader.skip("INSERT") or reader.skip("REPLACE")):
+        return None
+    reader.skip_any("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE")
+    reader.skip("INTO")
+    try:
+        return frozenset({reader.table()})
+    except NotUnderstoodError:
+        return None
+
+
+def _named(query: QueryEvent, *kinds: TokenKind) -> frozenset[Name] | None:
+    """Return what may be the name of a table in a statement; None if there is nothing behind the verb."""
+    tokens = list(read_tokens(query.sql))[1:]
+    found: set[Name] = set()
+    for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
+        dots = [near is not None and near.word == "." for near in (before, after)]
+        if token.word == "." and before is not None and after is not None:
+            found.add((before.text, after.text))
+        elif token.kind in kinds and not any(dots):
+            found.add((query.database, token.text))
+    return frozenset(found) or None
 
 
 _XID = re.compile(r"X'([0-9A-Fa-f]*)',X'([0-9A-Fa-f]*)',(\d+)")

@@ -19,7 +19,10 @@ MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are thos
       10, 11                  as 2 and 3, for ENUM and SET columns                         (FULL)
        7 GEOMETRY_TYPE, 12 COLUMN_VISIBILITY, 13 VECTOR_DIMENSIONALITY: not needed
 
-Without FULL, names, labels and key come from the catalog.
+Without FULL, names, labels and key come from the catalog. Which columns 1, 2 and 3 count depends on the server::
+
+    number column    integers, DECIMAL, FLOAT, DOUBLE; and YEAR, except in MySQL 8.0.15 and older
+    text column      CHAR, VARCHAR, TEXT, and the binary ones of them; MySQL's VECTOR; MariaDB's GEOMETRY
 """
 
 from __future__ import annotations
@@ -28,9 +31,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
-from deltaforge_dagster.sources.mysql.events.binlog import FieldReader
+from deltaforge_dagster.sources.mysql.events.binlog import FieldReader, LogServer
 from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS
-from deltaforge_dagster.sources.mysql.values.types import LogType, log_type, metadata_size
+from deltaforge_dagster.sources.mysql.values.types import (
+    LogType,
+    is_type_code,
+    log_type,
+    metadata_size,
+)
 
 MAX_COLUMNS = 4096
 """The most columns that MySQL allows in a table."""
@@ -125,8 +133,12 @@ class _TableMapReader(FieldReader):
             yield self.packed()
 
 
-def parse_table_map(content: bytes) -> TableMap:
+def parse_table_map(content: bytes, server: LogServer) -> TableMap:
     """Parse the body of a TABLE_MAP event, which begins with the table id.
+
+    Args:
+        content: The body.
+        server: The server that wrote it.
 
     Raises:
         CorruptLog: The bytes do not follow the format.
@@ -139,10 +151,12 @@ def parse_table_map(content: bytes) -> TableMap:
     if not 0 < count <= MAX_COLUMNS:
         raise CorruptLog(f"a TABLE_MAP event of {db}.{table} with {count} columns")
     codes = reader.read(count)
+    if strange := sorted({code for code in codes if not is_type_code(code)}):
+        raise UnsupportedEvent(f"table {db}.{table} has types that are not known: {strange}")
     metadata = _TableMapReader(reader.text())
     types = [log_type(code, metadata.read(metadata_size(code))) for code in codes]
     if metadata:
-        raise UnsupportedEvent(f"table {db}.{table} has a type that is not known ({list(codes)})")
+        raise CorruptLog(f"a TABLE_MAP event of {db}.{table} with more metadata than types")
     null_bits = reader.read((count + 7) // 8)
     nullable = [bool(null_bits[i >> 3] >> (i & 7) & 1) for i in range(count)]
     fields: dict[int, bytes] = {}
@@ -150,22 +164,42 @@ def parse_table_map(content: bytes) -> TableMap:
         kind = reader.number(1)
         fields[kind] = reader.text()
     found = TableMap(db, table, types, nullable)
-    found.unsigned = _unsigned(types, fields.get(1))
-    found.collations = _collations(types, lambda t: t.has_collation, fields.get(2), fields.get(3))
+    found.unsigned = _unsigned(types, fields.get(1), server)
+    found.collations = _collations(
+        types,
+        lambda t: t.has_collation or (server.is_mariadb and t.is_geometry),
+        fields.get(2),
+        fields.get(3),
+    )
     if 4 in fields:
         found.described = _described(types, fields)
     return found
 
 
-def _unsigned(types: list[LogType], bits: bytes | None) -> list[bool | None]:
+_NEWEST_WITHOUT_YEAR, _OLDEST_WITH_YEAR = (8, 0, 15), (8, 0, 23)
+"""Versions of MySQL: the first one does not write a sign for a YEAR, the second does; those between are not known."""
+
+
+def _unsigned(types: list[LogType], bits: bytes | None, server: LogServer) -> list[bool | None]:
+    """Return which columns are unsigned; None where that depends on whether the server counts YEAR columns."""
     unsigned: list[bool | None] = [None if t.is_number else False for t in types]
     if bits is None:
         return unsigned
-    numbers = [i for i, t in enumerate(types) if t.is_number]
-    if len(bits) != (len(numbers) + 7) // 8:
+    without_years = [i for i, t in enumerate(types) if t.is_number]
+    with_years = [i for i, t in enumerate(types) if t.is_number or t.is_year]
+    if server.is_mariadb or server.version >= _OLDEST_WITH_YEAR:
+        countings = [with_years]
+    elif (0, 0, 0) < server.version <= _NEWEST_WITHOUT_YEAR:
+        countings = [without_years]
+    else:
+        countings = [without_years, with_years]
+    countings = [counted for counted in countings if len(bits) == (len(counted) + 7) // 8]
+    if not countings:
         raise CorruptLog("a TABLE_MAP event whose SIGNEDNESS does not fit its columns")
-    for place, column in enumerate(numbers):
-        unsigned[column] = bool(bits[place >> 3] << (place & 7) & 0x80)
+    for column in without_years:
+        places = [counted.index(column) for counted in countings]
+        signs = {bool(bits[place >> 3] << (place & 7) & 0x80) for place in places}
+        unsigned[column] = signs.pop() if len(signs) == 1 else None
     return unsigned
 
 

@@ -6,6 +6,7 @@ Statement"). `definitions` finds the tables that a statement affects.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -148,24 +149,84 @@ def _index(made: list[tuple[str | None, CatalogColumn]], name: str) -> int:
     return found[0]
 
 
-_VERSIONING = {("SYSTEM", "VERSIONING"), ("PERIOD", "FOR")}
-"""MariaDB's words for system versioning, which adds hidden columns."""
 _INDEXES = {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK"}
 _OPTIONS = {
-    "ALGORITHM", "ANALYZE", "AUTOEXTEND_SIZE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "CHARACTER",
-    "CHARSET", "CHECK", "CHECKSUM", "COALESCE", "COLLATE", "COMMENT", "COMPRESSION", "CONNECTION",
-    "DATA", "DEFAULT", "DELAY_KEY_WRITE", "DISABLE", "DISCARD", "ENABLE", "ENCRYPTION", "ENGINE",
-    "ENGINE_ATTRIBUTE", "EXCHANGE", "FORCE", "IMPORT", "INDEX", "INSERT_METHOD", "KEY_BLOCK_SIZE",
-    "LOCK", "MAX_ROWS", "MIN_ROWS", "OPTIMIZE", "PACK_KEYS", "PARTITION", "PASSWORD", "REBUILD",
-    "REMOVE", "REORGANIZE", "REPAIR", "ROW_FORMAT", "SECONDARY_ENGINE", "SECONDARY_LOAD",
-    "SECONDARY_UNLOAD", "STATS_AUTO_RECALC", "STATS_PERSISTENT", "STATS_SAMPLE_PAGES", "STORAGE",
-    "TABLESPACE", "TRUNCATE", "UNION", "UPGRADE", "WITH", "WITHOUT",
+    "ALGORITHM", "AUTOEXTEND_SIZE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "CHARACTER", "CHARSET",
+    "CHECKSUM", "COLLATE", "COMMENT", "COMPRESSION", "CONNECTION", "DATA", "DEFAULT",
+    "DELAY_KEY_WRITE", "DISABLE", "DISCARD", "ENABLE", "ENCRYPTED", "ENCRYPTION",
+    "ENCRYPTION_KEY_ID", "ENGINE", "ENGINE_ATTRIBUTE", "FORCE", "IETF_QUOTES", "IMPORT", "INDEX",
+    "INSERT_METHOD", "KEY_BLOCK_SIZE", "LOCK", "MAX_ROWS", "MIN_ROWS", "PACK_KEYS",
+    "PAGE_CHECKSUM", "PAGE_COMPRESSED", "PAGE_COMPRESSION_LEVEL", "PARTITION", "PASSWORD",
+    "REMOVE", "ROW_FORMAT", "SECONDARY_ENGINE", "SECONDARY_ENGINE_ATTRIBUTE", "SECONDARY_LOAD",
+    "SECONDARY_UNLOAD", "SEQUENCE", "STATS_AUTO_RECALC", "STATS_PERSISTENT",
+    "STATS_SAMPLE_PAGES", "STORAGE", "TABLESPACE", "TABLE_CHECKSUM", "TRANSACTIONAL", "TYPE",
+    "UNION", "UPGRADE", "WITHOUT",
 }  # fmt: skip
 """First words of actions and options that change neither columns nor the key of a table."""
+_OF_PARTITIONS = {
+    "ADD", "ANALYZE", "CHECK", "COALESCE", "DISCARD", "DROP", "EXCHANGE", "IMPORT", "OPTIMIZE",
+    "REBUILD", "REORGANIZE", "REPAIR", "TRUNCATE",
+}  # fmt: skip
+"""Words before PARTITION in an action about partitions of a table."""
+
+
+def actions(reader: TokenReader, *, defaults: bool = False) -> list[TokenReader]:
+    """Read what follows the name in an ALTER TABLE; return the actions that may concern columns, keys or the name.
+
+    The others are indexes, constraints, partitions, the order of rows, options of the table, and, unless `defaults`, those that
+    only change a column's default.
+    """
+    found: list[TokenReader] = []
+    for tokens in items(reader.rest()):
+        item = reader.within(tokens)
+        if item.word == "ORDER" or (item.word in _OF_PARTITIONS and item.ahead(1) == "PARTITION"):
+            break  # it is the last action, and its names are separated by commas, too
+        if not _keeps_columns(item) or (defaults and _is_redefault(item)):
+            found.append(item)
+    return found
+
+
+def _keeps_columns(item: TokenReader) -> bool:
+    """Return whether an action certainly changes neither columns nor the key nor the name of a table."""
+    verb, what = item.word, item.ahead(1)
+    match verb:
+        case "ADD":
+            # CONSTRAINT may have a name, which is no word if it is quoted.
+            return _is_index(item, 1) or (
+                what == "CONSTRAINT" and (_is_index(item, 2) or _is_index(item, 3))
+            )
+        case "DROP":
+            return what in {"FOREIGN", "CHECK"} or _drops_index(item.again())
+        case "RENAME":
+            return what in {"INDEX", "KEY"}
+        case "ALTER":
+            return True  # defaults of columns, visibility of indexes and columns
+        case "CHANGE" | "MODIFY" | "CONVERT":
+            return False
+        case _:
+            return verb in _OPTIONS or what == "=" or (verb, what) == ("WITH", "VALIDATION")
+
+
+def _is_redefault(item: TokenReader) -> bool:
+    return item.word == "ALTER" and item.ahead(1) not in {"INDEX", "KEY", "CHECK", "CONSTRAINT"}
+
+
+def _is_index(item: TokenReader, place: int) -> bool:
+    """Return whether an index or a constraint begins at a place, which is no primary key."""
+    word = item.ahead(place)
+    return word in _INDEXES or (word == "VECTOR" and item.ahead(place + 1) in {"INDEX", "KEY"})
+
+
+def _drops_index(item: TokenReader) -> bool:
+    item.next()
+    if not item or item.next().word not in {"INDEX", "KEY", "CONSTRAINT"}:
+        return False
+    item.skip("IF", "EXISTS")
+    return bool(item) and item.next().text.upper() != "PRIMARY"
 
 
 def act(table: AlteredTable, item: TokenReader) -> None:
-    """Apply one action of ALTER TABLE.
+    """Apply one of the `actions` of ALTER TABLE; one that gives the table another name has no effect here.
 
     Raises:
         NotUnderstoodError: Its effect is not certain.
@@ -179,18 +240,14 @@ def act(table: AlteredTable, item: TokenReader) -> None:
         _change(table, item, renames=verb == "CHANGE")
     elif verb == "RENAME":
         if item.skip("COLUMN"):
-            old = table.must(item.name())
-            if not item.skip("TO"):
-                raise NotUnderstoodError
-            known = table.changed.get(old) or dict(table.columns)[old]
-            table.changed[old] = replace(known, name=item.name())
-    elif verb == "CONVERT":
+            _rename(table, item)
+    elif verb == "CONVERT" and item.skip("TO"):
         # Text types may become wider or binary; the types in the log are authoritative.
         _loosen(table)
     elif verb == "ALTER":
         item.skip("COLUMN")
         _redefault(table, item)
-    elif verb not in _OPTIONS:
+    else:
         raise NotUnderstoodError
 
 
@@ -204,6 +261,16 @@ def _redefault(table: AlteredTable, item: TokenReader) -> None:
             table.changed[old] = replace(known, default=None)
 
 
+def _rename(table: AlteredTable, item: TokenReader) -> None:
+    _, old = _old(table, item)
+    if not item.skip("TO"):
+        raise NotUnderstoodError
+    name = item.name()
+    if old is not None:
+        known = table.changed.get(old) or dict(table.columns)[old]
+        table.changed[old] = replace(known, name=name)
+
+
 def _loosen(table: AlteredTable) -> None:
     for name, column in table.columns:
         known = table.changed.get(name, column)
@@ -214,10 +281,8 @@ def _loosen(table: AlteredTable) -> None:
 
 
 def _add_action(table: AlteredTable, item: TokenReader) -> None:
-    if item.word == "PARTITION":
+    if _is_period(item):
         return
-    if (item.word, item.ahead(1)) in _VERSIONING:
-        raise NotUnderstoodError
     item.skip("COLUMN")
     if item.word == "(":
         for one in items(item.group()):
@@ -236,16 +301,44 @@ def add(table: AlteredTable, item: TokenReader) -> None:
     Raises:
         NotUnderstoodError: Its effect is not certain.
     """
-    if item.skip("CONSTRAINT") and item.word not in _INDEXES | {"PRIMARY"}:
-        item.name()
-    if item.word in _INDEXES:
+    if item.skip("CONSTRAINT"):
+        item.skip("IF", "NOT", "EXISTS")
+        if item.word not in _INDEXES | {"PRIMARY"}:
+            item.name()
+    if item.word in _INDEXES or (item.word == "VECTOR" and item.ahead(1) in {"INDEX", "KEY"}):
+        return
+    if _is_period(item):
         return
     if item.skip("PRIMARY"):
-        while item.word != "(":
-            item.next()
-        table.new_key = [item.within(one).name() for one in items(item.group())]
+        _add_key(table, item)
         return
     _add_column(table, item.name(), item)
+
+
+def _is_period(item: TokenReader) -> bool:
+    """Return whether a period of MariaDB comes next, whose columns are defined apart from it.
+
+    Raises:
+        NotUnderstoodError: It is about system versioning, which adds hidden columns.
+    """
+    if (item.word, item.ahead(1)) == ("SYSTEM", "VERSIONING"):
+        raise NotUnderstoodError
+    condition = {"IF": 3 if item.ahead(2) == "NOT" else 2}.get(item.ahead(1), 0)
+    if item.word != "PERIOD" or item.ahead(1 + condition) != "FOR":
+        return False
+    if item.ahead(2 + condition) == "SYSTEM_TIME":
+        raise NotUnderstoodError
+    return True
+
+
+def _add_key(table: AlteredTable, item: TokenReader) -> None:
+    spared = False
+    while item.word != "(":
+        spared = item.skip("IF", "NOT", "EXISTS") or spared
+        if item.word != "(":
+            item.next()
+    if not (spared and table.key):
+        table.new_key = [item.within(one).name() for one in items(item.group())]
 
 
 def _add_column(table: AlteredTable, name: str, item: TokenReader) -> None:
@@ -263,9 +356,7 @@ def _drop(table: AlteredTable, item: TokenReader) -> None:
         item.skip("IF", "EXISTS")
         if item.name().upper() == "PRIMARY":
             table.loses_key = True
-    elif (item.word, item.ahead(1)) in _VERSIONING:
-        raise NotUnderstoodError
-    elif item.word not in {"FOREIGN", "CHECK", "PARTITION"}:
+    elif not _is_period(item):
         item.skip("COLUMN")
         _, old = _old(table, item)
         if old is not None:
@@ -298,6 +389,15 @@ def _change(table: AlteredTable, item: TokenReader, *, renames: bool) -> None:
         table.placed.append((old, column))
 
 
+def defined_column(name: str, item: TokenReader) -> CatalogColumn:
+    """Read the rest of a column definition, after the name; return the column.
+
+    Raises:
+        NotUnderstoodError: Its type is not known.
+    """
+    return _column(name, item).column
+
+
 def _column(name: str, item: TokenReader) -> _Column:
     """Read the rest of a column definition, after the name."""
     type_ = column_type(item)
@@ -321,7 +421,9 @@ def _column(name: str, item: TokenReader) -> _Column:
             after = ""
         elif word == "AFTER":
             after = item.name()
-        elif word in _WITH_VALUE and item.word != "(":
+        elif word == "REFERENCES":
+            item.table()
+        elif word in _WITH_VALUE and item and item.word != "(":
             item.next()
     # The character set may be the default of table, database or server, so it is left unknown.
     charset = "binary" if is_binary(type_) else ""
@@ -340,24 +442,44 @@ def _default(type_: str, constants: Mapping[str, ColumnDefault | None]) -> Colum
     if _COMPUTED & words:
         return None
     if "DEFAULT" in words:
-        return constants["DEFAULT"]
+        constant = constants["DEFAULT"]
+        return None if constant is None or _is_rounded(type_, constant.text) else constant
     if type_.startswith("timestamp") and ("NULL" not in words or "NOT" in words):
         return None  # it depends on a setting of the server
     return implicit_default(type_) if {"NOT", "KEY", "PRIMARY"} & words else NULL
+
+
+def _is_rounded(type_: str, text: str | None) -> bool:
+    """Return whether the server may have another value than a statement says: it rounds fractions, and completes years."""
+    name = type_.partition("(")[0].partition(" ")[0]
+    if text is None:
+        return False
+    if name == "year":
+        return len(text) != len("2026")
+    return "." in text and name in {"datetime", "timestamp", "time", "float", "double", "real"}
 
 
 def _constant(item: TokenReader) -> ColumnDefault | None:
     """Return the constant that comes next, without reading it; None if it is something else, or its meaning is not certain."""
     if item.word == "NULL":
         return NULL
-    if item.word.isdigit() and item.ahead(1) != ".":
-        return ColumnDefault(item.word)
+    if item.word in {"TRUE", "FALSE"}:
+        return ColumnDefault(str(int(item.word == "TRUE")))
+    if item.word.isdigit() or (item.word in {"+", "-"} and item.ahead(1).isdigit()):
+        number = item.again()
+        text = number.next().text.strip("+")
+        text += number.next().text if not text.isdigit() else ""
+        if number.skip("."):
+            text += f".{number.next().text}" if number else "."
+        return ColumnDefault(text) if _NUMBER.fullmatch(text) else None
     token = item.peek()
     if token is not None and token.kind is TokenKind.TEXT:
         plain = token.text.isascii() and "\\" not in token.text
         return ColumnDefault(token.text) if plain else None
     return None
 
+
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 _COMPUTED = {"AUTO_INCREMENT", "AS", "GENERATED", "SERIAL"}
 """Attributes of columns whose values the server computes."""

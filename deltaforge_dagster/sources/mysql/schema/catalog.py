@@ -43,6 +43,7 @@ from deltaforge_dagster.sources.mysql.schema.definitions import (
     text_of,
 )
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan
+from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
 from deltaforge_dagster.tables import ColumnChanges, ColumnDetails, TableDetails, TableSchema
 
 SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
@@ -96,6 +97,7 @@ class MysqlCatalog:
         registry: Where definitions are stored, and where earlier ones come from.
         start: Where the reader begins.
         reader_id: A replication server id for scanning the log ahead of the reader.
+        forms: The formats of values where there is a choice.
     """
 
     def __init__(
@@ -104,9 +106,11 @@ class MysqlCatalog:
         registry: SourceNotes,
         start: BinlogPosition,
         reader_id: int,
+        forms: ValueForms = LABEL_FORMS,
     ) -> None:
         self._server = server
         self._registry = registry
+        self._forms = forms
         self._reader_id = reader_id
         self._now: dict[Name, _Table] = {}
         self._looked: BinlogPosition | None = None
@@ -187,7 +191,7 @@ class MysqlCatalog:
             self._now.pop(name, None)
         if touched:
             self._note(touched, position)
-        altered = column_changes(sql, db, fold=fold)
+        altered = column_changes(sql, db, fold=fold, forms=self._forms)
         if altered is not None:
             name, changes = altered
             touched.add(name)
@@ -195,6 +199,10 @@ class MysqlCatalog:
                 table = TableSchema(name[0], None, name[1], (), ())
                 self._registry.altered(table, changes, position)
         return touched
+
+    def existing(self, names: Iterable[Name]) -> set[Name]:
+        """Return which of these names are those of tables, now or after some statement before."""
+        return {name for name in names if name in self._tables or self._find(*name) is not None}
 
     def _note(self, names: Iterable[Name], position: Position) -> None:
         self._registry.define(
@@ -204,9 +212,7 @@ class MysqlCatalog:
     def _folds(self) -> bool:
         """Return whether the server stores table names in lower case; asks the server once."""
         if self._fold is None:
-            with self._server.query(_SECONDS) as session:
-                rows = session.rows("SELECT @@lower_case_table_names AS fold")
-            self._fold = bool(int(rows[0]["fold"]))
+            self._fold = _folds(self._server, _SECONDS)
         return self._fold
 
     def _vouched_for(
@@ -259,14 +265,36 @@ class MysqlCatalog:
         )
 
     def _scan_log(self, begin: BinlogPosition, until: BinlogPosition) -> None:
-        self._ahead += statements_between(self._server, begin, until, self._reader_id)
+        self._ahead += statements_between(
+            self._server, begin, until, self._reader_id, fold=self._folds()
+        )
         self._looked = until
 
 
+def _folds(server: MysqlSourceServer, seconds: float) -> bool:
+    """Return whether a server stores table names in lower case."""
+    with server.query(seconds) as session:
+        rows = session.rows("SELECT @@lower_case_table_names AS fold")
+    return bool(int(rows[0]["fold"]))
+
+
 def statements_between(
-    server: MysqlSourceServer, begin: BinlogPosition, until: BinlogPosition, reader_id: int
+    server: MysqlSourceServer,
+    begin: BinlogPosition,
+    until: BinlogPosition,
+    reader_id: int,
+    *,
+    fold: bool,
 ) -> list[tuple[BinlogPosition, TableChange]]:
-    """Return the tables that statements redefine between two positions, each with the statement's end."""
+    """Return the tables that statements redefine between two positions, each with the statement's end.
+
+    Args:
+        server: The server.
+        begin: The first position.
+        until: The second one.
+        reader_id: A replication server id for scanning the log.
+        fold: Whether the server stores table names in lower case.
+    """
     if until <= begin:
         return []
     # Start at the file position if the protocol can: with GTIDs the server starts in an older file.
@@ -278,8 +306,8 @@ def statements_between(
             if event is None:
                 continue
             if event.type == binlog.QUERY:
-                query = binlog.parse_query(event.body)
-                changes = table_changes(query.statement, query.database)
+                query = binlog.parse_query(event.body, scan.server)
+                changes = table_changes(query.sql, query.database, fold=fold)
                 found += [(event.end, one) for one in changes if one.change is DdlEffect.DEFINES]
             if event.end >= until:
                 break
@@ -294,7 +322,10 @@ def definitions_now(
     if not found:
         return {}
     read_at = next(iter(found.values())).read_at
-    changes = [change for _, change in statements_between(server, start, read_at, reader_id)]
+    fold = _folds(server, seconds)
+    changes = [
+        change for _, change in statements_between(server, start, read_at, reader_id, fold=fold)
+    ]
     tables: Definitions = {
         name: table.definition()
         for name, table in found.items()

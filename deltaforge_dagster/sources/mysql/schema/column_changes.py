@@ -6,41 +6,37 @@ ones except the statement.
 
 from __future__ import annotations
 
-import json
-import re
-from decimal import Decimal
-
-from deltaforge_dagster.sources.mysql.schema.column_types import column_type
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn
+from deltaforge_dagster.sources.mysql.schema.altered_table import actions, defined_column
+from deltaforge_dagster.sources.mysql.schema.column_types import ANY_TEXT, described_type, is_text
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
     Name,
     NotUnderstoodError,
-    Token,
-    TokenKind,
     TokenReader,
     items,
 )
+from deltaforge_dagster.sources.mysql.schema.defaults import NULL, default_json
+from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
 from deltaforge_dagster.tables import ColumnChanges
 
 _NO_COLUMNS = {
     "CHECK", "CONSTRAINT", "FOREIGN", "FULLTEXT", "INDEX", "KEY", "PARTITION", "PERIOD", "PRIMARY",
-    "SPATIAL", "SYSTEM", "UNIQUE",
+    "SPATIAL", "SYSTEM", "UNIQUE", "VECTOR",
 }  # fmt: skip
 """Words after ADD or DROP that do not name a column."""
 
-_INTEGERS = re.compile(r"(tiny|small|medium|big)?int(\(\d+\))?( unsigned)?$")
-_TEXTS = re.compile(r"(var)?char(\(\d+\))?$|(tiny|medium|long)?text$")
-_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)( unsigned)?$")
-_INTEGER = re.compile(r"[+-]?\d+$")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?$")
 
-
-def column_changes(sql: str, database: str, *, fold: bool) -> tuple[Name, ColumnChanges] | None:
+def column_changes(
+    sql: str, database: str, *, fold: bool, forms: ValueForms = LABEL_FORMS
+) -> tuple[Name, ColumnChanges] | None:
     """Return the table that a statement alters, and what it does to the columns; None if it alters no table.
 
     Args:
-        sql: The statement.
+        sql: The statement (`QueryEvent.sql`).
         database: The database of names without one.
         fold: Whether the server stores table names in lower case.
+        forms: The formats of values where there is a choice.
     """
     reader = TokenReader(sql, database, fold=fold)
     if not reader.skip("ALTER"):
@@ -53,11 +49,11 @@ def column_changes(sql: str, database: str, *, fold: bool) -> tuple[Name, Column
         name = reader.table()
     except NotUnderstoodError:
         return None
-    reader.skip("WAIT") or reader.skip("NOWAIT")
-    found = _Changes()
+    reader.skip_wait()
+    found = _Changes(forms)
     try:
-        for item in items(reader.rest()):
-            found.act(reader.within(item))
+        for action in actions(reader):
+            found.act(action)
     except NotUnderstoodError:
         return name, ColumnChanges(certain=False)
     return name, found.changes
@@ -66,7 +62,8 @@ def column_changes(sql: str, database: str, *, fold: bool) -> tuple[Name, Column
 class _Changes:
     """Collects what the items of one ALTER TABLE do; all names are those before the statement, except new ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: ValueForms) -> None:
+        self._forms = forms
         self._renamed: dict[str, str] = {}
         self._added: set[str] = set()
         self._dropped: set[str] = set()
@@ -87,6 +84,7 @@ class _Changes:
     def act(self, item: TokenReader) -> None:
         """Apply one item."""
         if item.skip("RENAME", "COLUMN"):
+            item.skip("IF", "EXISTS")
             old = item.name()
             if not item.skip("TO"):
                 raise NotUnderstoodError
@@ -120,98 +118,23 @@ class _Changes:
     def _add_column(self, item: TokenReader, *, perhaps: bool) -> None:
         name = item.name()
         (self._perhaps if perhaps else self._added).add(name)
-        fill = _fill(item)
+        if item.word == "SERIAL":  # numbers that the server gives
+            return
+        fill = _fill(defined_column(name, item), self._forms)
         if fill is not None:
             self._fills[name] = fill
 
 
-_VALUE_IN_ROWS = {"AS", "GENERATED", "AUTO_INCREMENT", "PRIMARY", "SERIAL", "ON"}
-"""Words of a definition with which what a row has is its own."""
-
-
-def _fill(item: TokenReader) -> str | None:
-    """Return what older rows have in a column, by its definition after the name: JSON as in row images; None if not certain.
-
-    Only what the server stores as it is written is certain; the rest, such as a number that is rounded or an expression, is
-    in the rows.
-    """
-    try:
-        type_, nullable, default = _definition(item)
-    except NotUnderstoodError:
+def _fill(column: CatalogColumn, forms: ValueForms) -> str | None:
+    """Return what older rows have in a column, JSON as in row images; None if that is not certain."""
+    if column.default == NULL:
+        return "null"
+    if column.default is None or column.type == ANY_TEXT:
         return None
-    if default is None:
-        return "null" if nullable else _implicit(type_)
-    return "null" if default.word == "NULL" else _literal(default, type_)
-
-
-def _definition(item: TokenReader) -> tuple[str, bool, Token | None]:
-    """Return type, whether it may be null, and the default, None without one; an expression is not understood."""
-    if item.word == "SERIAL":
-        raise NotUnderstoodError
-    type_ = column_type(item)
-    # Without a word about it, a TIMESTAMP may get the time, depending on explicit_defaults_for_timestamp.
-    nullable, default = not type_.startswith("timestamp"), None
-    while item:
-        if item.word == "(":
-            item.group()
-            continue
-        word = item.next().word
-        if word in _VALUE_IN_ROWS:
-            raise NotUnderstoodError
-        if word in {"UNSIGNED", "ZEROFILL"}:
-            type_ = f"{type_.removesuffix(' unsigned')} unsigned"
-        elif word == "NOT":
-            item.skip("NULL")
-            nullable = False
-        elif word == "NULL":
-            nullable = True
-        elif word == "DEFAULT":
-            default = _value(item)
-        elif word in {"AFTER", "COMMENT"}:
-            item.next()
-    return type_, nullable, default
-
-
-def _value(item: TokenReader) -> Token:
-    """Read a value after DEFAULT; a number is one token, with its sign and fraction."""
-    token = item.next()
-    if token.word in {"+", "-"}:
-        token = Token(token.text + item.next().text, TokenKind.WORD)
-    if token.kind is TokenKind.WORD and item.skip("."):
-        token = Token(f"{token.text}.{item.next().text}", TokenKind.WORD)
-    if item.word == "(" or token.word == "(":
-        raise NotUnderstoodError
-    return token
-
-
-def _implicit(type_: str) -> str | None:
-    """Return what rows get in a NOT NULL column without a default (manual: "Data Type Default Values")."""
-    if _INTEGERS.match(type_):
-        return "0"
-    if _TEXTS.match(type_):
-        return '""'
-    if (decimal := _DECIMAL.match(type_)) is not None:
-        return _decimal(Decimal(0), int(decimal[2]))
-    return None
-
-
-def _literal(token: Token, type_: str) -> str | None:
-    text = token.text
-    if _INTEGERS.match(type_):
-        if token.word in {"TRUE", "FALSE"}:
-            return str(int(token.word == "TRUE"))
-        return str(int(text)) if _INTEGER.match(text) else None
-    if (decimal := _DECIMAL.match(type_)) is not None:
-        scale = int(decimal[2])
-        fraction = text.partition(".")[2]
-        fits = _NUMBER.match(text) is not None and len(fraction) <= scale
-        return _decimal(Decimal(text), scale) if fits else None
-    if _TEXTS.match(type_) and token.kind is TokenKind.TEXT:
-        plain = text.isascii() and text.isprintable() and "\\" not in text
-        stored = text.rstrip(" ") if type_.startswith("char") else text
-        return json.dumps(stored) if plain else None
-    return None
-
-
-def _decimal(value: Decimal, scale: int) -> str:
-    return json.dumps(f"{value or abs(value):.{scale}f}")
+    # Whatever the character set, JSON has the same text.
+    charset = "utf8mb4" if is_text(column.type) else None
+    try:
+        type_ = described_type(column.type, charset, column.labels, forms)
+    except UnsupportedEvent:
+        return None
+    return default_json(column.default, type_, column.labels)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
+    NO_CHARACTER,
     NotUnderstoodError,
     Token,
     TokenKind,
@@ -109,13 +110,13 @@ def _type_name(reader: TokenReader) -> str:
 
 def _label(tokens: list[Token]) -> str:
     """Return a label in quotes."""
-    if len(tokens) != 1 or tokens[0].kind not in {TokenKind.TEXT, TokenKind.EITHER}:
+    if len(tokens) != 1 or tokens[0].kind is not TokenKind.TEXT:
         raise NotUnderstoodError
     text = tokens[0].text
-    # The meaning of a backslash depends on the SQL mode, that of trailing blanks on the character set.
-    if "\\" in text or text.endswith(" "):
+    # The meaning of trailing blanks depends on the character set.
+    if text.endswith(" ") or NO_CHARACTER in text:
         raise NotUnderstoodError
-    return "'" + text.replace("'", "''") + "'"
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def labels(column_type: str) -> tuple[str, ...]:
@@ -151,7 +152,7 @@ def fits(defined: str, logged: str) -> bool:
         return theirs in {_comparable(text) for text in TEXTS}
     if ours == "real":  # depends on the SQL mode
         return theirs in {"float", "double"}
-    return (ours, theirs) == ("json", "longtext")  # MariaDB
+    return (ours, theirs) in {("json", "longtext"), ("vector", "varchar")}  # MariaDB
 
 
 def is_text(column_type: str) -> bool:

@@ -1,21 +1,23 @@
-"""Find the tables that a statement in the log redefines or empties, by its words, without parsing it.
+"""Find the tables that a statement in the log redefines or empties, without their definitions.
 
-That suffices because a statement that alters, drops, renames or empties a table names the table
-right after these words (manual: "Data Definition Statements"). Statements that create
-a table are ignored: rows before them belong to an earlier table, which another statement has dropped.
+Statements that create a table are ignored: rows before them belong to an earlier table, which another
+statement has dropped, except for MariaDB's CREATE OR REPLACE.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Token, TokenKind, read_tokens
-
-_OPTIONAL = {"TEMPORARY", "IF", "NOT", "EXISTS", "ONLINE", "OFFLINE", "IGNORE"}
-_ELSEWHERE = {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "PARTITION"}
-"""Words after ADD, DROP or RENAME in an ALTER TABLE that affects neither columns nor primary key."""
+from deltaforge_dagster.sources.mysql.schema.altered_table import actions
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
+    Name,
+    NotUnderstoodError,
+    TokenReader,
+)
+from deltaforge_dagster.sources.mysql.schema.definitions import renamed_tables, renamed_to
 
 
 class DdlEffect(Enum):
@@ -40,69 +42,72 @@ class TableChange:
         return self.db == db and self.table in (None, table)
 
 
-def table_changes(statement: str, database: str) -> list[TableChange]:
-    """Return the effects of a statement on tables; `database` is the database of names without one."""
-    tokens = [token for token in read_tokens(statement) if token.kind is not TokenKind.TEXT]
-    words = [token.word for token in tokens]
-    at = _skip_optional(words, 1)
-    verb, what = words[0] if words else "", words[at] if at < len(words) else ""
-    if verb == "TRUNCATE":
-        begin = at + 1 if what == "TABLE" else at
-        return [
-            TableChange(DdlEffect.EMPTIES, *name) for name in _names(tokens, begin, database, 1)
-        ]
-    if verb == "DROP" and what in {"DATABASE", "SCHEMA"}:
-        named = tokens[_skip_optional(words, at + 1) :][:1]
-        return [TableChange(DdlEffect.DEFINES, token.text, None) for token in named]
-    found: list[tuple[str, str]] = []
-    if verb == "DROP" and what == "INDEX" and "ON" in words:
-        if tokens[at + 1].text.upper() == "PRIMARY":
-            found = _names(tokens, words.index("ON") + 1, database, 1)
-    elif verb == "ALTER" and what == "TABLE":
-        if _alters_columns(words[at + 1 :]):
-            found = _names(tokens, at + 1, database, 1) + _renamed_to(tokens, words, database)
-    elif verb in {"DROP", "RENAME"} and what in {"TABLE", "TABLES"}:
-        found = _names(tokens, at + 1, database, None)
-    return [TableChange(DdlEffect.DEFINES, *name) for name in found]
+def table_changes(sql: str, database: str, *, fold: bool = False) -> list[TableChange]:
+    """Return the effects of a statement on tables.
 
-
-def _alters_columns(words: list[str]) -> bool:
-    return any(
-        word in {"CHANGE", "MODIFY", "CONVERT"}
-        or (word in {"ADD", "DROP", "RENAME"} and follower not in _ELSEWHERE)
-        for word, follower in itertools.pairwise([*words, ""])
-    )
-
-
-def _skip_optional(words: list[str], at: int) -> int:
-    while at < len(words) and words[at] in _OPTIONAL:
-        at += 1
-    return at
-
-
-def _names(tokens: list[Token], at: int, database: str, most: int | None) -> list[tuple[str, str]]:
-    """Return the table names from `at` on, separated by commas or TO; at most `most`, None for all."""
-    found: list[tuple[str, str]] = []
-    words = [token.word for token in tokens]
-    at = _skip_optional(words, at)
-    while at < len(tokens) and (most is None or len(found) < most):
-        first = tokens[at].text
-        if at + 2 < len(tokens) and words[at + 1] == ".":
-            found.append((first, tokens[at + 2].text))
-            at += 3
-        else:
-            found.append((database, first))
-            at += 1
-        if at >= len(tokens) or words[at] not in {",", "TO"}:
-            break
-        at += 1
+    Args:
+        sql: The statement (`QueryEvent.sql`).
+        database: The database of names without one.
+        fold: Whether the server stores table names in lower case.
+    """
+    reader = TokenReader(sql, database, fold=fold)
+    found: list[TableChange] = []
+    with contextlib.suppress(NotUnderstoodError):
+        found.extend(_changes(reader))
     return found
 
 
-def _renamed_to(tokens: list[Token], words: list[str], database: str) -> list[tuple[str, str]]:
-    """Return the new name of `ALTER TABLE a ... RENAME [TO | AS | =] b`."""
-    for at, word in enumerate(words[:-1]):
-        if word == "RENAME" and words[at + 1] not in {"COLUMN", "INDEX", "KEY"}:
-            begin = at + 2 if words[at + 1] in {"TO", "AS", "="} else at + 1
-            return _names(tokens, begin, database, 1)
-    return []
+def _changes(reader: TokenReader) -> Iterator[TableChange]:
+    """Yield the effects of a statement; what follows a name that is not understood has none for certain."""
+    if reader.skip("TRUNCATE"):
+        reader.skip("TABLE")
+        yield TableChange(DdlEffect.EMPTIES, *reader.table())
+    elif reader.skip("CREATE", "OR", "REPLACE", "TABLE"):
+        yield _defined(reader.table())
+    elif reader.skip("DROP"):
+        yield from _dropped(reader)
+    elif reader.skip("RENAME", "TABLE") or reader.skip("RENAME", "TABLES"):
+        for names in renamed_tables(reader):
+            yield from map(_defined, names)
+    elif reader.skip("ALTER"):
+        reader.skip_any("ONLINE", "OFFLINE", "IGNORE")
+        if reader.skip("TABLE"):
+            reader.skip("IF", "EXISTS")
+            yield from map(_defined, _altered(reader))
+
+
+def _defined(name: Name) -> TableChange:
+    return TableChange(DdlEffect.DEFINES, *name)
+
+
+def _dropped(reader: TokenReader) -> Iterator[TableChange]:
+    if reader.skip("TABLE") or reader.skip("TABLES"):
+        reader.skip("IF", "EXISTS")
+        yield _defined(reader.table())
+        while reader.skip(","):
+            yield _defined(reader.table())
+    elif reader.skip("DATABASE") or reader.skip("SCHEMA"):
+        reader.skip("IF", "EXISTS")
+        yield TableChange(DdlEffect.DEFINES, reader.table()[1], None)
+    elif reader.skip("INDEX"):
+        reader.skip("IF", "EXISTS")
+        if reader.name().upper() == "PRIMARY" and reader.skip("ON"):
+            yield _defined(reader.table())
+
+
+def _altered(reader: TokenReader) -> Iterator[Name]:
+    """Yield the tables whose columns, key or name an ALTER TABLE changes."""
+    name = reader.table()
+    reader.skip_wait()
+    if reader.skip("CONVERT", "PARTITION"):
+        return
+    if reader.skip("CONVERT", "TABLE"):
+        yield reader.table()
+        return
+    done = actions(reader)
+    if done:
+        yield name
+    for item in done:
+        new = renamed_to(item)
+        if new is not None:
+            yield new

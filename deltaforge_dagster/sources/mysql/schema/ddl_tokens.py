@@ -1,7 +1,6 @@
 """Split a statement into tokens, as MySQL does (manual: "Lexical Structure").
 
-Comments are skipped, except those that MySQL executes (`/*!80000 ... */`), whose content is read. The version
-number can be ignored, because a server blanks out the comments that it did not execute.
+The statement is plain (`QueryEvent.sql`): without comments, in one spelling whatever the session's SQL mode.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ from enum import Enum
 Name = tuple[str, str]
 """Database and table."""
 
+NO_CHARACTER = "\ufffd"
+"""Stands for bytes that are no character of the client's character set."""
+
 _TOKEN = re.compile(
     r"""(?x)
-    (?P<space> \s+ | /\*(?!M?!).*?\*/ | /\*M?!\d* | \*/ | \#[^\n]* | --(?=\s)[^\n]* )
-    | ` (?P<back> (?:[^`]|``)* ) `
-    | " (?P<double> (?:[^"\\]|""|\\.)* ) "
-    | ' (?P<single> (?:[^'\\]|''|\\.)* ) '
-    | (?P<word> [\w$]+ )
+    (?P<space> [\x00-\x20]+ )
+    | ` (?P<name> (?:[^`]|``)* ) `
+    | ' (?P<text> (?:[^'\\]|''|\\.)* ) '
+    | (?P<word> [0-9A-Za-z$_\x80-\U0010ffff]+ )
     | (?P<sign> . )
     """,
     re.DOTALL,
@@ -33,17 +34,15 @@ class TokenKind(Enum):
     WORD = "word"
     """A keyword, a number, or an unquoted name."""
     NAME = "name"
-    """A name in backticks."""
+    """A name in backticks, or behind a dot, where every word is a name."""
     TEXT = "text"
-    """A string in single quotes."""
-    EITHER = "either"
-    """A string in double quotes, or, with `ANSI_QUOTES`, a name."""
+    """A string."""
     SIGN = "sign"
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token. Its text is without the quotes; a string keeps its backslashes."""
+    """A token. Its text is what is meant: without quotes, and without what escapes them."""
 
     text: str
     kind: TokenKind
@@ -53,26 +52,22 @@ class Token:
         """The word in capitals, or the sign; "" for anything quoted."""
         return self.text.upper() if self.kind in {TokenKind.WORD, TokenKind.SIGN} else ""
 
-    @property
-    def quoted(self) -> bool:
-        """Whether the token is quoted in any way."""
-        return self.kind not in {TokenKind.WORD, TokenKind.SIGN}
 
-
-def read_tokens(statement: str) -> Iterator[Token]:
-    """Yield the tokens of a statement, without spaces and comments."""
-    for match in _TOKEN.finditer(statement):
+def read_tokens(sql: str) -> Iterator[Token]:
+    """Yield the tokens of a statement, without spaces."""
+    after_dot = False
+    for match in _TOKEN.finditer(sql):
         kind = match.lastgroup
-        if kind == "back":
-            yield Token(match["back"].replace("``", "`"), TokenKind.NAME)
-        elif kind == "double":
-            yield Token(match["double"].replace('""', '"'), TokenKind.EITHER)
-        elif kind == "single":
-            yield Token(match["single"].replace("''", "'"), TokenKind.TEXT)
+        if kind == "name":
+            yield Token(match["name"].replace("``", "`"), TokenKind.NAME)
+        elif kind == "text":
+            text = re.sub(r"''|\\\\", lambda pair: pair[0][0], match["text"])
+            yield Token(text, TokenKind.TEXT)
         elif kind == "word":
-            yield Token(match["word"], TokenKind.WORD)
+            yield Token(match["word"], TokenKind.NAME if after_dot else TokenKind.WORD)
         elif kind == "sign":
             yield Token(match["sign"], TokenKind.SIGN)
+        after_dot = match[0] == "."
 
 
 class NotUnderstoodError(Exception):
@@ -83,7 +78,7 @@ class TokenReader:
     """Reads the tokens of a statement one after another.
 
     Args:
-        tokens: A statement, or tokens of one.
+        tokens: A plain statement, or tokens of one.
         database: The database of table names without one.
         fold: Whether the server stores table names in lower case.
     """
@@ -127,6 +122,13 @@ class TokenReader:
         while self.word and self.word in words:
             self._at += 1
 
+    def skip_wait(self) -> None:
+        """Skip MariaDB's `WAIT n` or `NOWAIT`, if it comes next."""
+        if self.skip("WAIT"):
+            self.next()
+        else:
+            self.skip("NOWAIT")
+
     def next(self) -> Token:
         """Return the next token; raise `NotUnderstoodError` at the end."""
         if not self:
@@ -137,7 +139,7 @@ class TokenReader:
     def name(self) -> str:
         """Read a name."""
         token = self.next()
-        if token.kind in {TokenKind.TEXT, TokenKind.SIGN}:
+        if token.kind in {TokenKind.TEXT, TokenKind.SIGN} or NO_CHARACTER in token.text:
             raise NotUnderstoodError
         return token.text
 
@@ -152,6 +154,10 @@ class TokenReader:
     def within(self, tokens: Sequence[Token]) -> TokenReader:
         """Return a reader for a part of the statement, with the same options."""
         return TokenReader(tokens, self._database, fold=self._fold)
+
+    def again(self) -> TokenReader:
+        """Return another reader for the tokens that are left."""
+        return self.within(self._tokens[self._at :])
 
     def group(self) -> list[Token]:
         """Read a group in parentheses; return the tokens inside."""
@@ -184,3 +190,13 @@ def items(tokens: Sequence[Token]) -> Iterator[list[Token]]:
             item.append(token)
     if item:
         yield item
+
+
+def fills(tokens: Sequence[Token]) -> bool:
+    """Return whether a query follows the name, or the columns, of a CREATE TABLE, of which these are the tokens."""
+    depth = 0
+    for token in tokens:
+        depth += (token.word == "(") - (token.word == ")")
+        if token.word == "SELECT" or (depth == 0 and token.word in {"TABLE", "VALUES"}):
+            return True
+    return False

@@ -12,20 +12,25 @@ Types are kept only for comparison with those in the log, which take precedence.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 
 from deltaforge_dagster.sources.mysql.events.table_map import (
     CatalogColumn,
     CatalogTable,
     ColumnDefault,
 )
-from deltaforge_dagster.sources.mysql.schema.altered_table import AlteredTable, act, add
+from deltaforge_dagster.sources.mysql.schema.altered_table import (
+    AlteredTable,
+    act,
+    actions,
+    add,
+)
 from deltaforge_dagster.sources.mysql.schema.column_types import fits, is_text, labels
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
     Name,
     NotUnderstoodError,
-    Token,
     TokenReader,
+    fills,
     items,
 )
 
@@ -138,12 +143,23 @@ def _statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> 
         _drop_something(tables, reader, touched)
     elif reader.skip("RENAME"):
         if reader.skip("TABLE") or reader.skip("TABLES"):
-            _rename(tables, reader, touched)
+            for old, new in renamed_tables(reader):
+                _move(tables, old, new, touched)
     elif reader.skip("ALTER"):
         reader.skip_any("ONLINE", "OFFLINE", "IGNORE")
         if reader.skip("TABLE"):
             reader.skip("IF", "EXISTS")
             _alter(tables, reader, touched)
+    elif reader.skip("SET", "STATEMENT"):
+        _set(tables, reader, touched)
+
+
+def _set(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+    """Find the tables of a `SET STATEMENT ... FOR` that is still there, so that the rest is not understood."""
+    words = {token.text for token in reader.rest()}
+    touched.update(name for name in tables if name[1] in words)
+    if touched:
+        raise NotUnderstoodError
 
 
 def _drop_something(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
@@ -174,6 +190,7 @@ def _drop_database(tables: Definitions, database: str, touched: set[Name]) -> No
 
 
 def _drop_index(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+    reader.skip("IF", "EXISTS")
     index = reader.name()
     if index.upper() == "PRIMARY" and reader.skip("ON"):
         name = reader.table()
@@ -182,16 +199,21 @@ def _drop_index(tables: Definitions, reader: TokenReader, touched: set[Name]) ->
         tables[name] = None if known is None else CatalogTable(known.columns, ())
 
 
-def _rename(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
-    while True:
+def renamed_tables(reader: TokenReader) -> Iterator[tuple[Name, Name]]:
+    """Read what follows RENAME TABLE; yield the former and the new name of each table, in order.
+
+    Raises:
+        NotUnderstoodError: The names from here on are not certain.
+    """
+    more = True
+    while more:
         reader.skip("IF", "EXISTS")
         old = reader.table()
+        reader.skip_wait()
         if not reader.skip("TO"):
             raise NotUnderstoodError
-        new = reader.table()
-        _move(tables, old, new, touched)
-        if not reader.skip(","):
-            return
+        yield old, reader.table()
+        more = reader.skip(",")
 
 
 def _move(tables: Definitions, old: Name, new: Name, touched: set[Name]) -> None:
@@ -211,7 +233,7 @@ def _create(tables: Definitions, reader: TokenReader, touched: set[Name]) -> Non
     if inner.skip("LIKE"):
         tables[name] = tables.get(inner.table())
         return
-    if inner is reader or _is_filled(reader.rest()):
+    if inner is reader or fills(reader.rest()):
         raise NotUnderstoodError
     new = AlteredTable([], [])
     for item in items(inner.rest()):
@@ -219,33 +241,32 @@ def _create(tables: Definitions, reader: TokenReader, touched: set[Name]) -> Non
     tables[name] = new.made()
 
 
-def _is_filled(options: Sequence[Token]) -> bool:
-    """Return whether a query follows the columns of a CREATE TABLE; it may add columns."""
-    depth = 0
-    for token in options:
-        depth += (token.word == "(") - (token.word == ")")
-        if token.word == "SELECT" or (depth == 0 and token.word in {"TABLE", "VALUES"}):
-            return True
-    return False
-
-
 def _alter(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
     name = reader.table()
     touched.add(name)
-    renamed: list[Name] = []
-    reader.skip("WAIT") or reader.skip("NOWAIT")
-    actions = list(items(reader.rest()))
+    reader.skip_wait()
+    if reader.skip("CONVERT", "PARTITION"):  # MariaDB: it becomes a table of its own
+        reader.name()
+        if not reader.skip("TO", "TABLE"):
+            raise NotUnderstoodError
+        apart = reader.table()
+        touched.add(apart)
+        tables[apart] = tables.get(name)
+        return
+    if reader.skip("CONVERT", "TABLE"):  # the other way round
+        gone = reader.table()
+        touched.add(gone)
+        tables.pop(gone, None)
+        return
+    done = actions(reader, defaults=True)
     # Find the new name first: the actions may include one that is not understood.
-    for item in actions:
-        new_name = _renamed_to(reader.within(item))
-        if new_name is not None:
-            renamed.append(new_name)
-            touched.add(new_name)
+    renamed = [new for item in done if (new := renamed_to(item.again())) is not None]
+    touched.update(renamed)
     known = tables.get(name)
     if known is not None:
         table = AlteredTable.of(known)
-        for item in actions:
-            act(table, reader.within(item))
+        for item in done:
+            act(table, item)
         tables[name] = table.made()
     else:
         tables[name] = None
@@ -254,8 +275,9 @@ def _alter(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None
             _move(tables, name, new, touched)
 
 
-def _renamed_to(item: TokenReader) -> Name | None:
-    if not item.skip("RENAME") or item.word in {"COLUMN", "INDEX", "KEY"}:
+def renamed_to(item: TokenReader) -> Name | None:
+    """Return the new name of the table, if an action of ALTER TABLE gives it one."""
+    if not item.skip("RENAME") or item.word == "COLUMN":
         return None
     for word in ("TO", "AS", "="):
         if item.skip(word):

@@ -38,6 +38,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TABLE_WIDTH,
 )
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
+from deltaforge_dagster.sources.mysql.events.binlog import UNKNOWN_SERVER, LogServer
 from deltaforge_dagster.sources.mysql.events.table_map import (
     ID_SIZE,
     CatalogTable,
@@ -67,6 +68,9 @@ from deltaforge_dagster.sources.mysql.values.types import (
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.hiding import Hiding
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
+
+_Described = tuple[bytes, LogServer, CatalogTable | None, bool]
+"""A TABLE_MAP event without the id, who wrote it, the columns if they are captured and known, and whether it is captured."""
 
 _NO_STAMP = SchemaStamp("", 0, 0)
 _MAX_MAPS = 4096
@@ -125,6 +129,10 @@ class TableCatalog(Protocol):
         """
         ...
 
+    def existing(self, names: Iterable[Name]) -> set[Name]:
+        """Return which of these names are those of tables, now or after some statement before."""
+        ...
+
 
 class MysqlTableVersions:
     """The table versions of one stream by number, and the current version of each table id.
@@ -145,7 +153,7 @@ class MysqlTableVersions:
         tables, layout: The versions and their columns as arrays for the kernels (`decode.layout`).
         maps, map_texts: The TABLE_MAP events in force: the hash table that `scan_rows.find_table`
             reads, and the events' bodies.
-        fixed_binary: Whether the log is MariaDB's, in which BINARY may stand for UUID, INET4 or INET6.
+        server: The server that wrote the log from here on.
     """
 
     def __init__(
@@ -167,8 +175,8 @@ class MysqlTableVersions:
         self._forms = forms
         self._catalog = catalog
         self._captures = captures
-        self.fixed_binary = False
-        self._known: dict[Name, dict[tuple[bytes, CatalogTable | None, bool], int]] = {}
+        self.server = UNKNOWN_SERVER
+        self._known: dict[Name, dict[_Described, int]] = {}
         self._newest: dict[str, int] = {}
         self._shown: dict[int, TableSchema] = {}
         self.schemas: list[TableSchema] = []
@@ -188,6 +196,26 @@ class MysqlTableVersions:
         for table in tables:
             self._known.pop(table, None)
 
+    @property
+    def captured(self) -> set[str]:
+        """Full names of the captured tables that the log has described so far."""
+        return {
+            f"{schema.db}.{schema.table}"
+            for schema, (_, _, _, captured, _) in zip(self.schemas, self.tables, strict=True)
+            if captured
+        }
+
+    def hold(self, table: str, reason: str) -> None:
+        """Hold a table, given by its full name, from here on; its next TABLE_MAP event is described as such.
+
+        Raises:
+            SourceMisconfigured: Values of it must be hidden, so that it cannot be held.
+        """
+        database, _, name = table.partition(".")
+        self.hiding.refuse_to_hold(database, name, reason)
+        self.held[table] = reason
+        self.forget()
+
     def describe(self, content: bytes, position: Position) -> None:
         """Make the version that a TABLE_MAP event describes the current one for its table id.
 
@@ -203,7 +231,7 @@ class MysqlTableVersions:
             UnsupportedEvent: A column's type cannot be decoded.
             DeltaforgeError: From catalog or registry.
         """
-        described = parse_table_map(content)
+        described = parse_table_map(content, self.server)
         captured = self._captures(described.db, described.table)
         name = f"table {described.db}.{described.table}"
         known = None
@@ -212,7 +240,7 @@ class MysqlTableVersions:
             known = self._unless_held(described, name, position)
         if known is not None:
             types = _types(described, known, name, self._forms)
-        key = (content[ID_SIZE:], known, captured)
+        key = (content[ID_SIZE:], self.server, known, captured)
         known_versions = self._known.setdefault((described.db, described.table), {})
         version = known_versions.get(key)
         if version is None:
@@ -241,7 +269,7 @@ class MysqlTableVersions:
             DeltaforgeError: From catalog or registry.
         """
         content = self.map_of(table_id)
-        described = parse_table_map(content)
+        described = parse_table_map(content, self.server)
         version = int(self.maps[int(find_table(self.maps, table_id))][MAP_VERSION])
         names = [column.name for column in self.schemas[version].columns]
         name = f"table {described.db}.{described.table}"
@@ -307,8 +335,8 @@ class MysqlTableVersions:
     ) -> CatalogTable | Unknown:
         """Return a table's columns as the log describes them, with what it lacks from the catalog."""
         logged = described.described
-        hidden = self.fixed_binary and any(map(may_be_fixed, described.types))
-        if logged is not None and not hidden:
+        fixed = self.server.is_mariadb and any(map(may_be_fixed, described.types))
+        if logged is not None and not fixed and None not in described.unsigned:
             return logged
         answer = self._catalog.table(
             described.db,
@@ -322,8 +350,9 @@ class MysqlTableVersions:
         pairs = list(zip(logged.columns, answer.columns, strict=True))
         if any(ours.name != theirs.name for ours, theirs in pairs):
             return Unknown(
-                f"{name}: which of its columns are UUID, INET4 or"
-                " INET6 only the catalog says, and it names other columns than the log"
+                f"{name}: only the catalog says which of its columns are"
+                f" {'UUID, INET4 or INET6' if fixed else 'unsigned'}, and it names other columns"
+                " than the log"
             )
         columns = tuple(replace(ours, type=theirs.type) for ours, theirs in pairs)
         return replace(logged, columns=columns)

@@ -79,6 +79,7 @@ class LogScan:
 
     Attributes:
         log_bytes: Bytes of log received so far.
+        server: The server that wrote the events of the last file.
     """
 
     def __init__(
@@ -90,8 +91,9 @@ class LogScan:
         kinds: Collection[int] = LOOKED_INTO,
     ) -> None:
         self.log_bytes = 0
+        self.server = binlog.UNKNOWN_SERVER
         self._kinds = {*kinds, *_STEERING}
-        self._server = server
+        self._source = server
         self._stream = open_dump(server, start, reader_id, seconds, follow=False)
         self._file = start.file
         self._pos = 0
@@ -120,7 +122,7 @@ class LogScan:
         while True:
             if not buffer.fill(self._stream.receive, 1.0):
                 if self._stream.silence > SILENCE_SECONDS:
-                    raise SourceUnavailable(f"{self._server.where}: the server says nothing")
+                    raise SourceUnavailable(f"{self._source.where}: the server says nothing")
                 yield None
                 continue
             at = 0
@@ -132,7 +134,7 @@ class LogScan:
                     continue
                 if packet[:1] != bytes([_EVENT]):
                     if packet[:1] == bytes([_ERROR]):
-                        raise refusal(self._server, bytes(packet))
+                        raise refusal(self._source, bytes(packet))
                     return
                 yield self._event(packet[1:])
                 packet.release()
@@ -160,7 +162,7 @@ class LogScan:
 
     def _event(self, event: memoryview) -> Seen:
         if len(event) < binlog.HEADER:
-            raise CorruptLog(f"{self._server.where}: an event that is too short")
+            raise CorruptLog(f"{self._source.where}: an event that is too short")
         kind = event[4]
         pos, flags = struct.unpack_from("<IH", event, 13)
         if not pos and not flags & binlog.FLAG_ARTIFICIAL:
@@ -169,6 +171,7 @@ class LogScan:
         if kind in self._kinds:
             if kind == binlog.FORMAT_DESCRIPTION:
                 self._checksums = binlog.has_checksums(bytes(event))
+                self.server = binlog.log_server(bytes(event))
             end = len(event) - (binlog.CHECKSUM_SIZE if self._checksums else 0)
             whole = without_checksum(bytes(event[:end]))
             if kind == binlog.QUERY_COMPRESSED:

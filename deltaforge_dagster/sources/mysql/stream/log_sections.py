@@ -8,7 +8,7 @@ by the sequential reader (`Source.read`), which may query the catalog.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -100,6 +100,11 @@ class SectionTables:
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Raise an error: the part has no statements."""
         del db, sql, position
+        raise _Unforeseen("a statement where none was foreseen")
+
+    def existing(self, names: Iterable[Name]) -> set[Name]:
+        """Raise an error: the part has no statements."""
+        del names
         raise _Unforeseen("a statement where none was foreseen")
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
@@ -202,6 +207,10 @@ class Remembering:
         """Do nothing: the planner stops before the first statement that defines a table."""
         del db, sql, position
         return ()
+
+    def existing(self, names: Iterable[Name]) -> set[Name]:
+        """Ask the catalog."""
+        return self._catalog.existing(names)
 
 
 def plan_sections(

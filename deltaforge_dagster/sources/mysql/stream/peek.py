@@ -36,7 +36,7 @@ def has_changes(
         for event in scan:
             if scan.log_bytes > MAX_UNREAD_BYTES or time.monotonic() > deadline:
                 return True
-            if event is not None and _concerns(event.event, patterns):
+            if event is not None and _concerns(event.event, scan.server, patterns):
                 return True
     return False
 
@@ -53,15 +53,16 @@ def _moved(server: MysqlSourceServer, start: BinlogPosition) -> bool:
     return head != start
 
 
-def _concerns(event: bytes, patterns: TablePatterns) -> bool:
+def _concerns(event: bytes, server: binlog.LogServer, patterns: TablePatterns) -> bool:
     """Return whether an event is worth a run: a captured table, or a statement that matters."""
     kind, body = event[4:5], event[binlog.HEADER :]
     match kind[0] if kind else -1:
         case binlog.TABLE_MAP:
             return patterns.matches(*table_of(body))
         case binlog.QUERY:
-            return statement(binlog.parse_query(body)).kind in WORTH_A_RUN
+            return statement(binlog.parse_query(body, server)).kind in WORTH_A_RUN
         case binlog.TRANSACTION_PAYLOAD:
-            return any(_concerns(nested, patterns) for nested in events(payload_blocks(body)))
+            blocks = payload_blocks(body)
+            return any(_concerns(nested, server, patterns) for nested in events(blocks))
         case _:
             return False

@@ -97,6 +97,7 @@ from deltaforge_dagster.sources.mysql.values.scalars import decimal_size
 _TINY, _SHORT, _LONG, _FLOAT, _DOUBLE, _LONGLONG, _INT24 = 1, 2, 3, 4, 5, 8, 9
 _DATE, _YEAR, _VARCHAR, _BIT, _VECTOR = 10, 13, 15, 16, 242
 _TIMESTAMP2, _DATETIME2, _TIME2 = 17, 18, 19
+_BLOB_COMPRESSED, _VARCHAR_COMPRESSED = 140, 141
 _JSON, _NEWDECIMAL, _ENUM, _SET, _BLOB, _VAR_STRING, _STRING, _GEOMETRY = (
     245, 246, 247, 248, 252, 253, 254, 255,
 )  # fmt: skip
@@ -130,8 +131,9 @@ _BLOBS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
 _METADATA = {
     _FLOAT: 1, _DOUBLE: 1, _VARCHAR: 2, _BIT: 2, _TIMESTAMP2: 1, _DATETIME2: 1, _TIME2: 1,
     _JSON: 1, _NEWDECIMAL: 2, _ENUM: 2, _SET: 2, _BLOB: 1, _VAR_STRING: 2, _STRING: 2,
-    _GEOMETRY: 1, _VECTOR: 1,
+    _GEOMETRY: 1, _VECTOR: 1, _BLOB_COMPRESSED: 1, _VARCHAR_COMPRESSED: 2,
 }  # fmt: skip
+_COMPRESSED = {_BLOB_COMPRESSED: "BLOB or TEXT", _VARCHAR_COMPRESSED: "VARBINARY or VARCHAR"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,13 @@ class LogType:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a numeric type, for which FULL metadata say if it is unsigned."""
+        """Whether it is a numeric type, which may be unsigned."""
         return self.code in _INTEGERS or self.code in (_NEWDECIMAL, _FLOAT, _DOUBLE)
+
+    @property
+    def is_year(self) -> bool:
+        """Whether it is a YEAR."""
+        return self.code == _YEAR
 
     @property
     def is_integer(self) -> bool:
@@ -165,7 +172,12 @@ class LogType:
     @property
     def has_collation(self) -> bool:
         """Whether the column is among those for which a TABLE_MAP event lists collations."""
-        return self.is_text or self.code == _VECTOR
+        return self.is_text or self.code == _VECTOR or self.code in _COMPRESSED
+
+    @property
+    def is_geometry(self) -> bool:
+        """Whether it is of one of the spatial types."""
+        return self.code == _GEOMETRY
 
     @property
     def has_labels(self) -> bool:
@@ -181,6 +193,11 @@ class LogType:
     def is_set(self) -> bool:
         """Whether it is a SET."""
         return self.code == _SET
+
+
+def is_type_code(code: int) -> bool:
+    """Return whether a type byte of a TABLE_MAP event is one whose metadata are known."""
+    return code in _METADATA or code in _INTEGERS or code in {_DATE, _YEAR, *_BEFORE_5_6}
 
 
 def metadata_size(code: int) -> int:
@@ -211,7 +228,9 @@ def _is_possible(type_: LogType) -> bool:
         return first in (1, 2)
     if code == _SET:
         return first in (1, 2, 3, 4, 8)
-    return code not in (_BLOB, _JSON, _GEOMETRY, _VECTOR) or 1 <= first <= 4
+    if code in (_BLOB, _JSON, _GEOMETRY, _VECTOR, _BLOB_COMPRESSED):
+        return 1 <= first <= 4
+    return True
 
 
 def _log_type(code: int, metadata: bytes) -> LogType:
@@ -222,7 +241,7 @@ def _log_type(code: int, metadata: bytes) -> LogType:
             second |= ((first & 0x30) ^ 0x30) << 4
             first |= 0x30
         return LogType(first, second) if first in (_ENUM, _SET) else LogType(_STRING, second)
-    if code in (_VARCHAR, _VAR_STRING):
+    if code in (_VARCHAR, _VAR_STRING, _VARCHAR_COMPRESSED):
         return LogType(code, first | second << 8)
     return LogType(code, first, second)
 
@@ -366,6 +385,8 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
         raise UnsupportedEvent(
             f"{_BEFORE_5_6[code]} in its format before MySQL 5.6; run: ALTER TABLE ... FORCE"
         )
+    if code in _COMPRESSED:
+        raise UnsupportedEvent(f"{_COMPRESSED[code]} with the attribute COMPRESSED")
     raise UnsupportedEvent(f"type {code} of the binary log")
 
 
@@ -407,8 +428,8 @@ def skipped_type(type_: LogType) -> MysqlValueType:
     Raises:
         UnsupportedEvent: The size of its values is not known.
     """
-    if type_.is_text:
-        if type_.code == _BLOB:
-            return MysqlValueType("", BLOB, prefix=type_.first)
+    if type_.code in (_BLOB, _BLOB_COMPRESSED):
+        return MysqlValueType("", BLOB, prefix=type_.first)
+    if type_.is_text or type_.code == _VARCHAR_COMPRESSED:
         return MysqlValueType("", BLOB, prefix=1 if type_.first < 256 else 2)
     return value_type(type_, None, unsigned=False)

@@ -2,9 +2,16 @@
 
 import pytest
 
-from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, table_changes
+from deltaforge_dagster.sources.mysql.events.sql_text import SqlSession, plain
+from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, TableChange, table_changes
 
 D, E = DdlEffect.DEFINES, DdlEffect.EMPTIES
+ANSI = SqlSession(sql_mode=4)
+
+
+def changes(statement: str) -> list[TableChange]:
+    """Return the effects of a statement of a session with ANSI_QUOTES."""
+    return table_changes(plain(statement, ANSI), "shop")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +34,13 @@ D, E = DdlEffect.DEFINES, DdlEffect.EMPTIES
             (D, "shop", "a"), (D, "shop", "b"), (D, "c", "d"), (D, "shop", "e"),
         ]),
         ("DROP INDEX `PRIMARY` ON a", [(D, "shop", "a")]),
+        ("DROP INDEX IF EXISTS `PRIMARY` ON a", [(D, "shop", "a")]),
+        ("ALTER TABLE a DROP INDEX i, DROP CONSTRAINT `primary`", [(D, "shop", "a")]),
+        ("ALTER TABLE a WAIT 5 ADD x int", [(D, "shop", "a")]),
+        ("RENAME TABLE a NOWAIT TO b", [(D, "shop", "a"), (D, "shop", "b")]),
+        ("CREATE OR REPLACE TABLE a (x int)", [(D, "shop", "a")]),
+        ("ALTER TABLE a CONVERT TABLE b TO PARTITION p VALUES IN (1)", [(D, "shop", "b")]),
+        ("ALTER TABLE other.table ADD x int", [(D, "other", "table")]),
         ("DROP DATABASE IF EXISTS other", [(D, "other", None)]),
         ("DROP SCHEMA `other`", [(D, "other", None)]),
         ("TRUNCATE TABLE orders", [(E, "shop", "orders")]),
@@ -37,7 +51,7 @@ def test_a_statement_names_its_tables(
     statement: str, expected: list[tuple[DdlEffect, str, str | None]]
 ) -> None:
     """Whatever the quotes, comments, letter case and optional words."""
-    found = [(one.change, one.db, one.table) for one in table_changes(statement, "shop")]
+    found = [(one.change, one.db, one.table) for one in changes(statement)]
 
     assert found == expected
 
@@ -54,6 +68,14 @@ def test_a_statement_names_its_tables(
         "ALTER TABLE orders ADD PARTITION (PARTITION p VALUES LESS THAN (9))",
         "ALTER TABLE orders ENGINE=InnoDB, COMMENT 'we ADD and DROP nothing'",
         "ALTER TABLE orders AUTO_INCREMENT = 100",
+        "ALTER TABLE orders ENGINE InnoDB ROW_FORMAT=DYNAMIC COMMENT 'x', own_option = yes",
+        "ALTER TABLE orders ORDER BY a DESC, b",
+        "ALTER TABLE orders ADD CONSTRAINT fk FOREIGN KEY (a) REFERENCES b (a), ADD CHECK (a > 1)",
+        "ALTER TABLE orders ADD VECTOR INDEX (v), ADD INDEX ((a + 1)), DROP CONSTRAINT c",
+        "ALTER TABLE orders ALTER COLUMN a DROP DEFAULT, ALTER INDEX i INVISIBLE",
+        "ALTER TABLE orders ALGORITHM=INPLACE, LOCK=NONE, DROP PARTITION p, q",
+        "ALTER TABLE orders REORGANIZE PARTITION p, q INTO (PARTITION p VALUES LESS THAN (9))",
+        "ALTER TABLE orders CONVERT PARTITION p TO TABLE q",
         "ALTER DATABASE shop CHARACTER SET utf8mb4",
         "CREATE VIEW v AS SELECT 1",
         "GRANT ALL ON *.* TO u",
@@ -66,4 +88,4 @@ def test_a_statement_names_its_tables(
 )
 def test_other_statements_change_no_columns(statement: str) -> None:
     """Indexes, partitions, options, other objects: rows before them are read as they were."""
-    assert table_changes(statement, "shop") == []
+    assert changes(statement) == []

@@ -1,0 +1,180 @@
+r"""The text of a statement in the log, as its server and session have read it.
+
+What a text means depends on who reads it: its bytes are in the client's character set, in some of which a backslash is
+part of other characters; `ANSI_QUOTES` and `NO_BACKSLASH_ESCAPES` change quotes; MySQL and MariaDB execute other comments.
+A QUERY event has the session's state, and its file names the server. `plain` uses them once, so that the readers of
+statements need not know any of this: they get a text without comments, whose strings are in single quotes.
+
+Comments that are code on one of the two, after their beginning; a server that skips such a comment logs it with a blank
+instead of `!`, so that one which is left was executed::
+
+    /*!  and 5 or 6 digits, a version     both; before 6 digits were allowed, the sixth was code
+    /*!  and no version                   both
+    /*M! with or without a version        MariaDB; a comment for MySQL
+
+Other SQL modes change what expressions mean (`HIGH_NOT_PRECEDENCE`, `PIPES_AS_CONCAT`), but neither tokens nor columns.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset
+
+_UTF_8 = 45
+_ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1 << 2, 1 << 20
+
+_SHIFT_JIS = rb"[\x81-\x9f\xe0-\xfc][\x40-\x7e\x80-\xfc]"
+_GBK = rb"[\x81-\xfe][\x40-\x7e\x80-\xfe]"
+_CHARACTERS = {
+    "sjis": _SHIFT_JIS,
+    "cp932": _SHIFT_JIS,
+    "big5": rb"[\xa1-\xf9][\x40-\x7e\xa1-\xfe]",
+    "gbk": _GBK,
+    "gb18030": rb"[\x81-\xfe][0-9][\x81-\xfe][0-9]|" + _GBK,
+}
+"""The characters of several bytes of the character sets in which a backslash or backtick may be one of these bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlSession:
+    """What decides how the text of a statement is read.
+
+    Attributes:
+        is_mariadb: Whether MariaDB reads it.
+        collation: The collation of the client, whose character set the text is in; 0 if it is unknown.
+        sql_mode: The bits of `@@sql_mode`.
+    """
+
+    is_mariadb: bool = False
+    collation: int = 0
+    sql_mode: int = 0
+
+
+def decoded(content: bytes, session: SqlSession) -> str:
+    """Return the text of a statement; U+FFFD stands for bytes that are no character, as in binary literals."""
+    charset = CHARSETS.get(session.collation) or CHARSETS[_UTF_8]
+    try:
+        return charset.decode(content)
+    except ValueError:
+        return _decoded_by_character(content, charset)
+
+
+def _decoded_by_character(content: bytes, charset: Charset) -> str:
+    if charset.codec in {"utf-8", "ascii"}:
+        return content.decode(charset.codec, errors="replace")
+    pattern = _CHARACTERS.get(charset.name, rb"[\x80-\xff]+")
+    text = ""
+    for part in re.finditer(rb"[\x00-\x7f]+|" + pattern + rb"|.", content, re.DOTALL):
+        try:
+            text += charset.decode(part[0])
+        except ValueError:
+            text += "\ufffd"
+    return text
+
+
+_SPACE = r"[\x00-\x20]+ | \#[^\n]* | --(?=[\x00-\x20\x7f]|\Z)[^\n]*"
+_BACKTICKED = r"`(?:[^`]|``)*`"
+_CODE_OF_MYSQL = r"/\*!(?:0\d{5}|\d{5})?"
+_CODE_OF_MARIADB = r"/\*M?!(?:\d{5,6})?"
+_COMMENT = r"/\*.*?\*/"
+_SKIPPED_CODE = r"/\*M?\ \d{5,6}(?:(?!/\*|\*/).|/\*.*?\*/)*\*/"
+"""A comment in the place of code that the server skipped, which may contain comments."""
+
+
+def plain(text: str, session: SqlSession) -> str:
+    r"""Return a statement that means the same, without comments, in the spelling that `ddl_tokens` reads.
+
+    Names are as they were, or in backticks. Strings are in single quotes; in them, only `''` and `\\` have a meaning.
+    """
+    escapes = not session.sql_mode & _NO_BACKSLASH_ESCAPES
+    ansi = bool(session.sql_mode & _ANSI_QUOTES)
+    found = _plain(text, session, _COMMENT, escapes=escapes, ansi=ansi)
+    if found is None:  # a comment ended too early
+        nested = f"{_SKIPPED_CODE}|{_COMMENT}"
+        found = _plain(text, session, nested, escapes=escapes, ansi=ansi)
+    if found is None:
+        return text
+    return _executed(found) if session.is_mariadb else found
+
+
+_SETTING = re.compile(
+    r"\s*SET\s+STATEMENT\b (?P<settings> (?:[^`'\w]|`(?:[^`]|``)*`|'(?:[^'\\]|''|\\.)*'|(?!FOR\b)\w+)* )"
+    r"\bFOR\b\s*",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
+def _executed(sql: str) -> str:
+    """Return the statement of MariaDB's `SET STATEMENT ... FOR statement`; itself if it is no such one.
+
+    With a SQL mode or a character set among the settings it is not certain how the server has read it.
+    """
+    match = _SETTING.match(sql)
+    if match is None or re.search(r"(?i)sql_mode|character_set|collation", match["settings"]):
+        return sql
+    return sql[match.end() :]
+
+
+def _plain(
+    text: str, session: SqlSession, comment: str, *, escapes: bool, ansi: bool
+) -> str | None:
+    """Return the plain text; None if a comment ends that has not begun."""
+    begins = _CODE_OF_MARIADB if session.is_mariadb else _CODE_OF_MYSQL
+    single, double = _quoted("'", escapes=escapes), _quoted('"', escapes=escapes and not ansi)
+    pattern = re.compile(
+        f"(?xs) (?P<space> {_SPACE} ) | (?P<begin> {begins} ) | (?P<comment> {comment} )"
+        rf" | (?P<end> \*/ ) | {_BACKTICKED} | (?P<single> {single} ) | (?P<double> {double} )"
+    )
+    depth = 0
+    stray = False
+
+    def rewritten(match: re.Match[str]) -> str:
+        nonlocal depth, stray
+        kind = match.lastgroup
+        if kind == "begin":
+            depth += 1
+        elif kind == "end":
+            depth -= 1
+            stray = stray or depth < 0
+        elif kind == "double" and ansi:
+            name = match[0][1:-1].replace('""', '"')
+            return "`" + name.replace("`", "``") + "`"
+        elif kind in {"single", "double"}:
+            return _string(match[0], escapes=escapes)
+        return match[0] if kind is None else " "
+
+    result = pattern.sub(rewritten, text)
+    return None if stray else result
+
+
+def _quoted(quote: str, *, escapes: bool) -> str:
+    """Return the pattern of a text in quotes."""
+    if escapes:
+        return rf"{quote}(?:[^{quote}\\]|{quote}{quote}|\\.)*{quote}"
+    return f"{quote}(?:[^{quote}]|{quote}{quote})*{quote}"
+
+
+_ESCAPES = {
+    "0": "\0",
+    "b": "\b",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "Z": "\x1a",
+    "%": "\\%",
+    "_": "\\_",
+}
+
+
+def _string(literal: str, *, escapes: bool) -> str:
+    quote, value = literal[0], literal[1:-1]
+    pattern = f"{quote}{quote}|\\\\(.)" if escapes else f"{quote}{quote}"
+
+    def meant(match: re.Match[str]) -> str:
+        escaped = match[1] if escapes else None
+        return quote if escaped is None else _ESCAPES.get(escaped, escaped)
+
+    value = re.sub(pattern, meant, value, flags=re.DOTALL)
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
