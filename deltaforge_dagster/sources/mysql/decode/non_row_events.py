@@ -262,8 +262,7 @@ class NonRowEvents:
             case StatementKind.UNKNOWN if found.tables is not None:
                 self._hold(found.tables, found.words, query)
             case StatementKind.CHANGES if self._is_elsewhere(found.tables):
-                self._catalog.statement(query.database, query.sql, self._found.here())
-                self._versions.forget()
+                self._pass(found, query)
             case _:
                 raise UnsupportedEvent(self._refusal(found))
         if state[OPEN] == GROUP:
@@ -285,6 +284,11 @@ class NonRowEvents:
     def _is_elsewhere(self, names: frozenset[Name] | None) -> bool:
         """Return whether a statement changes rows of none but these tables, which are not captured."""
         return names is not None and not self._captured(names)
+
+    def _pass(self, found: Statement, query: QueryEvent) -> None:
+        """Pass a statement that changes rows of tables that are not captured; it may define one of them."""
+        if found.words.startswith("CREATE"):
+            self._define(query, StatementKind.DEFINES)
 
     def _captured(self, names: Iterable[Name]) -> set[Name]:
         """Return which of these names are captured; the server may have spelled them in lower case."""
