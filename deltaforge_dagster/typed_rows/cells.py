@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from deltaforge_dagster.kernels.characters import TAB
 from deltaforge_dagster.kernels.runtime import Bytes
 
 Ints: TypeAlias = npt.NDArray[np.int32]
@@ -51,6 +52,14 @@ class ColumnCells:
     starts: Ints
     stops: Ints
     status: Bytes
+
+    def find_null_documents(self) -> None:
+        """Give nulls that are documents (`json_text.write_null_document`) the status of values."""
+        nulls = np.flatnonzero(self.status == NULL)
+        stops = self.stops[nulls]
+        inside = stops < self.source.size
+        nulls, stops = nulls[inside], stops[inside]
+        self.status[nulls[self.source[stops] == TAB]] = VALUE
 
     def text(self, row: int) -> str:
         """Return a value as it stands."""

@@ -204,6 +204,8 @@ def _lists(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     )
     if count:
         locate_elements(*texts, ends, elements.starts, elements.stops, elements.status)
+    if type_.element.kind == "json":
+        elements.find_null_documents()
     values = typed_column(elements, type_.element)
     cells.status[cells.status == VALUE] = FITS
     failed = np.flatnonzero(elements.status > FITS)[::-1]

@@ -139,6 +139,8 @@ def typed_rows(
     present = {}
     for number, column in enumerate(schema.columns):
         cells = ColumnCells(source, starts[number], stops[number], status[number])
+        if column.type.kind == "json":
+            cells.find_null_documents()
         columns.append(typed_column(cells, column.type))
         if (cells.status == ABSENT).any():
             present[column.name] = pa.array(cells.status != ABSENT)

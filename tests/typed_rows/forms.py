@@ -24,6 +24,9 @@ from deltaforge_dagster.sources.rows.images import UNCHANGED, members
 from deltaforge_dagster.sources.value_types import ValueType
 from deltaforge_dagster.typed_rows.rows import TypedRows
 
+NULL_DOCUMENT = "null\t"
+"""The JSON document `null`, which is a value."""
+_NULLS = {"null", NULL_DOCUMENT}
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _CLOCK = r"[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
 _DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -117,7 +120,7 @@ def fits(text: str, type_: ValueType) -> bool:  # noqa: C901, PLR0911, PLR0912 -
         case "list":
             assert type_.element is not None
             return text.startswith("[") and all(
-                one == "null" or fits(one, type_.element) for one in json_texts(text)
+                one in _NULLS or fits(one, type_.element) for one in json_texts(text)
             )
         case _:
             raise AssertionError(type_)
@@ -159,11 +162,11 @@ def _is_one(kind: Any, text: str) -> bool:
 
 def same(value: Any, text: str, type_: ValueType) -> bool:  # noqa: C901, PLR0911, PLR0912 - one case per type
     """Say whether what stands in an Arrow column is the value of a JSON text that fits."""
-    if text == "null":
+    if text == "null" or (text == NULL_DOCUMENT and type_.kind != "json"):
         return value is None
     match type_.kind:
         case "json":
-            return bool(value == text)
+            return bool(value == ("null" if text == NULL_DOCUMENT else text))
         case "text":
             return bool(value == (json.loads(text) if text.startswith('"') else text))
         case "boolean":
@@ -263,7 +266,7 @@ def agree(
             if text is None:
                 assert values[row] is None
                 assert (row, column.name) not in misfits
-            elif text == "null" or fits(text, column.type):
+            elif text in _NULLS or fits(text, column.type):
                 assert (row, column.name) not in misfits, (text, column)
                 assert same(values[row], text, column.type), (values[row], text, column)
                 if written is not None:

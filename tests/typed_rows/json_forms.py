@@ -15,7 +15,7 @@ import orjson
 from deltaforge_dagster.sources.value_types import ValueType
 from tests.sources.hidden import base64_of
 from tests.sources.mysql.values.test_floats import written
-from tests.typed_rows.forms import json_texts, with_srid
+from tests.typed_rows.forms import NULL_DOCUMENT, json_texts, with_srid
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class JsonForms:
         is_string = like.startswith('"')
         match type_.kind:
             case "json":
-                return str(value)
+                return like if like == NULL_DOCUMENT else str(value)
             case "text":
                 return json.dumps(value, ensure_ascii=False) if is_string else value
             case "boolean":

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.sources.value_types import INT64, JSON, TEXT, ValueType
+from deltaforge_dagster.sources.value_types import INT64, JSON, TEXT, ValueType, list_of
 from deltaforge_dagster.typed_rows.rows import Misfit, TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 from tests.typed_rows.forms import agree
@@ -166,3 +166,24 @@ def test_no_rows_and_no_columns() -> None:
     """Nothing becomes nothing."""
     assert typed(columns=schema("id")).batch.num_rows == 0
     assert typed("{}", columns=schema()).batch.num_columns == 0
+
+
+@pytest.mark.parametrize("member", ["null\t", " null\t ", "null\t\n"])
+def test_a_document_that_is_null_is_a_value(member: str) -> None:
+    """Sources write a tab behind it, also in arrays; other white space, and other types, have no such documents."""
+    columns = TypedSchema(
+        (TypedColumn("a", JSON), TypedColumn("b", list_of(JSON)), TypedColumn("c", TEXT))
+    )
+    image = f'{{"a":{member},"b":[{member},null],"c":{member}}}'
+    rows = typed(image, '{"a":null ,"b":[ null , 1],"c":null}', columns=columns)
+    assert rows.batch.to_pylist() == [
+        {"a": "null", "b": ["null", None], "c": None},
+        {"a": None, "b": [None, "1"], "c": None},
+    ]
+
+
+def test_a_document_that_looks_like_the_mark_is_a_value() -> None:
+    """The mark has no white space; sources write this document with some."""
+    rows = typed('{"a":{"_unchanged":true }}', '{"a":{"_unchanged":true}}', columns=schema("a", type_=JSON, marks_unchanged=True))  # fmt: skip
+    assert rows.batch.column("a").to_pylist() == ['{"_unchanged":true }', None]
+    assert rows.present["a"].to_pylist() == [True, False]

@@ -28,7 +28,7 @@ from deltaforge_dagster.kernels.characters import (
     OPEN_BRACE,
     QUOTE,
 )
-from deltaforge_dagster.kernels.json_fields import string_end, value_end
+from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
 from deltaforge_dagster.kernels.json_strings import BASE64_VALUES, character_end, write_plain
 from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, NULL, UNCHANGED, equals
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
@@ -174,6 +174,9 @@ def _write_image(
         if value >= end:
             return NOT_ITS_TABLE
         after = value_end(source, value, end)
+        stop = after
+        while stop < end and blank(source[stop]):
+            stop += 1
         action = columns[column, COLUMN_ACTION]
         if action != EXCLUDE:
             if place > opened:
@@ -185,7 +188,7 @@ def _write_image(
                 or equals(source, value, after, NULL)
                 or equals(source, value, after, UNCHANGED)
             ):
-                place = copy(source, value, after, out, place)
+                place = copy(source, value, stop, out, place)
             elif action == MASK:
                 place = copy(
                     texts, columns[column, COLUMN_FIRST], columns[column, COLUMN_SECOND], out, place
@@ -198,7 +201,7 @@ def _write_image(
                 )
                 if place < 0:
                     return place
-        at = after + 1
+        at = stop + 1
         column += 1
     out[place] = CLOSE_BRACE
     return place + 1

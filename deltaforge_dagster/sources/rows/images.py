@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 UNCHANGED = '{"_unchanged":true}'
 """Stands for a value that the log does not contain because the update did not change it."""
 
+_SPACE = " \r\n"
+"""White space without the tab, which is part of a value (`json_text.write_null_document`)."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
 
 
@@ -52,9 +54,9 @@ def members(image: str) -> dict[str, str]:
             case "}" | "]":
                 depth -= 1
                 if depth == 0 and name:
-                    found[name] = image[start : token.start()].strip()
+                    found[name] = image[start : token.start()].strip(_SPACE)
             case "," if depth == 1:
-                found[name] = image[start : token.start()].strip()
+                found[name] = image[start : token.start()].strip(_SPACE)
                 start = token.end()
             case ":" if depth == 1:
                 name = image[start : token.start()].strip()

@@ -74,10 +74,12 @@ def make_copy(
 
 
 WIDE = """CREATE TABLE wide (id int, "key 2" text, n numeric, d numeric(10,2), f real, j jsonb, b bytea, u uuid,
-    day date, at timestamptz, local timestamp, span interval, tags text[], mood mood, big text, PRIMARY KEY (id, "key 2"))"""
+    day date, at timestamptz, local timestamp, span interval, tags text[], mood mood, big text, doc jsonb,
+    docs jsonb[], PRIMARY KEY (id, "key 2"))"""
 ROW = """INSERT INTO wide SELECT i, 'k', 'NaN', i, 'infinity', '{"a": [1]}', '\\x0001', '00000000-0000-0000-0000-00000000000a',
     '1969-12-31', '2024-01-01 00:00:00.000001Z', '0001-01-01', '1 month -2 hours', ARRAY['', NULL, 'a"b'], 'ok',
-    repeat('x', 100000) FROM generate_series(1, 3) i"""
+    repeat('x', 100000), (ARRAY['null', '{"_unchanged": true}', NULL]::jsonb[])[i],
+    ARRAY['null', NULL, '[null]']::jsonb[] FROM generate_series(1, 3) i"""
 
 
 def test_tables_equal_those_of_the_source(make_copy: MakeCopy, shop: Shop) -> None:

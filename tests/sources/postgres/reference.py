@@ -390,7 +390,8 @@ def to_json(type_oid: int, text: str, *, iso: bool = False) -> str:
         return text if re.fullmatch(number, text) else _refuse()
     if type_oid in JSON_TYPES:
         json.loads(text, parse_constant=lambda _: _refuse(), parse_int=str, parse_float=str)
-        return re.sub(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', lambda match: match[1] or "", text)
+        compact = re.sub(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', lambda match: match[1] or "", text)
+        return {"null": "null\t", UNCHANGED_JSON: '{"_unchanged":true }'}.get(compact, compact)
     if type_oid == 17:
         encoded = base64.b64encode(_bytea(text)).decode()
         return f'{{"_base64":"{encoded}"}}'
@@ -400,7 +401,8 @@ def to_json(type_oid: int, text: str, *, iso: bool = False) -> str:
 def message_json(content: bytes) -> str | None:
     """Return a logical message's content as JSON text, None if it is none."""
     try:
-        return to_json(114, content.decode())
+        text = to_json(114, content.decode())
+        return {"null\t": "null", '{"_unchanged":true }': UNCHANGED_JSON}.get(text, text)
     except (ValueError, BadStreamError):
         return None
 

@@ -142,6 +142,13 @@ def test_characters_are_counted(value: str, length: int, left: str) -> None:
     assert found == f'{{"id":1,"note":{left},"_unchanged":2}}'
 
 
+def test_null_documents_stay() -> None:
+    """The tab behind one belongs to it, whatever is done with the columns around it."""
+    image = '{"id":1,"i":null\t,"note":null\t,"_unchanged":2}'
+    assert shown(image, truncate={"users.note": 1}) == image
+    assert shown(image, exclude=["users.i"]) == '{"id":1,"note":null\t,"_unchanged":2}'
+
+
 @pytest.mark.parametrize("value", ["1", "true", "[1]", '{"a":1}', '{"_base64":"YQ==","a":1}'])
 def test_only_text_is_truncated(value: str) -> None:
     """A value that has no characters to take away stops with its column, and is not in the message."""

@@ -55,3 +55,9 @@ def test_whether_an_image_is_partial() -> None:
     assert not is_partial('{"id":1,"a":null}', ["id", "a"])
     assert is_partial(f'{{"id":1,"a":{UNCHANGED}}}', ["id", "a"])
     assert is_partial('{"id":1}', ["id", "a"])
+
+
+def test_a_null_document_keeps_its_tab() -> None:
+    """It is part of the value, and stays when later images are applied."""
+    assert overlay('{"a":null\t,"b":1}', ['{"b":null\t}']) == '{"a":null\t,"b":null\t}'
+    assert overlay('{"a":null\t,"b":1}', ['{"a":null}']) == '{"a":null,"b":1}'

@@ -29,7 +29,7 @@ from deltaforge_dagster.kernels.characters import (
     UPPER_Z,
     ZERO,
 )
-from deltaforge_dagster.kernels.json_text import INVALID, write_document, write_null
+from deltaforge_dagster.kernels.json_text import INVALID, write_json_value, write_null
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
 from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_FIRST,
@@ -220,7 +220,7 @@ def _write_cell(
     if kind == VECTOR:
         return write_vector(source, start, end, out, place)
     if kind == JSON:
-        return write_document(source, start, end, out, place, stack)
+        return write_json_value(source, start, end, out, place, stack)
     if kind == ENUM or kind == SET:
         number = _integer(source, start, end)
         if kind == SET:

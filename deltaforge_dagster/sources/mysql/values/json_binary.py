@@ -44,10 +44,13 @@ from deltaforge_dagster.kernels.characters import (
 from deltaforge_dagster.kernels.json_bytes import write_utf_8
 from deltaforge_dagster.kernels.json_text import (
     INVALID,
+    NULL,
     STRING_GROWTH,
+    equals,
     write_false,
     write_group,
     write_null,
+    write_null_document,
     write_true,
 )
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
@@ -238,14 +241,15 @@ def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
 
 @kernel
 def write_json(source: Bytes, start: int, end: int, out: Bytes, place: int, stack: Longs) -> int:
-    """Write the document `source[start:end]`; an empty one is `null`, as MySQL reads it.
+    """Write the document `source[start:end]`; an empty one is `null`, as MySQL reads it (`write_null_document`).
 
     Writes at most `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes for n bytes. A document could be larger only if
     several offsets pointed to one value, which no server writes. `stack` is scratch of shape (`MAX_DEPTH`,
     `FRAME_WIDTH`). Returns `INVALID` if the bytes are not a document.
     """
     if start == end:
-        return write_null(out, place)
+        return write_null_document(out, place)
+    first = place
     limit = place + STRING_GROWTH * (end - start) + DOCUMENT_ROOM
     kind, at = read_8(source, start), start + 1
     depth = 0
@@ -267,7 +271,8 @@ def write_json(source: Bytes, start: int, end: int, out: Bytes, place: int, stac
             out[place] = CLOSE_BRACE if stack[depth, _IS_OBJECT] != 0 else CLOSE_BRACKET
             place += 1
         if depth == 0:
-            return place
+            is_null = equals(out, first, place, NULL)
+            return write_null_document(out, first) if is_null else place
         frame = stack[depth - 1]
         base, width, index = frame[_START], frame[_WIDTH], frame[_INDEX]
         end = frame[_END]

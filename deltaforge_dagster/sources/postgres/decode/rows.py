@@ -32,12 +32,12 @@ import numpy.typing as npt
 from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COMMA, OPEN_BRACE
 from deltaforge_dagster.kernels.json_text import (
     INVALID,
-    JSON,
     OVERHEAD,
     STRING,
     STRING_GROWTH,
     TOO_DEEP,
     string_size,
+    write_document,
     write_null,
     write_scalar,
 )
@@ -330,7 +330,7 @@ def write_changes(
                 if end - at + OVERHEAD > after.size - after_at:
                     report[CODE] = NO_ROOM
                     return row
-                after_to = write_scalar(JSON, source, at, end, after, after_at, stack)
+                after_to = write_document(source, at, end, after, after_at, stack)
                 if after_to < 0:
                     report[CODE] = after_to
                     return row

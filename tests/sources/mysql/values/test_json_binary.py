@@ -39,7 +39,8 @@ def json_text(content: bytes) -> str | None:
     ("content", "text"),
     [
         (DOCUMENT, '{"a":[1,2.5,null,true,"x"]}'),
-        (b"", "null"),
+        (b"", "null\t"),
+        (b"\4\0", "null\t"),
         (b"\4\2", "false"),
         (b"\5\xff\xff", "-1"),
         (b"\x0a" + b"\xff" * 8, "18446744073709551615"),
