@@ -31,6 +31,7 @@ def members(image: str) -> Iterator[tuple[str, str]]:
     while image[at] != "}":
         name, at = _decoder.raw_decode(image, at)
         _, end = _decoder.raw_decode(image, at + 1)
+        end += image[end] == "\t"  # behind the document `null`
         yield name, image[at + 1 : end]
         at = end + (image[end] == ",")
 
@@ -43,7 +44,7 @@ def image_of(values: Mapping[str, str]) -> str:
 
 def hashed(value: str) -> str:
     """Return what stands in place of a value that is given as JSON text."""
-    if value in {"null", UNCHANGED}:
+    if value in {"null", "null\t", UNCHANGED}:
         return value
     read = json.loads(value)
     text = read if isinstance(read, str) else value
