@@ -42,7 +42,12 @@ def key_codes(columns: Sequence[pa.Array[Any]]) -> Longs:
 
 
 def normal(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return a key column in which equal keys are equal: databases take 0.0 and -0.0 for the same key, and NaN for one."""
+    """Return a key column in which equal keys are equal: databases take 0.0 and -0.0 for the same key, and NaN for one.
+
+    UUIDs are bytes, because Arrow neither compares nor hashes its own type of them.
+    """
+    if isinstance(column, pa.ExtensionArray):
+        return cast("pa.Array[Any]", column.storage)
     if pa.types.is_floating(column.type):
         values = column.to_numpy(zero_copy_only=False) + 0.0
         values[np.isnan(values)] = np.nan
@@ -59,8 +64,9 @@ def _hashes(column: pa.Array[Any]) -> Words:
         return out
     if pa.types.is_boolean(type_):
         column = column.cast(pa.int8())
-    width = normal(column).type.bit_width // 8
-    _, data = normal(column).buffers()
+    column = normal(column)
+    width = column.type.bit_width // 8
+    _, data = column.buffers()
     assert data is not None
     start, stop = column.offset * width, (column.offset + len(column)) * width
     values = np.frombuffer(memoryview(data)[start:stop], np.uint8).reshape(-1, width)

@@ -488,7 +488,7 @@ class _TableRows:
                 filled[wanted] = present
                 filled &= missing[name]
                 values = found.columns[name].filter(pa.array(filled[wanted]))
-                columns[name] = pc.replace_with_mask(columns[name], pa.array(filled), values)
+                columns[name] = _replaced(columns[name], filled, values)
                 missing[name] &= ~filled
         return columns, missing
 
@@ -555,7 +555,7 @@ class _TableRows:
         for name in self._key:
             new = columns[name].take(updates)
             known = found.present[name] & _numpy(found.columns[name].is_valid())
-            before = pc.if_else(pa.array(known), found.columns[name], new)
+            before = _replaced(new, known, found.columns[name].filter(pa.array(known)))
             changed |= _numpy(pc.not_equal(normal(before), normal(new)))
             old.append(before)
         if not changed.any():
@@ -725,6 +725,13 @@ def _position(origin: EventOrigin, rows: pa.RecordBatch) -> pa.Array[Any]:
     known = ~is_snapshot(rows) & _numpy(rows.column("pos").is_valid())
     texts = concat(rows.num_rows, pieces)
     return cast("pa.Array[Any]", pc.if_else(pa.array(known), texts, pa.scalar(None, pa.string())))
+
+
+def _replaced(column: pa.Array[Any], mask: Mask, values: pa.Array[Any]) -> pa.Array[Any]:
+    """Return a column with other values where the mask says so, one for each; Arrow's functions for it know no UUIDs."""
+    index: npt.NDArray[np.int64] = np.arange(len(column))
+    index[mask] = len(column) + np.arange(len(values))
+    return pa.concat_arrays([column, values]).take(pa.array(index, pa.int64()))
 
 
 def _joined(*batches: pa.RecordBatch) -> pa.RecordBatch:

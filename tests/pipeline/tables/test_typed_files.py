@@ -12,10 +12,12 @@ import pytest
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import encoder
+from deltaforge_dagster.sinks.postgres.types import TARGET_TYPES
 from deltaforge_dagster.sinks.tables.staged import StagedCommit, StagedStep
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import ColumnChanges
+from deltaforge_dagster.tables import Column, ColumnChanges
+from deltaforge_dagster.typed_rows.schema import TargetTypes
 from tests.pipeline.encode.test_encoder import segment
 from tests.pipeline.tables.changes import change, stager_here, table
 from tests.processors.rows import Row
@@ -42,7 +44,10 @@ def stage(tmp_path: Path, journal: Journal, sqlite_store: StateStore) -> Stage:
     """Stages changes, those of each list in a segment and a task of their own."""
 
     def of(
-        *changes: Sequence[Row], options: str = "mode: current", sinks: Sequence[str] = ()
+        *changes: Sequence[Row],
+        options: str = "mode: current",
+        sinks: Sequence[str] = (),
+        types: TargetTypes | None = None,
     ) -> StagedCommit:
         segments: list[SegmentRow] = [
             dataclasses.replace(segment(journal, number, rows), sinks=sinks)
@@ -50,7 +55,8 @@ def stage(tmp_path: Path, journal: Journal, sqlite_store: StateStore) -> Stage:
         ]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(encoder, "TASK_BYTES", 1 + min(one.bytes for one in segments) // 2)
-            return stager_here(tmp_path, journal, sqlite_store, options).stage(segments)
+            stager = stager_here(tmp_path, journal, sqlite_store, options, types)
+            return stager.stage(segments)
 
     return of
 
@@ -155,6 +161,30 @@ def test_changes_without_a_key(version: str, stage: Stage, image: dict[str, Any]
     text = error(stage([made], options="keys: {public.orders: [a]}"))
     assert "segment 1, ordinal 0" in text
     assert "key column a" in text
+
+
+def test_a_key_of_uuids(sqlite_store: StateStore, stage: Stage) -> None:
+    """It is folded as any other, in whatever image of a row it is."""
+    keys = [f"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1{number}" for number in range(4)]
+    columns = (Column("id", "uuid", 2950, False, 1), Column("a", "integer", 23, True, 2))
+    described = dataclasses.replace(table("id", "a"), columns=columns)
+    with sqlite_store.fenced(held(sqlite_store)) as writer:
+        version = writer.schemas.register("acme", described, position(1)).fingerprint
+    commit = stage(
+        [
+            change("c", 1, version, after={"id": keys[0], "a": 1}),
+            change("c", 2, version, after={"id": keys[1], "a": 2}),
+            change("u", 3, version, before={"id": keys[0], "a": 1}, after={"id": keys[2], "a": 3}),
+            change("u", 4, version, after={"a": 4}, key={"id": keys[1]}),
+            change("d", 5, version, before={"id": keys[3]}),
+        ],
+        types=TARGET_TYPES,
+    )
+    (step,) = steps(commit)
+    found = {str(uuid): (op, a) for uuid, op, a in rows(step, "id", "df_op", "a")}
+    assert found == {
+        keys[0]: ("d", None), keys[1]: ("u", 4), keys[2]: ("u", 3), keys[3]: ("d", None),
+    }  # fmt: skip
 
 
 def test_a_column_that_comes_later(sqlite_store: StateStore, stage: Stage) -> None:
