@@ -34,7 +34,7 @@ class Backoff:
         self._failures = 0
 
 
-class Patience:
+class RetryPatience:
     """Whether a run waits for what fails: until an attempt that comes soon after the failures began.
 
     Args:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from deltaforge_dagster.errors import DeltaforgeError, SinkRejected, SinkUnavailable
-from deltaforge_dagster.pipeline.backoff import Patience
+from deltaforge_dagster.pipeline.backoff import RetryPatience
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_an_attempt_that_is_near(
     clock: list[float], error: DeltaforgeError, delay: float, lasts: bool
 ) -> None:
     """Near is what the run calls idle; half a minute if the server has said when; what a person must mend is not."""
-    patience = Patience(5.0)
+    patience = RetryPatience(5.0)
     assert not patience.lasts()
 
     patience.failed(error, delay)
@@ -51,7 +51,7 @@ def test_an_attempt_that_is_near(
 
 def test_failures_in_a_row(clock: list[float]) -> None:
     """The time counts from the first one; a sink that gets something between them is waited for on and on."""
-    patience = Patience(5.0)
+    patience = RetryPatience(5.0)
     patience.failed(SinkUnavailable("cut"), 3.0)
     clock[0] += 3
     patience.failed(SinkUnavailable("cut"), 3.0)
@@ -62,7 +62,7 @@ def test_failures_in_a_row(clock: list[float]) -> None:
 
 def test_an_attempt_that_takes_long(clock: list[float]) -> None:
     """It is waited for as well, for as long again."""
-    patience = Patience(5.0)
+    patience = RetryPatience(5.0)
     patience.failed(SinkUnavailable("cut"), 1.0)
 
     clock[0] += 6
@@ -73,7 +73,7 @@ def test_an_attempt_that_takes_long(clock: list[float]) -> None:
 
 def test_a_run_that_is_never_idle(clock: list[float]) -> None:
     """It does not wait for hours for a sink that is down."""
-    patience = Patience(3600.0)
+    patience = RetryPatience(3600.0)
 
     patience.failed(SinkUnavailable("cut"), 31.0)
 

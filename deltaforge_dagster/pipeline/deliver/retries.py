@@ -15,7 +15,7 @@ from deltaforge_dagster.errors import (
     Retryable,
     StoreUnavailable,
 )
-from deltaforge_dagster.pipeline.backoff import Backoff, Patience
+from deltaforge_dagster.pipeline.backoff import Backoff, RetryPatience
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.state.records import CheckpointRow
 
@@ -41,7 +41,7 @@ class Retries:
         self._longest = limits.backoff_max_seconds
         self._backoff = Backoff(limits.backoff_initial_seconds, self._longest, failures)
         self._failures = failures
-        self.patience = Patience(context.spec.spec.engine.run.idle_seconds)
+        self.patience = RetryPatience(context.spec.spec.engine.run.idle_seconds)
 
     def succeeded(self) -> None:
         """Forget the failures before."""

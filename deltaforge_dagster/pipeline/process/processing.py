@@ -22,7 +22,7 @@ from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable, StoreUnavailable
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.backoff import Backoff, Patience
+from deltaforge_dagster.pipeline.backoff import Backoff, RetryPatience
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
@@ -68,7 +68,7 @@ class Processing:
         self._pipeline = spec.metadata.name
         self._spec = spec
         self._limits = spec.spec.engine.deliver
-        self._patience = Patience(spec.spec.engine.run.idle_seconds)
+        self._patience = RetryPatience(spec.spec.engine.run.idle_seconds)
         self._store = store
         self._journal = journal
         self._sessions = sessions

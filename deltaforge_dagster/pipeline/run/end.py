@@ -4,7 +4,7 @@ A run ends after `run.max_seconds`, or when nothing was captured and no sink mad
 `run.idle_seconds`. A source that is still decoding a long transaction is not idle: the reader must have
 reached the source's head. A run that only catches up ends as soon as everything that the source had when the
 run began is captured and delivered. A failing sink is waited for only while its next attempt is near
-(`backoff.Patience`). After `run.max_seconds`, a sink that writes tables finishes the commit that it has begun;
+(`backoff.RetryPatience`). After `run.max_seconds`, a sink that writes tables finishes the commit that it has begun;
 changes that wait for the next one are left to the next run.
 Otherwise such changes keep a run from being idle. If the source cannot be read, or
 the journal cannot be written, for `run.idle_seconds`, capture has failed, and so has the run.

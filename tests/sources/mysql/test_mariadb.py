@@ -112,6 +112,15 @@ def test_every_amount_of_metadata_gives_the_same_values(bench: MysqlBench, metad
     assert row["key"] == '{"id":1}'
 
 
+def test_a_json_column_that_was_added(bench: MysqlBench) -> None:
+    """It is text in utf8mb4, which neither the log nor the statement says."""
+    start = bench.source().ensure_start()
+    bench.run("ALTER TABLE orders ADD COLUMN j json NOT NULL AFTER id")
+    bench.execute("""INSERT INTO orders (id, j) VALUES (1, '{"ä": 1}')""")
+    (row,) = taken_from(bench, start, 1).rows
+    assert json.loads(str(row["after"])) == {"id": 1, "j": '{"ä": 1}', "v": None}
+
+
 def test_compressed_events_are_those_that_they_stand_for(bench: MysqlBench) -> None:
     """Rows of every kind, also over 16 MiB, and statements, with log_bin_compress."""
     bench.run("SET GLOBAL log_bin_compress = ON", "SET GLOBAL binlog_row_metadata = FULL")

@@ -50,7 +50,7 @@ def column_changes(
     except NotUnderstoodError:
         return None
     reader.skip_wait()
-    found = _Changes(forms)
+    found = _ColumnActions(forms)
     try:
         for action in actions(reader):
             found.act(action)
@@ -59,7 +59,7 @@ def column_changes(
     return name, found.changes
 
 
-class _Changes:
+class _ColumnActions:
     """Collects what the items of one ALTER TABLE do; all names are those before the statement, except new ones."""
 
     def __init__(self, forms: ValueForms) -> None:

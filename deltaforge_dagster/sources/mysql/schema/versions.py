@@ -450,7 +450,9 @@ def _types(
         with _named(f"{name}, column {column.name}"):
             fixed = fixed_type(type_, column.type)
             if fixed is None and type_.is_text and collation is None:
-                collation = any_collation(column.charset)  # noqa: PLW2901 - now it is known
+                # MariaDB has JSON as LONGTEXT in utf8mb4, which a statement does not say.
+                charset = column.charset or ("utf8mb4" if column.type == "json" else "")
+                collation = any_collation(charset)  # noqa: PLW2901 - now it is known
                 if collation is None:
                     raise UnsupportedEvent(
                         f"text in the character set {column.charset!r}, which the log leaves out"
