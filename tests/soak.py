@@ -28,6 +28,7 @@ SCENARIOS = {
     "formats": "what is the same in both formats of lake tables, with the one that CI leaves out",
     "benchmarks": "`bench` with the pairs that CI leaves out",
     "properties": "property tests that need no server, with Hypothesis's profile `soak`",
+    "oracle": "tables, definitions and changes by chance, compared with the source in every sink, for 20 minutes",
     "large": "transactions of millions of rows, values of a gigabyte",
     "image": "the container image, built and run; needs Podman or Docker",
     "growth": "a simulated month, after which nothing has grown",
