@@ -16,9 +16,6 @@ HOLDS: Mapping[str, str] = {
     r"does not fit its type (date|timestamp|timestamptz)\b": (
         "typed-rows.md: zero dates of MySQL, which a column without a default has in older rows"
     ),
-    r"has another column|has given the name of its column": (
-        "lakehouse.md: a column is renamed, and the table has another column of that name"
-    ),
     r"array.* null|null.* array|no null for arrays": "clickhouse.md: an array that is null",
     r"no type holds the values of both|does not hold|cannot become|another type|other type|resync.*type|type.*resync": (
         "lakehouse.md, postgres-tables.md: a column gets a type that the table's cannot become"
