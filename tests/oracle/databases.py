@@ -64,6 +64,10 @@ class Database(Protocol):
         """Run a transaction; what the server refuses is as if it had never been there."""
         ...
 
+    def touch(self, table: str, rev: int) -> None:
+        """Change one row of a table, if it has any: a log says nothing of a definition before the next row."""
+        ...
+
     def state(self, table: str) -> TableState | None:
         """Return what a table has, None if there is no such table."""
         ...
@@ -122,6 +126,11 @@ class PostgresTables:
                     connection.execute(text.replace(OTHER, "other"))
             except psycopg.Error as error:
                 self.refused.statements.append((text, str(error)))
+
+    def touch(self, table: str, rev: int) -> None:
+        """Change one row of a table, if it has any."""
+        first = f"(SELECT min(ctid) FROM {table})"
+        self._run([f"UPDATE {table} SET rev = {rev} WHERE ctid = {first}"], (), "COMMIT")
 
     def state(self, table: str) -> TableState | None:
         """Return what a table has."""
@@ -236,6 +245,10 @@ class MysqlTables:
                     cursor.execute(text.replace(OTHER, self._other))
             except pymysql.Error as error:
                 self.refused.statements.append((text, str(error)))
+
+    def touch(self, table: str, rev: int) -> None:
+        """Change one row of a table, if it has any."""
+        self._run([f"UPDATE {table} SET rev = {rev} LIMIT 1"], (), "COMMIT")
 
     def state(self, table: str) -> TableState | None:
         """Return what a table has."""
