@@ -129,7 +129,7 @@ class PostgresTables:
 
     def touch(self, table: str, rev: int) -> None:
         """Change one row of a table, if it has any."""
-        first = f"(SELECT min(ctid) FROM {table})"
+        first = f"(SELECT ctid FROM {table} LIMIT 1)"
         self._run([f"UPDATE {table} SET rev = {rev} WHERE ctid = {first}"], (), "COMMIT")
 
     def state(self, table: str) -> TableState | None:
