@@ -284,6 +284,9 @@ class TableStager(CommitStager[TableSinkConfig]):
         files = [TypedFile.of_report(one) for one in self._run(typing.run, len(tasks), what)]
         files = [one for one in files if wants(one.table)]
         plan = self._with_truncated(plan, {one.table for one in files})
+        if plan.mode != "changelog":
+            # A table of which nothing is known but that it was truncated has rows nowhere.
+            files = [one for one in files if one.path or one.error or plan.key(one.table)]
         tables, failed = _tables(files, plan, self._types, self._destination)
         if plan.mode == "changelog":
             staged = [one.logged() for one in tables]

@@ -163,6 +163,15 @@ def test_changes_without_a_key(version: str, stage: Stage, image: dict[str, Any]
     assert "key column a" in text
 
 
+def test_a_table_that_is_truncated_before_it_has_rows(stage: Stage) -> None:
+    """Nothing is known of it, and nothing is to be done; a changelog has the truncate."""
+    commit = stage([change("t", 1, None)])
+    assert (commit.tables, commit.failed) == ([], {})
+    commit = stage([change("t", 1, None)], options="mode: changelog")
+    (step,) = steps(commit)
+    assert rows(step, "df_op") == [("t",)]
+
+
 def test_a_key_of_uuids(sqlite_store: StateStore, stage: Stage) -> None:
     """It is folded as any other, in whatever image of a row it is."""
     keys = [f"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1{number}" for number in range(4)]
