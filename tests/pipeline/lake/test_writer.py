@@ -580,7 +580,6 @@ def test_names_that_other_columns_had(lake: Lake) -> None:
     ]  # fmt: skip
 
 
-@BOTH_FORMATS
 @pytest.mark.parametrize(
     "mode", ["current", pytest.param("history", marks=pytest.mark.soak("formats"))]
 )
