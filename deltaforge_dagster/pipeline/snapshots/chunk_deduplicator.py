@@ -272,8 +272,7 @@ class ChunkDeduplicator:
 
 def _fits(chunk: ChunkRow, reached: Position) -> bool:
     """Return whether everything that the read of a chunk saw is before a position."""
-    position: Position = parse_position(chunk.position or "")
-    return not reached < position
+    return not reached < _read_at(chunk)
 
 
 def _has_changes(segment: SegmentRow, table: str) -> bool:
@@ -285,6 +284,7 @@ def _table(chunk: ChunkRow) -> TableSchema:
 
 
 def _read_at(chunk: ChunkRow) -> Position:
+    """Return the position before which the log has everything that the read of a chunk saw."""
     position: Position = parse_position(chunk.position or "")
     return position
 

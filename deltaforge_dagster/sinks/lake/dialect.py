@@ -34,7 +34,7 @@ KEY = "deltaforge.key"
 COLUMNS = "deltaforge.columns"
 """Property of a table: by name of a column what identifies it, JSON (`StagedTable.identities`)."""
 UNFILLED = f"{COLUMNS}.unfilled"
-"""Property of a table: columns that are added, whose rows are not filled yet (`StagedTable.fills`); a list in JSON."""
+"""Property of a table: columns that are added, whose rows are not filled yet, with the value (`StagedTable.fills`); JSON."""
 
 CLUSTERED = "deltaforge.clustered"
 """Property of a table whose format does not know it itself: the columns by which compaction clusters it, JSON."""

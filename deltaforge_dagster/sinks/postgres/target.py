@@ -255,13 +255,13 @@ class PostgresTarget:
             self._alter(f"ADD COLUMN {column} {type_} DEFAULT false")
             return
         fill = self.table.fills.get(name)
-        value = "NULL" if fill is None else f"{literal(fill)}::{type_}"
+        if fill is None:
+            self._alter(f"ADD COLUMN {column} {type_}")
+            return
+        value = f"{literal(fill)}::{type_}"
         if self.config.mode == "history":
             self._alter(f"ADD COLUMN {column} {type_}")
-            if fill is not None:
-                self.connection.execute(
-                    f"UPDATE {self.sql} SET {column} = {value} WHERE df_is_current"
-                )
+            self.connection.execute(f"UPDATE {self.sql} SET {column} = {value} WHERE df_is_current")
         else:  # the server keeps the value of all rows in its catalog
             self._alter(f"ADD COLUMN {column} {type_} DEFAULT {value}")
             self._alter(f"ALTER COLUMN {column} DROP DEFAULT")
