@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -53,6 +53,20 @@ BOTH_FORMATS = pytest.mark.parametrize("lake", FORMATS, indirect=True)
 
 def unguarded() -> None:
     """A guard that lets everything pass."""
+
+
+@dataclass
+class DyingGuard:
+    """A guard that kills its run at a call, given by its number, and counts the calls."""
+
+    dies_at: int
+    calls: int = 0
+
+    def __call__(self) -> None:
+        """Let the run go on, or kill it."""
+        self.calls += 1
+        if self.calls == self.dies_at:
+            raise LeaseLost("killed")
 
 
 def test_a_changelog_has_every_change(lake: Lake) -> None:
@@ -530,31 +544,20 @@ def test_a_rename_takes_effect_once_wherever_its_writer_dies(lake: Lake) -> None
     """Before each statement; the successor goes on with it. One column gets the name that another one had."""
     first = Staging(lake, "current", {"id": INT32, "a": INT32, "b": TEXT})
     second = Staging(lake, "current", {"id": INT32, "b": INT32, "c": TEXT})
-    calls = 0
-
-    def die_at(number: int) -> Callable[[], None]:
-        def guard() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                raise LeaseLost("killed")
-
-        return guard
-
     for number in range(1, 30):
         first.destination = second.destination = ("public", f"t{number}")
         made = named(first, first.step({"id": 1, "a": 1, "b": "x"}), id="id@1", a="a@1", b="b@1")
         lake.writer().commit(made, 0, unguarded)
         step = second.step({"id": 2, "b": 2, "c": "y"}, segment=1)
         commit = named(second, step, id="id@1", b="a@1", c="b@1")
-        calls = 0
+        guard = DyingGuard(number)
         with contextlib.suppress(LeaseLost):
-            lake.writer().commit(commit, 1, die_at(number))
+            lake.writer().commit(commit, 1, guard)
             break
         lake.writer().commit(commit, 1, unguarded)
         found = lake.rows("id", "b", "c", destination=first.destination)
         assert sorted(found) == [(1, 1, "x"), (2, 2, "y")]
-    assert calls > 4
+    assert guard.calls > 4
 
 
 @BOTH_FORMATS
@@ -585,17 +588,6 @@ def test_names_that_other_columns_had(lake: Lake) -> None:
 )
 def test_what_rows_have_in_added_columns(lake: Lake, mode: str) -> None:
     """Rows that are there have what the source gave them, wherever a writer dies, and however often it is tried."""
-    calls = 0
-
-    def die_at(number: int) -> Callable[[], None]:
-        def guard() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                raise LeaseLost("killed")
-
-        return guard
-
     for number in range(1, 30):
         destination = ("public", f"t{number}")
         first = Staging(lake, mode, {"id": INT32}, destination=destination)
@@ -605,10 +597,10 @@ def test_what_rows_have_in_added_columns(lake: Lake, mode: str) -> None:
         step = second.step({"id": 2, "n": None}, {"id": 3, "t": "own"}, segment=1)
         added = named(second, step, id="id@1", n="n@2", t="t@2")
         added = replace(added, fills={"n": "7", "t": "it's \\"})
-        calls = 0
+        guard = DyingGuard(number)
         with contextlib.suppress(LeaseLost):
-            lake.writer(mode=mode).commit(added, 1, die_at(number))
-            assert calls > 5
+            lake.writer(mode=mode).commit(added, 1, guard)
+            assert guard.calls > 5
             break
         for _ in range(2):
             lake.writer(mode=mode).commit(added, 1, unguarded)
