@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 
-LONGEST_PATIENCE = 30.0
-"""Seconds for which a run waits at most for what fails; for so long if a server has said when to try again."""
+PATIENCE = 5.0
+"""Seconds for which a run waits at most for what fails."""
+
+ASKED_PATIENCE = 30.0
+"""Seconds for which it waits at most if a server has said when to try again."""
 
 
 class Backoff:
@@ -39,11 +42,11 @@ class RetryPatience:
 
     Args:
         seconds: The longest time from the first failure in a row, or from progress after it, to such an attempt.
-            `LONGEST_PATIENCE` if a server has said when to try again, and at most that.
+            At most `PATIENCE`, but `ASKED_PATIENCE` if a server has said when to try again.
     """
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = min(seconds, LONGEST_PATIENCE)
+        self._seconds = min(seconds, PATIENCE)
         self._failing: _Failing | None = None
 
     def failed(self, error: DeltaforgeError, delay: float) -> None:
@@ -54,7 +57,7 @@ class RetryPatience:
         now = time.monotonic()
         since = now if self._failing is None else self._failing.since
         asked = error.retry_after is not None
-        seconds = LONGEST_PATIENCE if asked else self._seconds
+        seconds = ASKED_PATIENCE if asked else self._seconds
         self._failing = _Failing(since, now + delay, seconds)
 
     def succeeded(self) -> None:

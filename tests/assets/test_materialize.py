@@ -20,6 +20,7 @@ from deltaforge_dagster.assets.publish import add_partition, recorded
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.pipeline import backoff
 from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.pipeline.run import catch_up
 from tests.e2e.conftest import Shop, shop
@@ -72,6 +73,7 @@ def fed(
 ) -> Iterator[Fed]:
     """The feed without a live run; the file sink works again."""
     (tmp_path / "faults").mkdir()
+    monkeypatch.setattr(backoff, "PATIENCE", 0.5)  # no run waits for the sink that fails
     monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(tmp_path / "faults"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "feed.yaml"))
     spark_server.use(tmp_path / "home", monkeypatch)
