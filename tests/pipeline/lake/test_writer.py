@@ -51,6 +51,14 @@ BOTH_FORMATS = pytest.mark.parametrize("lake", FORMATS, indirect=True)
 """For what makes commits exact, which differs between the formats; the rest is the same, and takes long with Delta."""
 
 
+DEATHS = pytest.mark.parametrize(
+    "deaths",
+    [range(2, 40, 3), pytest.param(range(1, 40), marks=pytest.mark.soak("kills"))],
+    ids=["some", "all"],
+)
+"""The calls of its guard at which a writer dies: each is a table of its own, until one survives them all."""
+
+
 def unguarded() -> None:
     """A guard that lets everything pass."""
 
@@ -540,11 +548,14 @@ def test_renamed_columns_keep_their_values(lake: Lake, mode: str) -> None:
     )
 
 
-def test_a_rename_takes_effect_once_wherever_its_writer_dies(lake: Lake) -> None:
+@DEATHS
+def test_a_rename_takes_effect_once_wherever_its_writer_dies(
+    lake: Lake, deaths: Sequence[int]
+) -> None:
     """Before each statement; the successor goes on with it. One column gets the name that another one had."""
     first = Staging(lake, "current", {"id": INT32, "a": INT32, "b": TEXT})
     second = Staging(lake, "current", {"id": INT32, "b": INT32, "c": TEXT})
-    for number in range(1, 30):
+    for number in deaths:
         first.destination = second.destination = ("public", f"t{number}")
         made = named(first, first.step({"id": 1, "a": 1, "b": "x"}), id="id@1", a="a@1", b="b@1")
         lake.writer().commit(made, 0, unguarded)
@@ -586,9 +597,10 @@ def test_names_that_other_columns_had(lake: Lake) -> None:
 @pytest.mark.parametrize(
     "mode", ["current", pytest.param("history", marks=pytest.mark.soak("formats"))]
 )
-def test_what_rows_have_in_added_columns(lake: Lake, mode: str) -> None:
+@DEATHS
+def test_what_rows_have_in_added_columns(lake: Lake, mode: str, deaths: Sequence[int]) -> None:
     """Rows that are there have what the source gave them, wherever a writer dies, and however often it is tried."""
-    for number in range(1, 30):
+    for number in deaths:
         destination = ("public", f"t{number}")
         first = Staging(lake, mode, {"id": INT32}, destination=destination)
         made = named(first, first.step({"id": 1}, {"id": 2}), id="id@1")
