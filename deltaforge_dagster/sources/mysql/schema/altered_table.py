@@ -30,6 +30,7 @@ from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
     items,
 )
 from deltaforge_dagster.sources.mysql.schema.defaults import NULL, implicit_default
+from deltaforge_dagster.sources.mysql.values.charsets import any_collation
 
 
 @dataclass(slots=True)
@@ -403,6 +404,7 @@ def _column(name: str, item: TokenReader) -> _Column:
     type_ = column_type(item)
     in_key = False
     after: str | None = None
+    charset = ""
     constants: dict[str, ColumnDefault | None] = {}
     while item and item.word not in {"PARTITION", "REMOVE"}:
         if item.word == "(":
@@ -410,6 +412,7 @@ def _column(name: str, item: TokenReader) -> _Column:
             continue
         word = item.next().word
         constants[word] = _constant(item)
+        charset = charset or _named_charset(word, item)
         if word in {"UNSIGNED", "ZEROFILL"}:
             type_ = f"{type_.removesuffix(' unsigned')} unsigned"
         elif word in {"PRIMARY", "KEY"}:
@@ -425,10 +428,24 @@ def _column(name: str, item: TokenReader) -> _Column:
             item.table()
         elif word in _WITH_VALUE and item and item.word != "(":
             item.next()
-    # The character set may be the default of table, database or server, so it is left unknown.
-    charset = "binary" if is_binary(type_) else ""
+    charset = "binary" if is_binary(type_) else charset
     default = _default(type_, constants)
     return _Column(CatalogColumn(name, labels(type_), type_, charset, default), in_key, after)
+
+
+def _named_charset(word: str, item: TokenReader) -> str:
+    """Return the character set that an attribute of a column names, and read its value.
+
+    "" if it names none: then it is the default of table, database or server, which a statement does not say.
+    """
+    if word == "CHARSET" or (word == "CHARACTER" and item.skip("SET")):
+        name = item.next().text.lower()
+    elif word == "COLLATE":
+        name = item.next().text.lower().partition("_")[0]  # a prefix of its name
+    else:
+        return ""
+    # Texts of the set `binary` are another type.
+    return name if name != "binary" and any_collation(name) is not None else ""
 
 
 def _default(type_: str, constants: Mapping[str, ColumnDefault | None]) -> ColumnDefault | None:
@@ -484,5 +501,5 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _COMPUTED = {"AUTO_INCREMENT", "AS", "GENERATED", "SERIAL"}
 """Attributes of columns whose values the server computes."""
 
-_WITH_VALUE = {"COLLATE", "COLUMN_FORMAT", "COMMENT", "CONSTRAINT", "DEFAULT", "STORAGE"}
+_WITH_VALUE = {"COLUMN_FORMAT", "COMMENT", "CONSTRAINT", "DEFAULT", "STORAGE"}
 """Attributes of a column that are followed by a value, which may look like another attribute."""

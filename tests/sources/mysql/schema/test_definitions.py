@@ -26,6 +26,14 @@ from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql
 
+CHARSETS = (
+    "CREATE TABLE {t} (a text CHARACTER SET utf8mb4, b char(3) CHARSET latin1 COLLATE latin1_bin,"
+    " c char(3) NOT NULL COLLATE utf8mb4_bin, d text CHARACTER SET 'sjis', e enum('x') charset ucs2,"
+    " f char(1) character set binary, g text)"
+)
+KNOWN_CHARSETS = ("utf8mb4", "latin1", "utf8mb4", "sjis", "ucs2", "", "")
+"""The character sets that the statement says."""
+
 CREATED = [
     "CREATE TABLE {t} (id int PRIMARY KEY, a int, b text, `c``d` varchar(9), e enum('x','y'))",
     "CREATE TABLE IF NOT EXISTS {t} (id int, a int, PRIMARY KEY (a, id))",
@@ -62,6 +70,7 @@ CREATED = [
     "CREATE TABLE {t} (a int, s date, e date, PERIOD FOR p (s, e))",
     "CREATE TABLE {t} (v vector(3) NOT NULL, VECTOR INDEX (v))",
     "SET STATEMENT max_statement_time = 9 FOR CREATE TABLE {t} (a int, b int)",
+    CHARSETS,
     "CREATE TABLE {t} (a int DEFAULT (1 + 1), b int AS (a + 1) STORED, c json, d year, e serial)",
 ]
 """Statements that create a table."""
@@ -239,6 +248,9 @@ def test_definitions_are_what_the_server_makes_of_each_statement(bench: MysqlBen
         differing = {name for name in found.keys() | right if found.get(name) != right.get(name)}
         if bench.version < (8, 0) and "IF NOT EXISTS" in case[0]:
             differing = {name for name in differing if found.get(name) != "unknown"}
+        if case == [CHARSETS]:
+            table = tables[bench.database, f"t{CASES.index(case)}"]
+            assert [column.charset for column in table.columns] == [*KNOWN_CHARSETS]
         if differing:
             wrong += [(case[-1], found.get(name), right.get(name)) for name in differing]
         tables = dict(expected)
