@@ -116,6 +116,11 @@ class TableHistory:
                 sequence = one
         return next((one for one in self.versions if one.stamp.sequence == sequence), None)
 
+    def names_now(self, identities: Collection[str]) -> list[str]:
+        """Return what columns that are identified like this are called now, without those that are no more."""
+        now = self.newest.columns.identities
+        return [name for name, identity in now.items() if identity in identities]
+
     def until(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
         """Return all versions that the table has had up to the last time that a version was in force."""
         passed = [sequence for _, sequence in self.in_force]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +122,7 @@ class _Attempt:
         self._outcome = RunOutcome("")
         self._excused: list[str] = []
         self._uncertain: dict[str, str] = {}
-        self._lacking: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._lacking: dict[tuple[str, str], Sequence[str]] = {}
 
     def execute(self, began: float) -> Trial:
         """Run everything, and compare."""
@@ -140,8 +140,11 @@ class _Attempt:
                 one.subject.rpartition(".")[2]: one.reason
                 for one in feed.store.holds.read(feed.name)
             }
+            histories = {one.name: one for one in feed.store.schemas.histories(feed.name)}
             self._lacking = {
-                (one.sink, one.write.source[1]): one.write.lacking
+                (one.sink, one.write.source[1]): histories[".".join(one.write.source)].names_now(
+                    one.write.lacking
+                )
                 for one in feed.store.lake_commits.tables(feed.name)
             }
         differences = [] if stopped is None else [stopped]

@@ -413,10 +413,12 @@ def _delivery(
 
 def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
     """Yield the tables whose older rows have no value in columns that were added."""
-    for stored in store.lake_commits.tables(pipeline):
-        columns = stored.write.lacking
+    lacking = [one for one in store.lake_commits.tables(pipeline) if one.write.lacking]
+    histories = {one.name: one for one in store.schemas.histories(pipeline)} if lacking else {}
+    for stored in lacking:
+        table = ".".join(stored.write.source)
+        columns = histories[table].names_now(stored.write.lacking)
         if columns:
-            table = ".".join(stored.write.source)
             text = (
                 f"rows of {'.'.join(stored.write.destination)} that were there when the source's table got "
                 f"{'column' if len(columns) == 1 else 'columns'} {', '.join(columns)} have null there: what the source gave "

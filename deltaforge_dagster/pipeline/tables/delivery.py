@@ -803,7 +803,7 @@ def _table_write(
         last.last_ts_us / 1e6,
         pending,
         made.figures,
-        tuple(sorted(table.unfilled)),
+        tuple(sorted(table.identities[name] for name in table.unfilled)),
         made.int64_timestamps,
     )
 

@@ -45,6 +45,7 @@ from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.control.test_catalog import FILE
+from tests.state.make import position, table
 
 NAME = "filed"
 GONE = PositionLost("the slot is gone")
@@ -346,10 +347,16 @@ def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> No
 def test_tables_whose_older_rows_lack_a_column(
     sqlite_store: StateStore, loaded: LoadedPipeline
 ) -> None:
-    """A warning with the command that loads the table again."""
+    """A warning with the command that loads the table again, until it is done or the source drops the column."""
     lease = sqlite_store.leases.acquire(NAME, "run", 900.0)
     assert lease is not None
-    write = TableWrite(("public", "orders"), ("lake", "orders"), (), 1, "{}", 0.0, lacking=("c",))
+    with sqlite_store.fenced(lease) as writer:
+        writer.schemas.register(NAME, table("id", "c"), position(1))
+    columns = sqlite_store.schemas.history(NAME, "public.orders").newest.columns
+    write = TableWrite(
+        ("public", "orders"), ("lake", "orders"), (), 1, "{}", 0.0,
+        lacking=(columns.identities["c"],),
+    )  # fmt: skip
     with sqlite_store.fenced(lease) as writer:
         writer.lake_commits.restart("redis", 0)
         writer.lake_commits.advance("redis", 1, (), [write])
@@ -360,6 +367,9 @@ def test_tables_whose_older_rows_lack_a_column(
         "them is not in its log"
     )
     assert problem.remedy == f"deltaforge resync {NAME} --sink redis --tables public.orders"
+    with sqlite_store.fenced(lease) as writer:
+        writer.schemas.register(NAME, table("id"), position(2))
+    assert health(sqlite_store, loaded).problems == ()
 
 
 def test_since_when_a_file_is_broken(

@@ -210,8 +210,11 @@ class Copies:
         assert found == dict.fromkeys(found, expected)
         past = self._postgres(f"SELECT {names} FROM past ORDER BY id, df_position, df_ordinal")
         assert self.source.past.rows(columns) == past
+        store = self.feed.store
+        (history,) = store.schemas.histories("feed")
         lacking = {
-            one.sink: one.write.lacking for one in self.feed.store.lake_commits.tables("feed")
+            one.sink: tuple(history.names_now(one.write.lacking))
+            for one in store.lake_commits.tables("feed")
         }
         assert lacking == dict.fromkeys(("analytics", "copy", "delta", "iceberg", "past"), ())
 
