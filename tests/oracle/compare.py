@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.oracle.databases import Row, TableState
-from tests.oracle.kinds import ABSENT, Kind, Value
+from tests.oracle.kinds import ABSENT, Kind, Value, in_key
 from tests.oracle.known import Excuses
 from tests.oracle.sinks import Event, Fields, Readings
 
@@ -123,7 +123,9 @@ class Comparison:
                     for name, value in (side or {}).items()
                     if name in key_kinds and value not in (None, "null", ABSENT)
                 }
-            return tuple(readings.form(kind, whole.get(name)) for name, kind in key_kinds.items())
+            return tuple(
+                in_key(readings.form(kind, whole.get(name))) for name, kind in key_kinds.items()
+            )
 
         seen: dict[Key, Row] = {}
         for key, row in fold(readings.events, key_of).items():

@@ -14,7 +14,7 @@ import psycopg
 import pymysql
 
 from deltaforge_lab.servers import mysql
-from tests.oracle.kinds import Kind, Value, from_text
+from tests.oracle.kinds import Kind, Value, from_text, in_key
 from tests.oracle.postgres_dialect import PREPARATION
 from tests.oracle.scenario import OTHER, Statement, Transaction
 
@@ -37,7 +37,7 @@ class TableState:
 
     def key_of(self, row: Row) -> tuple[Value, ...]:
         """Return the key of a row."""
-        return tuple(row[name] for name in self.key)
+        return tuple(in_key(row[name]) for name in self.key)
 
 
 @dataclass(slots=True)

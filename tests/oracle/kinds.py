@@ -155,6 +155,11 @@ def _number(kind: Kind, value: float) -> Value:
     return ("float", (float(np.float32(value)) if kind.name == "float32" else value).hex())
 
 
+def in_key(value: Value) -> Value:
+    """Return a value as keys have it: for databases -0 is the key 0."""
+    return ("float", (0.0).hex()) if value == ("float", (-0.0).hex()) else value
+
+
 def _fraction(text: str) -> str:
     """Return a time or timestamp of UTC with six digits of its fraction and a blank in its middle."""
     text = re.sub(r"(\+00(:?00)?|Z)$", "", text.replace("T", " "))

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sources.value_types import ValueType
-from deltaforge_dagster.state.identities import dropped_name
+from deltaforge_dagster.state.identities import dropped_name, is_certain
 from deltaforge_dagster.typed_rows.rows import TypedRows
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 
@@ -120,6 +120,26 @@ class CommitColumns:
         """Return the columns that none of these versions has; each is given by what identifies its columns, by name."""
         had = {identity for version in versions for identity in version.values()}
         return frozenset(name for name, identity in self.identities.items() if identity not in had)
+
+
+def check_certain(versions: Sequence[Mapping[str, str]], table: str, command: str) -> None:
+    """Reject a table in whose commit it is not known which columns of one version are those of another.
+
+    Args:
+        versions: By name of a column what identifies it, of each version that rows of the commit have.
+        table: Name of the table, for the message.
+        command: The command that has it loaded again.
+
+    Raises:
+        TableRejected: It is not known.
+    """
+    for own in versions:
+        for name, identity in own.items():
+            if not is_certain(identity) and any(identity not in one.values() for one in versions):
+                raise TableRejected(
+                    f"{table}: its columns have changed, and whether its column {name} is one that was there before is not "
+                    f"known; have the table loaded again: {command}"
+                )
 
 
 def commit_columns(

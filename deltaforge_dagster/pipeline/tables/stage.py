@@ -30,7 +30,12 @@ from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_con
 from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns, added_columns
 from deltaforge_dagster.pipeline.tables.columns import union
 from deltaforge_dagster.pipeline.tables.fold_job import FoldedFile, FoldJob, FoldTask
-from deltaforge_dagster.pipeline.tables.renames import SAME_NAMES, RowNames, commit_columns
+from deltaforge_dagster.pipeline.tables.renames import (
+    SAME_NAMES,
+    RowNames,
+    check_certain,
+    commit_columns,
+)
 from deltaforge_dagster.pipeline.tables.reports import REPORT, TaskReport, reported
 from deltaforge_dagster.pipeline.tables.steps import StepPlan, step_plan
 from deltaforge_dagster.pipeline.tables.typed_files import (
@@ -327,6 +332,11 @@ class TableStager(CommitStager[TableSinkConfig]):
                 [one.columns.identities for one in past],
             )
             try:
+                check_certain(
+                    [one.columns.identities for one in used.versions],
+                    full_name(name),
+                    f"deltaforge resync {self._spec.metadata.name} --sink {self._config.id} --tables {full_name(name)}",
+                )
                 names = [columns.rows[one.stamp.fingerprint] for one in used.versions]
                 typed = [self._typed_schema(*one) for one in zip(tables, names, strict=True)]
                 schemas[name] = union(typed, full_name(name))

@@ -163,6 +163,27 @@ def test_changes_without_a_key(version: str, stage: Stage, image: dict[str, Any]
     assert "key column a" in text
 
 
+@pytest.mark.parametrize("mode", ["current", "history", "changelog"])
+def test_rows_whose_columns_may_be_others(
+    sqlite_store: StateStore, stage: Stage, mode: str
+) -> None:
+    """A commit with rows of both versions is refused, and names the remedy; with rows of one it is not."""
+    lease = held(sqlite_store)
+    unknown = ColumnChanges(certain=False)
+    with sqlite_store.fenced(lease) as writer:
+        old = writer.schemas.register("acme", table("id", "a"), position(1)).fingerprint
+        writer.schemas.alter("acme", table("id"), unknown, position(2))
+        new = writer.schemas.register("acme", table("id", "b"), position(3)).fingerprint
+    before, after = (
+        change("c", number, version, after={"id": number, name: 5})
+        for number, version, name in ((1, old, "a"), (2, new, "b"))
+    )
+    text = error(stage([before, after], options=f"mode: {mode}"))
+    assert "whether its column id is one that was there before is not known" in text
+    assert "deltaforge resync orders --sink" in text
+    assert not stage([after], options=f"mode: {mode}").failed
+
+
 def test_a_table_that_is_truncated_before_it_has_rows(stage: Stage) -> None:
     """Nothing is known of it, and nothing is to be done; a changelog has the truncate."""
     commit = stage([change("t", 1, None)])

@@ -9,6 +9,7 @@ unknown.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,8 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import Relation
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 
 _XIDS = 1 << 32
+_MOST_DROPPED = 8
+"""More columns that one transaction drops are too many to try which of them a row had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,16 @@ class NumberedColumn:
     generated: bool = False
 
     def is_dropped(self, xid: int | None) -> bool:
-        """Return whether it was dropped before a transaction (None: now)."""
+        """Return whether it was dropped before a transaction, or in it (None: now)."""
         return self.name is None and (xid is None or not _precedes(xid, self.xid))
+
+    def is_dropped_in(self, xid: int | None) -> bool:
+        """Return whether a transaction has dropped it."""
+        return self.name is None and self.xid == xid
+
+    def is_new(self, xid: int | None) -> bool:
+        """Return whether it may have been added in a transaction, or after it."""
+        return xid is not None and (self.xid == xid or _precedes(xid, self.xid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +173,7 @@ def _by_name(
     numbers = [numbers_of[name] for name in names if name in numbers_of]
     if len(numbers) != len(names) or numbers != sorted(numbers):
         return None
+    before: Mapping[str, int] = {}
     if known is not None and known.numbers is not None:
         before = dict(zip(known.names, known.numbers, strict=True))
         for name, number in zip(names, numbers, strict=True):
@@ -172,22 +184,46 @@ def _by_name(
             # nothing that the log names, the catalog is ahead.
             if not catalog[old].is_dropped(xid) and catalog[old].name not in names:
                 return None
-    return numbers
+    # A column that the transaction has dropped may have been there in its rows, under a name that another one got then.
+    new = {name for name, number in zip(names, numbers, strict=True) if catalog[number].is_new(xid)}
+    had = {number: name for name, number in before.items()}
+    dropped = (number for number in catalog if catalog[number].is_dropped_in(xid))
+    return None if any(had.get(number) in {None, *new} for number in dropped if new) else numbers
 
 
 def _by_place(
     relation: Relation, catalog: Mapping[int, NumberedColumn], xid: int | None
 ) -> list[int] | None:
-    """Return the columns' numbers by their order, if the table had as many columns in a transaction as the log describes.
+    """Return the columns' numbers by their order, if the table can have had only these in a transaction.
 
-    What the log leaves out, such as generated columns, would be counted; so the types must be those of the catalog.
+    It had as many as the log describes. What the log leaves out, such as generated columns, would be counted; so the types must
+    be those of the catalog. Whether the columns that the transaction has dropped were there in its rows is not known.
     """
     there = [number for number in sorted(catalog) if not catalog[number].is_dropped(xid)]
+    dropped = [number for number in catalog if catalog[number].is_dropped_in(xid)]
+    if len(dropped) > _MOST_DROPPED:
+        return None
+    possible = {
+        tuple(numbers)
+        for count in range(len(dropped) + 1)
+        for some in itertools.combinations(dropped, count)
+        if (numbers := _as_many(sorted([*there, *some]), relation, catalog, xid)) is not None
+    }
+    return list(*possible) if len(possible) == 1 else None
+
+
+def _as_many(
+    there: list[int],
+    relation: Relation,
+    catalog: Mapping[int, NumberedColumn],
+    xid: int | None,
+) -> list[int] | None:
+    """Return as many of these columns as the log describes, without the last ones if they were added later."""
     columns = relation.columns
     while len(there) > len(columns) and xid is not None:
-        if not _precedes(xid, catalog[there[-1]].xid):
+        if not catalog[there[-1]].is_new(xid):
             return None
-        there.pop()  # it was added later, or changed, and then the types may tell
+        there = there[:-1]  # it was added later, or changed, and then the types may tell
     if len(there) != len(columns):
         return None
     for number, column in zip(there, columns, strict=True):

@@ -53,6 +53,13 @@ BEFORE = now(a="id@10", b="v@10")
         (now(a="id@10", b="x@60", c="y@40"), {"id": INT, "v": INT, "y": INT}, [1, 2, 3]),
         (now(a="id@10", b="x@60 text"), {"id": INT, "w": INT}, None),
         (now(a="id@10", b="x@40", c="y@40"), {"id": INT, "w": INT}, None),
+        # It has changed columns itself, before its rows or after them.
+        (now(a="id@10", b="@50"), {"id": INT, "v": INT}, [1, 2]),
+        (now(a="id@10", b="@50", c="v@50"), {"id": INT, "v": INT}, None),
+        (now(a="id@10", b="@50", c="w@50"), {"id": INT, "w": INT}, [1, 3]),
+        (now(a="id@10", b="v@10", c="@50", d="n@60"), {"id": INT, "v": INT, "x": TEXT}, [1, 2, 3]),
+        (now(a="id@10", b="v@10", c="@50", d="n@60"), {"id": INT, "v": INT, "x": INT}, None),
+        (now(a="id@10", b="v@10", c="@50", d="@50"), {"id": INT, "v": INT, "x": INT}, None),
         (CatalogColumns(), {"id": INT, "v": INT}, [1, 2]),
         (CatalogColumns(), {"id": INT, "w": INT}, None),
     ],
