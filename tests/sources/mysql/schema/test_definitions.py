@@ -250,6 +250,7 @@ def test_definitions_are_what_the_server_makes_of_each_statement(bench: MysqlBen
             differing = {name for name in differing if found.get(name) != "unknown"}
         if case == [CHARSETS]:
             table = tables[bench.database, f"t{CASES.index(case)}"]
+            assert table is not None
             assert [column.charset for column in table.columns] == [*KNOWN_CHARSETS]
         if differing:
             wrong += [(case[-1], found.get(name), right.get(name)) for name in differing]
