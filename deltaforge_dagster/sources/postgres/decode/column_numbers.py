@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from deltaforge_dagster.positions import Position
@@ -81,6 +81,7 @@ class LoggedColumns:
         file: See `CatalogColumns`.
         whole: Whether the log had all columns of the table, except generated ones: no column list of the publication leaves
             out any.
+        types: OIDs of their types; none if they are not known.
     """
 
     oid: int
@@ -88,6 +89,7 @@ class LoggedColumns:
     numbers: list[int] | None
     file: int | None = None
     whole: bool = False
+    types: list[int] = field(default_factory=list)
 
     def number(self, place: int) -> int | None:
         """Return the number of a column by its place; None if it is not known."""
@@ -122,6 +124,7 @@ class ColumnNumbers:
             DeltaforgeError: The catalog cannot be read.
         """
         names = [column.name for column in relation.columns]
+        types = [column.type_oid for column in relation.columns]
         known = self.known(relation)
         now = self._ask(relation.oid)
         xid = position.tx_id
@@ -132,12 +135,12 @@ class ColumnNumbers:
             )
             if not dropped:
                 whole = _is_whole(known.numbers, now, xid)
-                return LoggedColumns(known.oid, names, known.numbers, now.file, whole)
-        numbers = _by_name(names, known, now.columns, xid)
+                return LoggedColumns(known.oid, names, known.numbers, now.file, whole, types)
+        numbers = _by_name(relation, known, now.columns, xid)
         if numbers is None:
             numbers = _by_place(relation, now.columns, xid)
         whole = numbers is not None and _is_whole(numbers, now, xid)
-        return LoggedColumns(relation.oid, names, numbers, now.file, whole)
+        return LoggedColumns(relation.oid, names, numbers, now.file, whole, types)
 
     def note(self, relation: Relation, columns: LoggedColumns, position: Position) -> None:
         """Remember the columns that a table has from a position on; they are durable when this returns."""
@@ -163,32 +166,71 @@ def _is_whole(numbers: list[int], catalog: CatalogColumns, xid: int | None) -> b
 
 
 def _by_name(
-    names: list[str],
+    relation: Relation,
     known: LoggedColumns | None,
     catalog: Mapping[int, NumberedColumn],
     xid: int | None,
 ) -> list[int] | None:
     """Return the columns' numbers if the catalog has all of these names in this order, and does not contradict what is known."""
     numbers_of = {column.name: number for number, column in catalog.items()}
-    numbers = [numbers_of[name] for name in names if name in numbers_of]
-    if len(numbers) != len(names) or numbers != sorted(numbers):
+    numbers = {
+        column.name: numbers_of[column.name]
+        for column in relation.columns
+        if column.name in numbers_of
+    }
+    if len(numbers) != len(relation.columns) or not _increase(numbers.values()):
         return None
-    before: Mapping[str, int] = {}
     if known is not None and known.numbers is not None:
-        before = dict(zip(known.names, known.numbers, strict=True))
-        for name, number in zip(names, numbers, strict=True):
-            old = before.get(name)
-            if old is None or old == number or old not in catalog:
+        for name, old in zip(known.names, known.numbers, strict=True):
+            if numbers.get(name, old) == old or old not in catalog:
                 continue
             # A column with another number has the name now. If the one that had it was there in the transaction and is called
             # nothing that the log names, the catalog is ahead.
-            if not catalog[old].is_dropped(xid) and catalog[old].name not in names:
+            if not catalog[old].is_dropped(xid) and catalog[old].name not in numbers:
                 return None
-    # A column that the transaction has dropped may have been there in its rows, under a name that another one got then.
-    new = {name for name, number in zip(names, numbers, strict=True) if catalog[number].is_new(xid)}
-    had = {number: name for name, number in before.items()}
-    dropped = (number for number in catalog if catalog[number].is_dropped_in(xid))
-    return None if any(had.get(number) in {None, *new} for number in dropped if new) else numbers
+    replaced = _replaced_within(relation, numbers, known, catalog, xid)
+    if replaced is None:
+        return None
+    of_its_time = [*{**numbers, **replaced}.values()]
+    return of_its_time if _increase(of_its_time) else None
+
+
+def _replaced_within(
+    relation: Relation,
+    numbers: Mapping[str, int],
+    known: LoggedColumns | None,
+    catalog: Mapping[int, NumberedColumn],
+    xid: int | None,
+) -> Mapping[str, int] | None:
+    """Return the columns whose names a transaction has given to others only after the rows; None if that is not known.
+
+    Its rows may be before or after the statements with which it drops a column and adds another one of its name. The types tell,
+    if they differ.
+    """
+    new = {name for name, number in numbers.items() if catalog[number].is_new(xid)}
+    dropped = [number for number in catalog if catalog[number].is_dropped_in(xid)]
+    if not new or not dropped:
+        return {}
+    if known is None or known.numbers is None or not known.types:
+        return None
+    had = dict(zip(known.numbers, zip(known.names, known.types, strict=True), strict=True))
+    types = {column.name: column.type_oid for column in relation.columns}
+    replaced: dict[str, int] = {}
+    for number in dropped:
+        if number not in had:
+            return None
+        name, type_ = had[number]
+        if name in new:
+            now = catalog[numbers[name]].type_oid
+            if type_ == now or types[name] not in {type_, now}:
+                return None
+            if types[name] == type_:
+                replaced[name] = number
+    return replaced
+
+
+def _increase(numbers: Iterable[int]) -> bool:
+    return all(one < other for one, other in itertools.pairwise(numbers))
 
 
 def _by_place(

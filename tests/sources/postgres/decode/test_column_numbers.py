@@ -56,6 +56,9 @@ BEFORE = now(a="id@10", b="v@10")
         # It has changed columns itself, before its rows or after them.
         (now(a="id@10", b="@50"), {"id": INT, "v": INT}, [1, 2]),
         (now(a="id@10", b="@50", c="v@50"), {"id": INT, "v": INT}, None),
+        (now(a="id@10", b="@50", c="v@50 text"), {"id": INT, "v": INT}, [1, 2]),
+        (now(a="id@10", b="@50", c="v@50 text"), {"id": INT, "v": TEXT}, [1, 3]),
+        (now(a="id@10", b="@50", c="@50", d="v@50 text"), {"id": INT, "v": TEXT}, None),
         (now(a="id@10", b="@50", c="w@50"), {"id": INT, "w": INT}, [1, 3]),
         (now(a="id@10", b="v@10", c="@50", d="n@60"), {"id": INT, "v": INT, "x": TEXT}, [1, 2, 3]),
         (now(a="id@10", b="v@10", c="@50", d="n@60"), {"id": INT, "v": INT, "x": INT}, None),
