@@ -772,6 +772,8 @@ class TableDelivery:
             )
         self.progress.moved_at = time.monotonic()
         self._thread.attempts.succeeded()
+        if self._thread.stop.is_set():
+            self._show_held(after.held)  # nothing comes that would say why the sink is behind
         failpoint("checkpoint-written")
 
     def _show_held(self, held: Mapping[Destination, HeldTable]) -> None:

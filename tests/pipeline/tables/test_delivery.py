@@ -501,6 +501,16 @@ def test_a_held_table_does_not_stop_the_others(scene: Scene, which: str) -> None
     assert writes(scene) == [("items", 2, 2), ("orders", 2, 2), ("items", 3, 1), ("orders", 3, 1)]
 
 
+def test_a_run_that_ends_amid_a_commit_knows_which_table_is_held(scene: Scene) -> None:
+    """Nothing is looked for after that commit, and the sink is behind: so the run has the reason."""
+    lake = Lake(rejects={ITEMS})
+    work = Work(scene, lake)
+    capture(scene, 1)
+    lake.fault = lambda table: work.thread.stop.set() if table == ITEMS else None
+    work.go(1)
+    assert "table public.items" in str(work.thread.attempts.error)
+
+
 def test_what_a_commit_added_is_stored(scene: Scene) -> None:
     """With the columns of the table, and where the commit ends in the source."""
     capture(scene, 2)
