@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -118,6 +119,15 @@ class Transaction:
     statements: tuple[Statement, ...]
     session: tuple[str, ...] = ()
     ends: Literal["COMMIT", "ROLLBACK"] = "COMMIT"
+
+    @property
+    def replaces_column(self) -> bool:
+        """Whether it drops a column and adds one of its name, beside changes of rows."""
+        texts = [one.sql for one in self.statements]
+        dropped = {name for one in texts for name in re.findall(r" DROP COLUMN (\w+)", one)}
+        added = {name for one in texts for name in re.findall(r" ADD COLUMN (\w+)", one)}
+        rows = any(one.startswith(("INSERT", "UPDATE", "DELETE")) for one in texts)
+        return rows and bool(dropped & added)
 
 
 @dataclass(frozen=True, slots=True)
