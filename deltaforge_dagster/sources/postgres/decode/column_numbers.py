@@ -202,13 +202,17 @@ def _replaced_within(
     catalog: Mapping[int, NumberedColumn],
     xid: int | None,
 ) -> Mapping[str, int] | None:
-    """Return the columns whose names a transaction has given to others only after the rows; None if that is not known.
+    """Return the columns whose names others have got only after the rows; None if that is not known.
 
-    Its rows may be before or after the statements with which it drops a column and adds another one of its name. The types tell,
-    if they differ.
+    Since the transaction began, a column may have been dropped and another one of its name added; by the transaction itself
+    before its rows or after them. The types tell, if they differ.
     """
     new = {name for name, number in numbers.items() if catalog[number].is_new(xid)}
-    dropped = [number for number in catalog if catalog[number].is_dropped_in(xid)]
+    dropped = [
+        number
+        for number, column in catalog.items()
+        if column.name is None and (column.is_dropped_in(xid) or not column.is_dropped(xid))
+    ]
     if not new or not dropped:
         return {}
     if known is None or known.numbers is None or not known.types:

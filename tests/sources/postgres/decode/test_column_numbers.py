@@ -80,6 +80,15 @@ def test_numbers(
     assert numbers.of(relation(**names), LsnPosition(3, 50)).numbers == expected
 
 
+def test_a_first_description() -> None:
+    """Of a table that was described never before, a column that was there is not taken for the one that has its name now."""
+    after = now(a="id@10", b="v@10", c="@60", d="w@60")
+    numbers = ColumnNumbers(lambda _oid: after, Versions(), LsnPosition(1))
+    described = relation(id=INT, v=INT, w=INT)
+    assert numbers.of(described, LsnPosition(3, 50)).numbers == [1, 2, 3]
+    assert numbers.of(described, LsnPosition(3, 70)).numbers == [1, 2, 4]
+
+
 def test_xids_that_begin_again() -> None:
     """They are compared modulo 2^32, as the server does."""
     dropped = NumberedColumn(None, 0, 3)
