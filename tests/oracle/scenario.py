@@ -122,7 +122,7 @@ class Transaction:
 
     @property
     def replaces_column(self) -> bool:
-        """Whether it drops a column and adds one of its name, beside changes of rows."""
+        """Whether it changes rows, drops a column and adds one with the same name."""
         texts = [one.sql for one in self.statements]
         dropped = {name for one in texts for name in re.findall(r" DROP COLUMN (\w+)", one)}
         added = {name for one in texts for name in re.findall(r" ADD COLUMN (\w+)", one)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from deltaforge_dagster.errors import TableRejected
+from deltaforge_dagster.sinks.tables.column_moves import uncertain_column
 from deltaforge_dagster.sources.value_types import ValueType
 from deltaforge_dagster.state.identities import dropped_name, is_certain
 from deltaforge_dagster.typed_rows.rows import TypedRows
@@ -136,10 +137,7 @@ def check_certain(versions: Sequence[Mapping[str, str]], table: str, command: st
     for own in versions:
         for name, identity in own.items():
             if not is_certain(identity) and any(identity not in one.values() for one in versions):
-                raise TableRejected(
-                    f"{table}: its columns have changed, and whether its column {name} is one that was there before is not "
-                    f"known; have the table loaded again: {command}"
-                )
+                raise uncertain_column(table, name, command)
 
 
 def commit_columns(

@@ -14,6 +14,14 @@ from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.state.identities import dropped_name, is_certain
 
 
+def uncertain_column(label: str, name: str, resync_command: str) -> TableRejected:
+    """Return the error of a table of which it is not known whether a column is one that it had before."""
+    return TableRejected(
+        f"{label}: the columns of the source's table have changed, and whether its column {name} is one that "
+        f"was there before is not known; have the table loaded again: {resync_command}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TableColumns:
     """The columns that a table has.
@@ -73,10 +81,7 @@ class TableColumns:
     ) -> None:
         for name, identity in wanted.values():
             if not is_certain(identity) and identity not in self.identities.values():
-                raise TableRejected(
-                    f"{label}: the columns of the source's table have changed, and whether its column {name} is one that "
-                    f"was there before is not known; have the table loaded again: {resync_command}"
-                )
+                raise uncertain_column(label, name, resync_command)
 
     def _new_names(self, wanted: Mapping[str, tuple[str, str]]) -> dict[str, str]:
         """Return the columns that get other names: by the name that each has, the new one."""

@@ -90,7 +90,7 @@ class Past:
         self._now = now
 
     def rows(self, names: Sequence[str]) -> Rows:
-        """Return all versions in the order of their ids and changes, with the values of these columns."""
+        """Return every version of every row, ordered by id and then by time, in these columns."""
         return [
             tuple(self._value(version, self.columns[name]) for name in names)
             for _, versions in sorted(self.versions.items())

@@ -264,7 +264,10 @@ def _as_many(
     catalog: Mapping[int, NumberedColumn],
     xid: int | None,
 ) -> list[int] | None:
-    """Return as many of these columns as the log describes, without the last ones if they were added later."""
+    """Return as many of these columns as the log describes, without the last ones, which may have been added later.
+
+    None if the catalog says that they were there, or that the types differ.
+    """
     columns = relation.columns
     while len(there) > len(columns) and xid is not None:
         if not catalog[there[-1]].is_new(xid):

@@ -32,7 +32,7 @@ CHARSETS = (
     " f char(1) character set binary, g text)"
 )
 KNOWN_CHARSETS = ("utf8mb4", "latin1", "utf8mb4", "sjis", "ucs2", "", "")
-"""The character sets that the statement says."""
+"""The character set that `CHARSETS` names for each column, "" where it names none."""
 
 CREATED = [
     "CREATE TABLE {t} (id int PRIMARY KEY, a int, b text, `c``d` varchar(9), e enum('x','y'))",

@@ -81,7 +81,7 @@ def test_numbers(
 
 
 def test_a_first_description() -> None:
-    """Of a table that was described never before, a column that was there is not taken for the one that has its name now."""
+    """Nothing is known of the table yet: a column that was dropped since is not taken for a later one of its name."""
     after = now(a="id@10", b="v@10", c="@60", d="w@60")
     numbers = ColumnNumbers(lambda _oid: after, Versions(), LsnPosition(1))
     described = relation(id=INT, v=INT, w=INT)
