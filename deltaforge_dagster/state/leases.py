@@ -3,15 +3,20 @@
 The lease row also serves as the lock of everything else that belongs to the pipeline: transactions that
 change its ranges, segments or checkpoints lock this row first, so they are serialized. A holder whose
 transaction began before its lease expired therefore commits before another run can take the lease.
+
+Unless it is frozen (a paused virtual machine, a half-open connection, SIGSTOP): PostgreSQL would keep its lock. So the
+transactions of a holder bear its epoch in `application_name`, and once the lease is over, whoever needs the
+row ends those that do not end by themselves. Nothing of them is committed.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, Integer, case, cast, func, select, text, update
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state import metrics
@@ -19,6 +24,15 @@ from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.rows import read_rows
 from deltaforge_dagster.state.database.tables import leases
 from deltaforge_dagster.state.records import Lease, LeaseRow
+
+_ENDING_SECONDS = 1.0
+"""How long a transaction of a holder whose lease is over may take to end by itself."""
+
+_NAME_BYTES = 63
+"""PostgreSQL truncates longer application names (NAMEDATALEN - 1)."""
+
+_TRANSACTION_TIMEOUT_VERSION = 170000
+_TRANSACTION_TIMEOUT = "60s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,9 @@ class LeaseRepository:
             NotAllowed: There is no such pipeline.
         """
         with self._database.write() as connection:
+            # A holder that is frozen amid a write has the row locked: do not wait for it while its lease lasts.
+            if _read_lease(connection, name).live:
+                return None
             held = lock_lease(connection, name)
             if held.live:
                 return None
@@ -103,22 +120,70 @@ class LeaseWrites:
         self._connection.execute(update(leases).where(this).values(**values))
 
 
-def lock_lease(connection: Connection, pipeline: str) -> LockedLease:
+def lock_lease(connection: Connection, pipeline: str, holder: Lease | None = None) -> LockedLease:
     """Wait for the lease row of `pipeline`, lock and read it.
+
+    Args:
+        connection: A connection in a transaction.
+        pipeline: Name of the pipeline.
+        holder: The lease of the caller, if it has one. Others end the transactions of a holder whose lease is over.
 
     Raises:
         NotAllowed: There is no such pipeline.
     """
-    this = leases.c.pipeline == pipeline
     if connection.dialect.name == "postgresql":
+        named: list[ColumnElement[Any]] = []
+        if holder is None:
+            _end_former_holder(connection, pipeline)
+        else:
+            named = _settings(holder)
         # A separate statement, because a clock in its select list may be read before the row is locked.
-        connection.execute(select(leases.c.epoch).where(this).with_for_update())
+        this = leases.c.pipeline == pipeline
+        connection.execute(select(leases.c.epoch, *named).where(this).with_for_update())
+    return _read_lease(connection, pipeline)
+
+
+def _session_name(pipeline: str, epoch: int) -> str:
+    """Return the `application_name` of the transactions of a lease's holder."""
+    digest = hashlib.sha256(pipeline.encode()).hexdigest()[:8]  # of a long name, the end is cut off
+    return f"deltaforge#{epoch}-{digest} {pipeline}"[:_NAME_BYTES]
+
+
+def _read_lease(connection: Connection, pipeline: str) -> LockedLease:
     row = connection.execute(
-        select(leases.c.epoch, leases.c.run_id, leases.c.expires_at, clock()).where(this)
+        select(leases.c.epoch, leases.c.run_id, leases.c.expires_at, clock()).where(
+            leases.c.pipeline == pipeline
+        )
     ).first()
     if row is None:
         raise NotAllowed(f"no pipeline {pipeline!r} in the state store")
     return LockedLease(*row)
+
+
+def _settings(holder: Lease) -> list[ColumnElement[Any]]:
+    """Return what names the transaction of a holder, and limits it where the server can."""
+    version = cast(func.current_setting("server_version_num"), Integer)
+    limit = func.set_config("transaction_timeout", _TRANSACTION_TIMEOUT, True)
+    return [
+        func.set_config("application_name", _session_name(holder.pipeline, holder.epoch), True),
+        case((version >= _TRANSACTION_TIMEOUT_VERSION, limit)),
+    ]
+
+
+def _end_former_holder(connection: Connection, pipeline: str) -> None:
+    """End the transactions of a holder that never released its lease, which is over."""
+    former = _read_lease(connection, pipeline)
+    if former.run_id is None or former.live:
+        return
+    connection.execute(
+        text(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = :name AND usename = current_user"
+            " AND datname = current_database() AND pid <> pg_backend_pid()"
+            " AND xact_start < clock_timestamp() - make_interval(secs => :seconds)"
+        ),
+        {"name": _session_name(pipeline, former.epoch), "seconds": _ENDING_SECONDS},
+    )
 
 
 def check_lease(connection: Connection, lease: Lease) -> None:
@@ -127,7 +192,7 @@ def check_lease(connection: Connection, lease: Lease) -> None:
     Raises:
         LeaseLost: It was released, has expired (even if no other run took it), or another run holds it.
     """
-    held = lock_lease(connection, lease.pipeline)
+    held = lock_lease(connection, lease.pipeline, lease)
     mine = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"
     if held.epoch != lease.epoch:
         raise LeaseLost(f"{mine} lost its lease to run {held.run_id} (epoch {held.epoch})")

@@ -6,20 +6,29 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue as ProcessQueue
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from sqlalchemy import insert
 
-from deltaforge_dagster.errors import LeaseLost, NotAllowed
+from deltaforge_dagster.errors import LeaseLost, NotAllowed, StoreUnavailable
+from deltaforge_dagster.state.database.primitives import Kv
+from deltaforge_dagster.state.database.tables import kv
+from deltaforge_dagster.state.leases import check_lease
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
 from tests.chance import examples
+from tests.e2e.deployment import eventually
+from tests.fix_postgres import PostgresVersion
 from tests.state.make import NAME, deliver, expire, held, new_segment, position
 
 ROUNDS = 20
@@ -96,6 +105,99 @@ def test_killed_within_a_block(shared_url: str) -> None:
     store.close()
 
     assert [row.segment for row in rows] == [1]
+
+
+Hang = Callable[[psycopg.Connection, Callable[[], object]], None]
+"""Begins to write and calls its second argument, which returns when it is to go on."""
+
+
+def pipelined(connection: psycopg.Connection, hang: Callable[[], object]) -> None:
+    """Send the first message of a pipeline, and no other."""
+
+    def rows() -> Iterator[tuple[str]]:
+        yield ("sent",)
+        connection.pgconn.flush()
+        hang()
+
+    connection.cursor().executemany("SELECT %s", rows())
+
+
+def copied(connection: psycopg.Connection, hang: Callable[[], object]) -> None:
+    """Send a part of the rows of a COPY."""
+    connection.execute("CREATE TEMPORARY TABLE staged (id text)")
+    with connection.cursor().copy("COPY staged FROM STDIN") as copy:
+        copy.write("x\n" * 100_000)
+        hang()
+
+
+def executed(connection: psycopg.Connection, _hang: Callable[[], object]) -> None:
+    """Wait for a statement."""
+    connection.execute("SELECT pg_sleep(50)")
+
+
+def write_and_hang(url: str, within: Hang, parent: Connection) -> None:
+    """Take the lease, and hang within a write; report how that ends."""
+    store = StateStore.open(url)
+    lease = held(store, seconds=3)
+    try:
+        with store.database.write() as connection:
+            check_lease(connection, lease)
+            connection.execute(insert(kv).values(ns="n", key="k", val=b"", updated_at=1))
+            raw = connection.connection.driver_connection
+            assert isinstance(raw, psycopg.Connection)
+            parent.send("writes")
+            within(raw, parent.recv)
+    except StoreUnavailable as error:
+        parent.send(str(error))
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("within", "state", "version"),
+    [
+        (pipelined, "ClientRead", 12),
+        (copied, "ClientRead", 18),
+        pytest.param(executed, "PgSleep", 18, marks=pytest.mark.soak("stalls")),
+        pytest.param(pipelined, "ClientRead", 17, marks=pytest.mark.soak("stalls")),
+    ],
+)
+def test_a_frozen_holder_keeps_no_lock(
+    request: pytest.FixtureRequest,
+    postgres_version: PostgresVersion,
+    within: Hang,
+    state: str,
+    version: int,
+) -> None:
+    """While its lease lasts nobody waits for it; then the next run has the lease at once, and nothing of it stays."""
+    dsn = postgres_version(version).create_database()
+    store = StateStore.open(dsn)
+    context = multiprocessing.get_context("spawn")
+    child, parent = context.Pipe()
+    process = context.Process(target=write_and_hang, args=(dsn, within, parent))
+    request.addfinalizer(process.kill)
+    process.start()
+    assert child.recv() == "writes"
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        query = "SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND wait_event = %s AND datname = current_database()"
+        eventually(lambda: admin.execute(query, [state]).fetchone(), what="the write")
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        assert store.leases.acquire(NAME, "run-2", 60) is None
+        holder = store.leases.get(NAME)
+        assert holder is not None
+        eventually(lambda: not holder.held_at(store.now()), what="the end of the lease")
+
+        lease = store.leases.acquire(NAME, "run-2", 60)
+
+        assert lease is not None
+        assert lease.epoch == 2
+        with store.fenced(lease) as writer:
+            writer.lease.renew(60)
+        os.kill(process.pid, signal.SIGCONT)
+        child.send("goes on")
+        assert child.recv().startswith("state store postgres")
+        assert Kv(store.database, "n").get("k") is None
+    store.close()
 
 
 class Leases(RuleBasedStateMachine):

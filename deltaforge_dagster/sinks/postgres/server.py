@@ -18,7 +18,11 @@ from deltaforge_dagster.sinks.postgres.errors import connection_error
 MIN_VERSION = 150_000
 """The first version with MERGE."""
 
+NAME_BYTES = 63
+"""The server truncates longer application names (NAMEDATALEN - 1)."""
+
 _CONNECT_SECONDS = 10
+_ENDING_SECONDS = 1.0
 _SETTINGS = {
     "client_encoding": "UTF8",
     "TimeZone": "UTC",
@@ -121,6 +125,21 @@ class TargetServer:
                 "have MERGE; upgrade it"
             )
         raise problem
+
+
+def end_former(connection: psycopg.Connection) -> None:
+    """End the transactions of other sessions with the name of this one, unless they have just begun.
+
+    They are of a process that was frozen (or cut off), perhaps amid a COPY: the server waits for the rest without a limit,
+    and keeps its locks. Only the holder of the lease calls this, and who has lost it can commit nothing anyway.
+    """
+    connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = current_setting('application_name') AND usename = current_user"
+        " AND datname = current_database() AND pid <> pg_backend_pid()"
+        " AND xact_start < clock_timestamp() - make_interval(secs => %s)",
+        [_ENDING_SECONDS],
+    )
 
 
 def cut(connection: psycopg.Connection) -> None:

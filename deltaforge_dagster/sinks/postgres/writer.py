@@ -7,6 +7,7 @@ commits, while the lock is held: so a run that has lost its lease changes nothin
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.copy_rows import HEADER, TRAILER, copy_rows, has_nul, wire
 from deltaforge_dagster.sinks.postgres.errors import NOT_PERMITTED, translated
 from deltaforge_dagster.sinks.postgres.names import quoted
-from deltaforge_dagster.sinks.postgres.server import TargetServer, cut
+from deltaforge_dagster.sinks.postgres.server import NAME_BYTES, TargetServer, cut, end_former
 from deltaforge_dagster.sinks.postgres.statements import (
     PostgresStatements,
     TargetColumn,
@@ -40,6 +41,7 @@ from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, Stag
 from deltaforge_dagster.sinks.tables.staged_files import lacking, staged_batches
 from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable
 
+_DIGEST = 12
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _META_TYPES = {one.name: one.type for one in (*META, *VALIDITY)}
 
@@ -58,7 +60,7 @@ class PostgresWriter:
         self._server = TargetServer.from_dsn(
             config.dsn.get_secret_value(),
             owner.sink_id,
-            f"deltaforge:{owner.pipeline}:{owner.sink_id}",
+            session_name(owner),
         )
         self._connection: psycopg.Connection | None = None
         self._working = threading.Lock()
@@ -131,6 +133,9 @@ class PostgresWriter:
                 with connection.transaction():
                     yield target
                     guard()
+            except psycopg.errors.LockNotAvailable as error:
+                connection.close()  # the next connection ends former holders first
+                problem = translated(error, self._server.where, target.label, target.sql)
             except psycopg.Error as error:
                 problem = translated(error, self._server.where, target.label, target.sql)
             finally:
@@ -156,6 +161,7 @@ class PostgresWriter:
     def _set_up(self, connection: psycopg.Connection) -> None:
         where, problem = self._server.where, None
         try:
+            end_former(connection)
             commits.set_up(connection)
         except psycopg.Error as error:
             problem = error.sqlstate
@@ -170,6 +176,12 @@ class PostgresWriter:
             raise SinkUnavailable(
                 f"{where}: the table {commits.COMMITS} cannot be made (SQLSTATE {problem})"
             )
+
+
+def session_name(owner: TableOwner) -> str:
+    """Return the `application_name` of the sessions of a sink, which no other sink's have, of whatever installation."""
+    digest = hashlib.sha256(owner.name.encode()).hexdigest()[:_DIGEST]
+    return f"deltaforge:{digest}:{owner.pipeline}:{owner.sink_id}"[:NAME_BYTES]
 
 
 class _Application:

@@ -6,7 +6,8 @@ SQLite     one file, WAL, `synchronous=FULL`: a commit is on disk when it return
            it writes (SQLite manual, "Transactions" and "Write-Ahead Logging")
 PostgreSQL psycopg; a dead connection is replaced at the next call. The server ends a
            transaction that its client leaves idle, so a stalled process cannot keep a
-           lock forever
+           lock forever; therefore no statements are sent as a pipeline, amid which a
+           session never counts as idle
 memory     SQLite in memory: one connection for all threads of one process
 ========== ===========================================================================
 
@@ -21,10 +22,10 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     URL,
@@ -391,6 +392,19 @@ def _configure_postgres(connection: Any, _record: object) -> None:
     connection.commit()
 
 
+def _execute_one_by_one(
+    cursor: Any, statement: str, parameters: Sequence[Any], _context: object
+) -> Literal[True]:
+    """Execute a statement for each set of parameters; INSERTs come here with many rows in each.
+
+    psycopg's `executemany` would send them as a pipeline. If the process is frozen amid one, the server waits for the
+    next message without a limit: `idle_in_transaction_session_timeout` applies only to what has been synchronized.
+    """
+    for values in parameters:
+        cursor.execute(statement, values)
+    return True
+
+
 def _postgres_engine(url: URL) -> Engine:
     options = {key: value for key, value in _POSTGRES_OPTIONS.items() if key not in url.query}
     engine = create_engine(
@@ -400,5 +414,7 @@ def _postgres_engine(url: URL) -> Engine:
         connect_args=options,
         hide_parameters=True,
     )
+    engine.dialect.use_insertmanyvalues_wo_returning = True
     event.listen(engine, "connect", _configure_postgres)
+    event.listen(engine, "do_executemany", _execute_one_by_one)
     return engine

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg import conninfo
 
@@ -25,9 +26,11 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sinks.postgres import writer as writer_module
 from deltaforge_dagster.sinks.postgres.server import TargetServer
 from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
+from deltaforge_dagster.sinks.tables.staged_files import staged_batches
 from deltaforge_dagster.sources import value_types as types
 from deltaforge_dagster.sources.value_types import INT16, INT32, INT64, TEXT, ValueType
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
+from tests.e2e.deployment import eventually
 from tests.fix_postgres import PostgresVersion
 from tests.pipeline.lake.lake_tables import Staging, moment
 from tests.sinks.postgres.database import Target, unguarded
@@ -559,6 +562,43 @@ def test_two_writers_at_once(target: Target) -> None:
     for thread in threads:
         thread.join()
     assert len(target.rows()) == 3
+
+
+def test_a_frozen_writer_keeps_no_lock(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Amid a COPY: the writer of the next run ends its transaction and commits at once; nothing of it stays."""
+    staging, first = Staging(target, "changelog"), target.writer(mode="changelog")
+    first.commit(staging.table(), 0, unguarded)
+    one = staging.table(staging.step({"id": 1, "name": "x" * 100_000}))
+    goes_on, errors = threading.Event(), list[Exception]()
+
+    def frozen(*args: Any) -> Iterator[pa.RecordBatch]:
+        yield from staged_batches(*args)
+        goes_on.wait()
+
+    def commit() -> None:
+        try:
+            first.commit(one, 1, unguarded)
+        except SinkUnavailable as error:
+            errors.append(error)
+
+    monkeypatch.setattr(writer_module, "staged_batches", frozen)
+    thread = threading.Thread(target=commit, daemon=True)
+    thread.start()
+    begun = (
+        "application_name LIKE 'deltaforge:%' AND wait_event = 'ClientRead'"
+        " AND xact_start < clock_timestamp() - interval '1 s' AND datname = current_database()"
+    )
+    eventually(lambda: target.rows("1", f"pg_stat_activity WHERE {begun}"), what="the writer")
+    monkeypatch.undo()
+
+    target.writer(mode="changelog").commit(one, 1, unguarded)
+
+    goes_on.set()
+    thread.join()
+    assert [type(error) for error in errors] == [SinkUnavailable]
+    assert target.rows("id") == [(1,)]
+    first.commit(one, 1, unguarded)
+    assert target.rows("id") == [(1,)]
 
 
 def test_nothing_is_left_of_a_commit_that_ends_early(

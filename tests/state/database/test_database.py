@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import column, insert, table, text
 
 from deltaforge_dagster.errors import (
     AuthFailed,
@@ -26,7 +26,7 @@ from deltaforge_dagster.errors import (
     Terminal,
 )
 from deltaforge_dagster.state.database import database
-from deltaforge_dagster.state.database.database import Turns
+from deltaforge_dagster.state.database.database import Database, Turns
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_postgres import StartPostgres
 from tests.state.make import NAME, capture, held, position
@@ -247,6 +247,24 @@ class TestPostgres:
             "lock_timeout": "10s",
             "synchronous_commit": "on",
         }
+
+    def test_rows_are_not_sent_as_a_pipeline(
+        self, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Amid one, the server would wait for a frozen process without a limit."""
+        database = Database(postgres_dsn)
+        monkeypatch.delattr(psycopg.Cursor, "executemany")
+        rows = [{"number": number, "text": str(number)} for number in range(1500)]
+        with database.write() as connection:
+            connection.execute(text("CREATE TABLE t (number int PRIMARY KEY, text text)"))
+            connection.execute(insert(table("t", column("number"), column("text"))), rows)
+            connection.execute(
+                text("UPDATE t SET text = 'x' || :text WHERE number = :number"), rows
+            )
+        with database.read() as connection:
+            query = text("SELECT count(*), min(text), max(text) FROM t WHERE text LIKE 'x%'")
+            assert connection.execute(query).one() == (1500, "x0", "x999")
+        database.close()
 
     def test_cut_connection(self, postgres_dsn: str) -> None:
         """Connections cut while idle are replaced unseen; within a block nothing is written."""
