@@ -99,6 +99,10 @@ class SourceUnavailable(Retryable):
     kind = "connect"
 
 
+class StartDelayed(SourceUnavailable):
+    """What a pipeline starts with takes time to be made on the server, which waits for others."""
+
+
 class SinkUnavailable(Retryable):
     """A sink cannot be reached, timed out, or rejects data temporarily."""
 

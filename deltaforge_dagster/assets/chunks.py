@@ -17,7 +17,7 @@ import dagster as dg
 from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snapshot_key
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.control.work import begin, chunks_read
+from deltaforge_dagster.pipeline.control.work import chunks_read
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.run_context import RunContext
@@ -25,6 +25,7 @@ from deltaforge_dagster.pipeline.snapshots.liveness import Life, living
 from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
+from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.snapshot_records import ChunkRow, SnapshotProgress
 from deltaforge_dagster.state.store import StateStore
 
@@ -37,6 +38,7 @@ _SNAPSHOT = "snapshot"
 _READING = "reading"
 _PUBLISH_SECONDS = 5.0
 _STOP_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
 
 
 def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: Opened) -> None:
@@ -131,9 +133,9 @@ class SnapshotBeside:
     def _read(self) -> None:
         store, name = self._run_context.store, self._loaded.name
         try:
-            row = begin(store, self._loaded, self._run_context.build_source)
+            row = self._started(store)
             if (
-                row.want != "running"
+                row is None
                 or requested_snapshot(store, self._loaded, row) is None
                 or living(store, name)
             ):
@@ -155,6 +157,17 @@ class SnapshotBeside:
             self.error = DeltaforgeError(broke)
             self.error.__cause__ = error
             logger.exception("reading a snapshot failed")
+
+    def _started(self, store: StateStore) -> PipelineRow | None:
+        """Return the pipeline's row once the live run has fixed where it starts; None if it is not to capture."""
+        while True:
+            row = store.pipelines.get(self._loaded.name)
+            if row is not None and row.want != "running":
+                return None
+            if row is not None and row.start_position is not None:
+                return row
+            if self._stopped.wait(_LOOK_SECONDS):
+                raise _Stopped("the run has ended")
 
     def _progress(self, shown: ChunksShown, found: Mapping[str, SnapshotProgress]) -> None:
         if self._stopped.is_set():

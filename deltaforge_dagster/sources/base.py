@@ -184,6 +184,24 @@ class LogSection(Protocol):
         ...
 
 
+@runtime_checkable
+class AwaitableStart(Protocol):
+    """A source whose start may have to wait for others on its server, such as for open transactions."""
+
+    def await_start(self, at: Position | None = None, *, waits: Callable[[str], None]) -> Position:
+        """Do what `Source.ensure_start` does, however long it takes.
+
+        Args:
+            at: See there.
+            waits: Called about twice a second with what the start waits for, in a sentence; may raise an error, which
+                ends the wait.
+
+        Raises:
+            StartDelayed: It took too long.
+        """
+        ...
+
+
 class Source(Protocol):
     """One database's log. Methods raise only errors of the package's `errors`, which contain no secrets."""
 

@@ -111,6 +111,19 @@ def ticked(
         yield begin
 
 
+def test_a_start_that_has_to_wait_is_left_to_a_run(
+    postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]
+) -> None:
+    """A tick has no time for a slot that waits for an open transaction; a run has."""
+    with PostgresBench(postgres_dsn) as bench:
+        with psycopg.connect(postgres_dsn) as other:
+            other.execute("SELECT txid_current()")
+            with pytest.raises(AssertionError, match=r"RunRequest.*'start'"):
+                ticked(bench)
+        assert bench.reader() is None
+        assert ticked(bench).health.well
+
+
 def test_a_server_that_is_stopped(
     start_postgres: StartPostgres, ticked: Callable[[PostgresBench], Ticked]
 ) -> None:

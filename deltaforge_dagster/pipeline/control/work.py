@@ -9,6 +9,7 @@ A run is started if and only if nobody holds the lease and one of these is true:
 - a table of a lake is to be loaded again, and no snapshot is in the way;
 - a hold was released, so that its events can be written to the journal;
 - chunks of a snapshot were read and wait to be merged;
+- the source needs longer than a moment to make what the pipeline starts with;
 - the source has changes after the captured position, and capture is paused neither by a person nor
   because the journal is full.
 
@@ -24,14 +25,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.errors import DeltaforgeError, StartDelayed
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.held_keys import due_entries
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
-from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.base import AwaitableStart, Source
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
@@ -44,6 +45,7 @@ MAX_PROBE_WAIT = 60.0
 _CHANGED = "the source has changes beyond the captured position"
 
 Reason = Literal[
+    "start",
     "range open",
     "sink behind",
     "dead letters",
@@ -102,16 +104,33 @@ def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
 
 
 def ensure_start(
-    store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow, source: Source
+    store: StateStore,
+    loaded: LoadedPipeline,
+    pipeline: PipelineRow,
+    source: Source,
+    waits: Callable[[str], None] | None = None,
 ) -> PipelineRow:
     """Fix where the pipeline starts, once: everything committed afterwards is captured.
 
     The first of several callers wins; the others get its position.
+
+    Args:
+        store: The state store.
+        loaded: The pipeline file.
+        pipeline: The pipeline's row.
+        source: Its source.
+        waits: If the caller has time to wait: what is called while the source waits (`AwaitableStart`).
+
+    Raises:
+        StartDelayed: The source has to wait, and the caller does not.
     """
     if pipeline.start_position is not None:
         return pipeline
     first = first_start(store, loaded)
-    start = source.ensure_start(first.at)
+    if waits is not None and isinstance(source, AwaitableStart):
+        start = source.await_start(first.at, waits=waits)
+    else:
+        start = source.ensure_start(first.at)
     return store.pipelines.set_start(
         pipeline.name,
         start.to_json(),
@@ -207,7 +226,10 @@ def _query(
     store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow, source: Source
 ) -> Work | NoWork:
     if pipeline.start_position is None:
-        ensure_start(store, loaded, pipeline, source)
+        try:
+            ensure_start(store, loaded, pipeline, source)
+        except StartDelayed as delayed:  # a run has the time to wait
+            return Work("start", str(delayed))
         return NoWork("start position fixed")
     after = parse_position(pipeline.captured_position or pipeline.start_position)
     if source.has_changes(after):

@@ -24,6 +24,7 @@ from deltaforge_dagster.pipeline.health.dead_letter_watch import DeadLetterWatch
 from deltaforge_dagster.pipeline.health.health import (
     capture_failed,
     health,
+    note_findings,
     source_answers,
     with_remedy,
 )
@@ -40,12 +41,17 @@ from deltaforge_dagster.pipeline.schemas.live import WarmStart
 from deltaforge_dagster.pipeline.schemas.views import approve_everything
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.records import PipelineRow
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _PUBLISH_SECONDS = 1.0
+
+
+class _AskedToEndError(Exception):
+    """The run was asked to end before it had a start position."""
 
 
 class LeasedWork:
@@ -84,6 +90,7 @@ class LeasedWork:
         self._capture: Capture | None = None
         self._warm_start: WarmStart | None = None
         self._source_watch: SourceWatch | None = None
+        self._waited_for: str | None = None
 
     @property
     def reading(self) -> bool:
@@ -105,7 +112,10 @@ class LeasedWork:
         )
         ranges.close_left_open()
         self._observer.publish()
-        pipeline, goal = self._start_position(pipeline)
+        try:
+            pipeline, goal = self._start_position(pipeline)
+        except _AskedToEndError as asked:
+            return RunOutcome(str(asked))
         self._deliverers = DelivererSet(
             self._loaded.spec, self._context, self._run, at_once=self._options.until_caught_up
         )
@@ -160,7 +170,9 @@ class LeasedWork:
             return pipeline, None
         source = self._context.build_source()
         try:
-            pipeline = ensure_start(self._store, self._loaded, pipeline, source)
+            pipeline = ensure_start(self._store, self._loaded, pipeline, source, self._waits)
+            if self._waited_for is not None:
+                note_findings(self._store, self._loaded.name, [])
             head = source.head() if self._options.until_caught_up else None
         except DeltaforgeError as error:
             now = self._store.now()
@@ -170,6 +182,22 @@ class LeasedWork:
             source.close()
         source_answers(self._store, self._loaded.name)
         return pipeline, head
+
+    def _waits(self, what: str) -> None:
+        """Tell people what the start waits for, when that changes.
+
+        Raises:
+            LeaseLost: The lease is gone.
+            _AskedToEndError: The run was asked to end.
+        """
+        self._run.lease.guard()
+        if asked := self._asked_to_end():
+            raise _AskedToEndError(asked)
+        if what != self._waited_for:
+            self._waited_for = what
+            logger.warning("the start waits: %s", what)
+            self._observer.warn(what)
+            note_findings(self._store, self._loaded.name, [Finding("start", "warning", what)])
 
     def _start_capture(self, pipeline: PipelineRow, ranges: Ranges) -> Capture:
         spec = self._loaded.spec

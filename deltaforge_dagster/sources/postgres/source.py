@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import psycopg
 import pyarrow as pa
@@ -46,6 +46,7 @@ from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshot
 from deltaforge_dagster.sources.postgres.stream import (
     publications,
     restart_point,
+    slot_creation,
     slot_setup,
     slots,
     stream_errors,
@@ -141,7 +142,8 @@ class PostgresSource:
             SourceMisconfigured: `wal_level`, a table or the publication is not as required.
             PermissionMissing: A grant is missing; the message has the statement.
             PositionLost: The slot does not retain the requested LSN, or the log ends before it.
-            SourceUnavailable: No connection, or open transactions delay the slot; try again.
+            SourceUnavailable: No connection; try again.
+            StartDelayed: Open transactions delay the slot; try again, or use `await_start`.
         """
         wanted = None if at is None else _lsn(at)
         with self._server.query(_START_SECONDS) as connection:
@@ -154,6 +156,28 @@ class PostgresSource:
                 failover=self._options.failover_slot,
                 at=wanted,
             )
+
+    def await_start(
+        self, at: Position | None = None, *, waits: Callable[[str], None]
+    ) -> LsnPosition:
+        """Do what `ensure_start` does, but wait up to ten minutes for open transactions; see `AwaitableStart`."""
+        config, server = self._config, self._server
+        with server.query(_START_SECONDS) as connection:
+            facts = self._facts(connection)
+            found = slot_setup.prepare(
+                connection,
+                server,
+                config,
+                self._patterns,
+                facts=facts,
+                at=None if at is None else _lsn(at),
+            )
+        if found is None or found.confirmed_lsn is None:
+            failover = self._options.failover_slot
+            slot_creation.create_patiently(
+                server, config.slot, failover=failover, version=facts.version, waits=waits
+            )
+        return self.ensure_start(at)
 
     def reset(self, *, dry_run: bool) -> list[str]:
         """Drop the slot if it was invalidated, or if its log cannot be decoded with the publication.

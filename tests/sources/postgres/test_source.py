@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg
@@ -16,12 +17,14 @@ from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.config.engine.engine import PostgresOptions
 from deltaforge_dagster.errors import (
     DeltaforgeError,
+    LeaseLost,
     PermissionMissing,
     PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
+    StartDelayed,
 )
-from deltaforge_dagster.positions import Position
+from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres import source
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
@@ -110,17 +113,63 @@ class TestStart:
         assert take(bench, start, whole(1)).changes == inserts("orders", 2)
 
     def test_an_lsn_that_no_slot_holds_is_refused(self, bench: PostgresBench) -> None:
-        """An LSN of the past is an error before and after a slot exists, and makes no slot."""
-        with pytest.raises(PositionLost) as before:
-            bench.source(start_position={"lsn": "0/100"}).ensure_start()
-        assert "start_position 0/00000100 is in the past" in problem(before)
-        assert bench.reader() is None
-        assert not bench.value("SELECT count(*) FROM pg_publication")
-
+        """An LSN of the past is an error before and after a slot exists."""
         bench.source().ensure_start()
         with pytest.raises(PositionLost) as after:
             bench.source(start_position={"lsn": "0/100"}).ensure_start()
         assert "use earliest or latest" in problem(after)
+
+    @pytest.mark.parametrize("ahead", [-100, 0, 1 << 30])
+    def test_a_position_without_a_slot_creates_nothing(
+        self, bench: PostgresBench, ahead: int
+    ) -> None:
+        """A new slot begins later than where another reader was, even if that is the end of the log."""
+        at = LsnPosition(bench.source().head().lsn + ahead)
+        source = bench.source()
+        begins: tuple[Callable[[], object], ...] = (
+            lambda: source.ensure_start(at),
+            lambda: source.await_start(at, waits=lambda _: None),
+            bench.source(start_position={"lsn": format_lsn(at.lsn)}).ensure_start,
+        )
+        for begin in begins:
+            with pytest.raises(PositionLost, match=f"there is no replication slot '{bench.slot}'"):
+                begin()
+        assert not bench.value(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", bench.slot
+        )
+        assert not bench.value("SELECT count(*) FROM pg_publication")
+
+    @pytest.mark.parametrize("here", [True, False])
+    def test_it_waits_for_open_transactions(self, bench: PostgresBench, here: bool) -> None:
+        """Of any database: it names them, and begins where the slot does; nobody else takes what is half made for a slot."""
+        dsn = bench.dsn if here else conninfo.make_conninfo(bench.dsn, dbname="postgres")
+        said: list[str] = []
+        with psycopg.connect(dsn) as other, ThreadPoolExecutor(2) as pool:
+            other.execute("SELECT txid_current()")
+            starts = [pool.submit(bench.source().await_start, waits=said.append) for _ in range(2)]
+            blocker = f"process {other.info.backend_pid} (database {other.info.dbname}, role"
+            eventually(lambda: [one for one in said if blocker in one], what="the wait")
+            with pytest.raises(StartDelayed, match="is being made by process"):
+                bench.source().ensure_start()
+            other.rollback()
+            assert {start.result(60) for start in starts} == {bench.confirmed()}
+        bench.execute(insert("orders", 1))
+        assert take(bench, bench.confirmed(), whole(1)).changes == inserts("orders", 1)
+
+    def test_waiting_can_be_given_up(self, bench: PostgresBench) -> None:
+        """The server drops what is half made."""
+        with psycopg.connect(bench.dsn) as other:
+            other.execute("SELECT txid_current()")
+
+            def give_up(said: str) -> None:
+                if f"process {other.info.backend_pid}" in said:
+                    raise LeaseLost("lost")
+
+            with pytest.raises(LeaseLost):
+                bench.source().await_start(waits=give_up)
+            assert not bench.value(
+                "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", bench.slot
+            )
 
     def test_an_open_transaction_delays_it(
         self, bench: PostgresBench, patience: pytest.MonkeyPatch
@@ -130,7 +179,7 @@ class TestStart:
         with psycopg.connect(bench.dsn) as other:
             other.execute(insert("other", 1))
             began = time.monotonic()
-            with pytest.raises(SourceUnavailable) as caught:
+            with pytest.raises(StartDelayed) as caught:
                 bench.source().ensure_start()
             assert time.monotonic() - began < 30
             assert f"the oldest: process {other.info.backend_pid}" in problem(caught)

@@ -121,7 +121,7 @@ def create(
             connection.execute(
                 sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(name), _OURS)
             )
-    except psycopg.errors.DuplicateObject:
+    except (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
         return  # another process created it at the same time
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(

@@ -40,12 +40,34 @@ def ensure_start(
         SourceMisconfigured: A table or the publication is not as required.
         PermissionMissing: A grant is missing; the message has the statement.
         PositionLost: The slot does not retain the requested LSN, or the log ends before it.
-        SourceUnavailable: Open transactions delay the slot; try again.
+        StartDelayed: Open transactions delay the slot; try again.
     """
-    wanted = _wanted_lsn(config) if at is None else at
+    found = prepare(connection, server, config, patterns, facts=facts, at=at)
+    if found is None:
+        slots.create(connection, server, config.slot, failover=failover, version=facts.version)
+        found = catalog.slot(connection, config.slot)
+    held = slots.check(found, server, config.slot)
+    return _start(
+        server, config, held, _wanted_lsn(config) if at is None else at, facts.flushed_lsn
+    )
+
+
+def prepare(
+    connection: psycopg.Connection,
+    server: PostgresSourceServer,
+    config: PostgresSourceConfig,
+    patterns: TablePatterns,
+    *,
+    facts: catalog.ServerSettings,
+    at: int | None,
+) -> catalog.ReplicationSlot | None:
+    """Check that reading can start, create the publication if it is missing, and return the slot if there is one.
+
+    Args and errors are those of `ensure_start`.
+    """
     found = catalog.slot(connection, config.slot)
     if found is None:
-        _refuse_unreachable(server, config, wanted, facts.flushed_lsn)
+        _refuse_position(server, config, _wanted_lsn(config) if at is None else at)
     elif at is not None:
         slots.check_start(found, server, config.slot, at, facts.flushed_lsn)
     if catalog.published(connection, config.publication) is not None:
@@ -59,11 +81,7 @@ def ensure_start(
             f"{config.publication!r} does not, and the log written without it cannot be "
             f"decoded; run: {_drop_slot(connection, config)}, then both are recreated"
         )
-    if found is None:
-        slots.create(connection, server, config.slot, failover=failover, version=facts.version)
-        found = catalog.slot(connection, config.slot)
-    held = slots.check(found, server, config.slot)
-    return _start(server, config, held, wanted, facts.flushed_lsn)
+    return found
 
 
 def _wanted_lsn(config: PostgresSourceConfig) -> int | None:
@@ -71,14 +89,15 @@ def _wanted_lsn(config: PostgresSourceConfig) -> int | None:
     return None if isinstance(wanted, str) else parse_lsn(wanted.lsn)
 
 
-def _refuse_unreachable(
-    server: PostgresSourceServer, config: PostgresSourceConfig, wanted: int | None, flushed_lsn: int
+def _refuse_position(
+    server: PostgresSourceServer, config: PostgresSourceConfig, wanted: int | None
 ) -> None:
-    if wanted is not None and wanted < flushed_lsn:
+    """Refuse a position without a slot: a slot that is made now begins later, even on an idle server."""
+    if wanted is not None:
         raise PositionLost(
-            f"{server.where}: start_position {format_lsn(wanted)} is in the past, and "
-            f"there is no replication slot {config.slot!r} that held the log from there; "
-            "use earliest or latest"
+            f"{server.where}: start position {format_lsn(wanted)}: there is no replication slot {config.slot!r} "
+            "that holds the log from there, and a new one begins later; use start_position earliest or latest, "
+            "without a seed or imported checkpoint"
         )
 
 
@@ -89,7 +108,8 @@ def _start(
     wanted: int | None,
     flushed_lsn: int,
 ) -> LsnPosition:
-    held = found.confirmed_lsn or found.restart_lsn or 0
+    held = found.confirmed_lsn
+    assert held is not None  # `slots.check`
     if wanted is not None:
         if wanted < held:
             raise PositionLost(

@@ -1,6 +1,6 @@
 """The replication slot, by which the server retains its log from a position on.
 
-It is created if missing. Only `deltaforge checkpoint reset --all` drops it, if nothing can be read from it any more, and only
+It is created if missing (`slot_creation`, if that takes time). Only `deltaforge checkpoint reset --all` drops it, if nothing can be read from it any more, and only
 confirmed positions move it. A
 slot that has moved past the position to read from no longer has the changes between, and
 reading on would silently lose them.
@@ -17,6 +17,7 @@ from deltaforge_dagster.errors import (
     PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
+    StartDelayed,
 )
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.findings import Finding
@@ -51,7 +52,7 @@ def create(
     With `failover`, the server's replicas keep a copy of it (manual: "Logical Replication Failover").
 
     Raises:
-        SourceUnavailable: Open transactions did not end in time; the message names the oldest.
+        StartDelayed: Open transactions did not end in time; the message names the oldest.
         SourceMisconfigured: The server has no free slot, or is too old for failover slots.
         PermissionMissing: The role may not replicate.
     """
@@ -66,7 +67,7 @@ def create(
     except psycopg.errors.DuplicateObject:
         return
     except psycopg.errors.QueryCanceled as error:
-        raise SourceUnavailable(
+        raise StartDelayed(
             f"{server.where}: replication slot {name!r} waits for transactions that are open"
             f"{oldest_transaction(connection)}; it will be tried again"
         ) from error
@@ -96,7 +97,10 @@ def check(
 ) -> catalog.ReplicationSlot:
     """Check that the slot exists, is valid, and has our plugin and database; return it.
 
+    The server shows a slot while it is being made: it has a `restart_lsn` already, but nothing can be read from there.
+
     Raises:
+        StartDelayed: It is being made.
         PositionLost: The slot does not exist, or was invalidated.
         SourceMisconfigured: It was created with two_phase, or has another plugin or database.
     """
@@ -113,6 +117,11 @@ def check(
         raise SourceMisconfigured(
             f"{server.where}: replication slot {name!r} is of plugin {found.plugin!r} in database "
             f"{found.database!r}; use another name"
+        )
+    if found.confirmed_lsn is None:
+        raise StartDelayed(
+            f"{server.where}: replication slot {name!r} is being made by process {found.active_pid}, and the server "
+            "waits for transactions that are open; it will be tried again"
         )
     return found
 
