@@ -80,9 +80,8 @@ class _Creation:
         self._given_up.set()
         if self._thread.is_alive():
             with suppress(psycopg.Error):
-                self._connection.cancel_safe(
-                    timeout=_QUERY_SECONDS
-                )  # the server drops it, half made
+                # The server drops what is half made.
+                self._connection.cancel_safe(timeout=_QUERY_SECONDS)
             self._thread.join(_QUERY_SECONDS)
 
     def over(self, seconds: float) -> bool:
