@@ -213,6 +213,11 @@ class S3SinkConfig(StagedSinkConfig):
             if given:
                 raise ValueError(f"{given[0]}: has no meaning with `local: true` (remove one)")
             return self
+        if "://" not in self.bucket and "/" in self.bucket:
+            raise ValueError(
+                "bucket: has a `/`, so it is no bucket's name (a local folder needs `local: true`, a folder in the "
+                "bucket is `prefix`)"
+            )
         if self.scheme == "s3" and self.options:
             raise ValueError(
                 "options: are those of gs:// and az:// (S3 has endpoint, region, access_key_id ...)"

@@ -89,6 +89,9 @@ def test_extensions(tmp_path: Path, options: str, extension: str) -> None:
     [
         ("bucket: 'ftp://b'", "bucket: has the scheme ftp, but buckets are of s3://, gs:// or az://"),
         ("bucket: 's3://b/x'", "bucket: has a path (write it as `prefix`)"),
+        ("bucket: /var/lake", "bucket: has a `/`, so it is no bucket's name (a local folder needs `local: true`"),
+        ("bucket: ./lake", "bucket: has a `/`"),
+        ("bucket: b/x", "bucket: has a `/`"),
         ("bucket: b, prefix: 'a//b'", "prefix: is not a folder"),
         ("bucket: b, folder: '/x'", "folder: is not a folder"),
         ("bucket: b, folder: '${after.id}'", "folder: names ${after.id}, which is not known of an object's folder"),
