@@ -15,9 +15,12 @@ from prometheus_client.metrics_core import Metric
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.config.processors.processors import OutboxProcessor
+from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.sensing.views import classifications, schemas
+from deltaforge_dagster.sinks.registry import MessageSinkType, sink_types
 from deltaforge_dagster.state import metric_families as families
 from deltaforge_dagster.state.metric_families import FAMILIES, PREFIX, Family
 from deltaforge_dagster.state.metrics import LE, RUN_FAILURE_REASONS, SUM, Stored
@@ -31,6 +34,12 @@ _ALIKE = {
     families.SENSING_CACHE_MISSES: families.SCHEMA_CACHE_MISSES,
 }
 """Families that are exported under a second name, mapped to the family whose values they have."""
+_TRAFFIC = {
+    families.SINK_COMMITS: "commits",
+    families.SINK_ABORTS: "aborts",
+    families.KAFKA_RETRIES: "retries",
+}
+"""Families of what only some sinks' clients count, with the name of that count."""
 
 
 def collect(
@@ -224,7 +233,10 @@ def _build() -> _Values:
 
 
 def _zeros(family: Family, loaded: Sequence[LoadedPipeline]) -> _Values:
-    """Return zeros for the labels known from the pipeline files, so that a first count shows as an increase."""
+    """Return zeros for the labels known from the pipeline files, so that a first count shows as an increase.
+
+    What can never count has no zero: a series says that something is counted.
+    """
     if family.kind != "counter":
         return {}
     values: _Values = {}
@@ -239,13 +251,30 @@ def _zeros(family: Family, loaded: Sequence[LoadedPipeline]) -> _Values:
             values |= {(one.name, one.spec.spec.source.config.id): 0 for one in loaded}
         case ("pipeline", "sink"):
             for one in loaded:
-                values |= {(one.name, sink.config.id): 0 for sink in one.spec.spec.sinks}
+                values |= {
+                    (one.name, sink.config.id): 0
+                    for sink in one.spec.spec.sinks
+                    if _can_count(family, sink)
+                }
         case ("pipeline", "processor"):
             for one in loaded:
-                values |= {(one.name, processor.id): 0 for processor in one.spec.spec.processors}
+                values |= {
+                    (one.name, processor.id): 0
+                    for processor in one.spec.spec.processors
+                    if family is not families.OUTBOX_TRANSFORMED
+                    or isinstance(processor, OutboxProcessor)
+                }
         case _:
             pass
     return values
+
+
+def _can_count(family: Family, sink: SinkBlock) -> bool:
+    """Return whether a counter of sinks can ever be more than 0 for a sink."""
+    kind = sink_types()[sink.type]
+    if family in _TRAFFIC:
+        return _TRAFFIC[family] in kind.traffic(sink.config)
+    return family is not families.SINK_BYTES or isinstance(kind, MessageSinkType)
 
 
 def _labels(family: Family, one: Stored) -> _Labels:

@@ -193,8 +193,9 @@ class SinkMeter:
         tally.add(families.SINK_COMMITS, done.commits, sink=sink)
         tally.add(families.SINK_ABORTS, done.aborts, sink=sink)
         tally.add(families.KAFKA_RETRIES, done.retries, sink=sink)
-        tally.set(families.KAFKA_QUEUE, done.waiting, sink=sink)
-        tally.set(families.KAFKA_QUEUE_BYTES, done.waiting_bytes, sink=sink)
+        if done.waiting is not None and done.waiting_bytes is not None:
+            tally.set(families.KAFKA_QUEUE, done.waiting, sink=sink)
+            tally.set(families.KAFKA_QUEUE_BYTES, done.waiting_bytes, sink=sink)
 
     def not_put_aside(self) -> None:
         """Count that a change could not be set aside as a dead letter."""

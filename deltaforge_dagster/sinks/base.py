@@ -253,15 +253,15 @@ class Traffic:
         commits: Transactions committed.
         aborts: Transactions begun and not committed.
         retries: Requests that the library sent again.
-        waiting: Messages in the library's queue, as it last reported.
+        waiting: Messages in the library's queue, as it last reported; None before it has.
         waiting_bytes: Size of these messages.
     """
 
     commits: int = 0
     aborts: int = 0
     retries: int = 0
-    waiting: int = 0
-    waiting_bytes: int = 0
+    waiting: int | None = None
+    waiting_bytes: int | None = None
 
     def take(self) -> Traffic:
         """Return the counts so far and reset them to 0."""

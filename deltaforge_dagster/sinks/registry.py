@@ -134,6 +134,10 @@ class SinkType(ABC, Generic[_Config]):
         """Return whether the sink stores its own position with the changes."""
         return False
 
+    def traffic(self, config: _Config) -> frozenset[str]:  # noqa: ARG002
+        """Return which counts of `sinks.base.Traffic` (commits, aborts, retries) the sink's client can have."""
+        return frozenset()
+
     def preflight(
         self,
         config: _Config,

@@ -18,7 +18,7 @@ from deltaforge_dagster.api.app import build_metrics_app
 from deltaforge_dagster.state import metric_families as families
 from deltaforge_dagster.state.metric_families import FAMILIES, PREFIX
 from deltaforge_dagster.state.metrics import Tally
-from tests.api.conftest import Api, served
+from tests.api.conftest import Api, document, served
 from tests.api.scraped import scrape
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +116,36 @@ def test_everything_is_there_from_the_start(api: Api) -> None:
     assert f'{PREFIX}pipeline_info{{pipeline="orders",tenant="acme"}} 1.0' in answer.text
     assert f"{PREFIX}panics_total 0.0" in answer.text
     assert "geheim" not in answer.text
+
+
+def test_what_cannot_count_has_no_zero(api: Api, tmp_path: Path) -> None:
+    """Transactions, repeated requests, sizes of messages and events of outboxes have series where they can count."""
+    topics = {"brokers": "localhost:1", "topic": "t"}
+    sinks = [
+        {"type": "kafka", "config": {"id": "exact", "exactly_once": True, **topics}},
+        {"type": "kafka", "config": {"id": "plain", **topics}},
+        {"type": "http", "config": {"id": "http", "url": "https://h.example/x"}},
+        {"type": "redis", "config": {"id": "redis", "uri": "redis://localhost:1", "stream": "s"}},
+        {"type": "s3", "config": {"id": "files", "bucket": str(tmp_path), "local": True}},
+    ]
+    processors = [
+        {"type": "filter", "id": "filter", "ops": ["create"]},
+        {"type": "outbox", "id": "outbox"},
+    ]
+    source = document("orders")["spec"]["source"]
+    source["config"]["outbox"] = {"prefixes": ["outbox"]}
+    api.create("orders", source=source, sinks=sinks, processors=processors)
+    parsed = {one.name: one for one in plain_text(api.client.get("/metrics").text)}
+
+    def counting(name: str, label: str) -> set[str]:
+        return {sample.labels[label] for sample in parsed[PREFIX + name].samples}
+
+    assert counting("sink_txn_commits", "sink") == counting("sink_txn_aborts", "sink") == {"exact"}
+    assert counting("kafka_produce_retries", "sink") == {"exact", "plain", "http"}
+    assert counting("sink_bytes", "sink") == {"exact", "plain", "http", "redis"}
+    assert counting("sink_events", "sink") == {"exact", "plain", "http", "redis", "files"}
+    assert counting("outbox_transformed", "processor") == {"outbox"}
+    assert counting("processor_events_in", "processor") == {"filter", "outbox"}
 
 
 def test_open_metrics(api: Api) -> None:

@@ -137,6 +137,8 @@ def test_a_sink_that_delivers() -> None:
     assert found['sink_txn_aborts_total{"sink":"s"}'] == 1
     assert found['kafka_produce_retries_total{"sink":"s"}'] == 4
     assert found['kafka_producer_queue_bytes{"sink":"s"}'] == 90
+    meter.did(Traffic(retries=1))
+    assert pluralize(meter.drain()) == {'kafka_produce_retries_total{"sink":"s"}': 1}
 
 
 def test_traffic_is_taken_once() -> None:

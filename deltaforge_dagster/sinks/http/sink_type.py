@@ -69,6 +69,10 @@ class HttpSinkType(MessageSinkType[HttpSinkConfig]):
         )
         return HttpSink(config.id, form, settings)
 
+    def traffic(self, config: HttpSinkConfig) -> frozenset[str]:  # noqa: ARG002
+        """Return that requests are repeated."""
+        return frozenset({"retries"})
+
     def preflight(
         self,
         config: HttpSinkConfig,

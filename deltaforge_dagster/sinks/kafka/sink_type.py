@@ -55,6 +55,10 @@ class KafkaSinkType(MessageSinkType[KafkaSinkConfig]):
         """Return whether batches are transactions that contain the sink's position."""
         return config.exactly_once
 
+    def traffic(self, config: KafkaSinkConfig) -> frozenset[str]:
+        """Return what librdkafka reports, and transactions if there are any."""
+        return frozenset({"retries"} | ({"commits", "aborts"} if config.exactly_once else set()))
+
     def tombstones(self, config: KafkaSinkConfig) -> bool:
         """Return whether a delete is followed by a record without a value."""
         return config.tombstones

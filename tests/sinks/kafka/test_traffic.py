@@ -42,7 +42,7 @@ def test_transactions_and_statistics(
         sink.send(given, allow)
     taken = sink.traffic.take()
     assert (taken.commits, taken.aborts) == (2, 0)
-    assert 0 <= taken.waiting <= 10
+    assert taken.waiting in {None, *range(11)}  # as librdkafka last said, if it has
 
     guard, _ = refuse_from(2, LeaseLost("gone"))
     with pytest.raises(LeaseLost):
