@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr, field_serializer
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    SecretStr,
+    field_serializer,
+    model_validator,
+)
 
 from deltaforge_dagster.config.blocks import (
     AlsoAccepts,
@@ -22,6 +28,21 @@ from deltaforge_dagster.config.templates import compile_template
 _BROKER = re.compile(
     r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/@,\[\]]+)(?::(?P<port>\d{1,9}))?"
 )
+
+
+IS_TRUE = frozenset({"true", "t", "1"})
+"""What librdkafka takes for true, in small letters."""
+_IDEMPOTENT: Mapping[str, tuple[str, Callable[[str], bool]]] = {
+    "acks": ("all", lambda text: text.lower() in {"all", "-1"}),
+    "max.in.flight": ("at most 5", lambda text: not text.isdecimal() or int(text) <= 5),
+    "retries": ("more than 0", lambda text: text != "0"),
+}
+"""What properties must be while the producer is idempotent, as librdkafka requires; other mistakes in them it names itself."""
+_ALIASES = {
+    "request.required.acks": "acks",
+    "max.in.flight.requests.per.connection": "max.in.flight",
+    "message.send.max.retries": "retries",
+}
 
 
 def _brokers(text: str) -> str:
@@ -91,6 +112,25 @@ class KafkaSinkConfig(MessageSinkConfig):
     to](kafka.md#what-the-producer-is-set-to). They override what the sink sets itself.
     `message.timeout.ms` is never longer than the lease allows.
     """
+
+    @model_validator(mode="after")
+    def _check_idempotence(self) -> KafkaSinkConfig:
+        conf = {name: value.get_secret_value() for name, value in self.client_conf.items()}
+        idempotent = conf.get("enable.idempotence", "true").lower() in IS_TRUE
+        if not idempotent and self.exactly_once:
+            raise ValueError(
+                "client_conf.enable.idempotence: must be true with `exactly_once` (leave it out)"
+            )
+        for name, text in conf.items() if idempotent else ():
+            must, fits = _IDEMPOTENT.get(_ALIASES.get(name, name), ("", bool))
+            if must and not fits(text):
+                instead = (
+                    "the order of messages needs it"
+                    if self.exactly_once
+                    else "or set `enable.idempotence: false` beside it, if brokers may lose or reorder messages"
+                )
+                raise ValueError(f"client_conf.{name}: must be {must} (leave it out; {instead})")
+        return self
 
     @field_serializer("client_conf")
     def _mask_client_conf(self, conf: Mapping[str, SecretStr]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from enum import Enum
 
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Traffic
+from deltaforge_dagster.sinks.kafka.config import IS_TRUE
 
 _SOON: Mapping[str, str] = {"reconnect.backoff.ms": "20"}
 """librdkafka waits half of this time before a new client's next connection: the first one, to any broker, tells it
@@ -115,7 +116,7 @@ class KafkaClientSettings:
         properties.pop("transactional.id", None)
         if transactional_id is not None:
             properties["transactional.id"] = transactional_id
-        if properties["enable.idempotence"].lower() not in {"true", "t", "1"}:
+        if properties["enable.idempotence"].lower() not in IS_TRUE:
             properties.pop("enable.gapless.guarantee", None)  # requires idempotence
         # The second name is an alias of the first.
         limits = [self.lease_seconds * 1000]

@@ -16,6 +16,7 @@ from deltaforge_dagster.sinks.file.config import FileSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
+from deltaforge_dagster.sinks.registry import SinkContext, sink_types
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from tests.config.conftest import Write
@@ -75,7 +76,7 @@ KAFKA = {"id": "k", "brokers": "a:9092, b", "topic": "cdc.${source.table}"}
 
 def test_a_kafka_sink_is_its_fields(write: Write) -> None:
     """Client properties become text, whatever their YAML type; secrets are never shown."""
-    client_conf = {"sasl.password": "geheim", "ssl.key.pem": "geheim", "acks": 1, "x": True}
+    client_conf = {"sasl.password": "geheim", "ssl.key.pem": "geheim", "linger.ms": 1, "x": True}
     loaded = load_pipeline(
         write({"spec.sinks.0": {"type": "kafka", "config": {**KAFKA, "client_conf": client_conf}}})
     )
@@ -87,10 +88,27 @@ def test_a_kafka_sink_is_its_fields(write: Write) -> None:
     assert kafka.config.model_dump()["client_conf"] == {
         "sasl.password": "***",
         "ssl.key.pem": "***",
-        "acks": "1",
+        "linger.ms": "1",
         "x": "true",
     }
     assert "geheim" not in repr(loaded) + str(loaded.spec.masked())
+
+
+@pytest.mark.parametrize(
+    "client_conf",
+    [
+        {"acks": "All"},
+        {"acks": -1, "max.in.flight": 5, "retries": 1},
+        {"acks": 1, "max.in.flight": 9, "retries": 0, "enable.idempotence": False},
+    ],
+)
+def test_what_a_producer_may_be(write: Write, client_conf: dict[str, Any]) -> None:
+    """The library accepts what the file's check accepts."""
+    config = {**KAFKA, "client_conf": client_conf}
+    loaded = load_pipeline(write({"spec.sinks.0": {"type": "kafka", "config": config}}))
+
+    kafka = loaded.spec.spec.sinks[0].config
+    assert sink_types()["kafka"].problems(kafka, SinkContext("p")) == []
 
 
 @pytest.mark.parametrize(
@@ -100,6 +118,11 @@ def test_a_kafka_sink_is_its_fields(write: Write) -> None:
         ({"brokers": "u:geheim@a:1"}, "spec.sinks[0].config.brokers: is not a list of Kafka brokers (write host:port,host:port; TLS and users stand under client_conf)"),
         ({"topic": "cdc:${source.table}"}, "spec.sinks[0].config.topic: is not the name of a Kafka topic (only letters, digits, `.`, `_` and `-` are allowed)"),
         ({"client_conf": {"sasl.password": "${NOT_SET}"}}, "spec.sinks[0].config.client_conf.sasl.password: needs the environment variable NOT_SET, which is not set (set it for every process that loads this file)"),
+        ({"client_conf": {"acks": "1"}}, "spec.sinks[0].config: client_conf.acks: must be all (leave it out; or set `enable.idempotence: false` beside it, if brokers may lose or reorder messages)"),
+        ({"client_conf": {"request.required.acks": 0}, "exactly_once": True}, "spec.sinks[0].config: client_conf.request.required.acks: must be all (leave it out; the order of messages needs it)"),
+        ({"client_conf": {"max.in.flight": 6}}, "spec.sinks[0].config: client_conf.max.in.flight: must be at most 5 (leave it out; or set `enable.idempotence: false` beside it, if brokers may lose or reorder messages)"),
+        ({"client_conf": {"retries": 0, "enable.idempotence": "TRUE"}}, "spec.sinks[0].config: client_conf.retries: must be more than 0 (leave it out; or set `enable.idempotence: false` beside it, if brokers may lose or reorder messages)"),
+        ({"client_conf": {"enable.idempotence": False}, "exactly_once": True}, "spec.sinks[0].config: client_conf.enable.idempotence: must be true with `exactly_once` (leave it out)"),
         ({"client_conf": {"acks": {}}}, "spec.sinks[0].config.client_conf.acks: must be text (put it in quotes if it looks like a number)"),
     ],
 )  # fmt: skip
