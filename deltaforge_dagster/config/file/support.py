@@ -6,6 +6,7 @@ must never be ignored silently: it is reported as a problem at its path.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,13 +16,11 @@ from deltaforge_dagster.config.file.document import DocumentPath, DocumentProble
 from deltaforge_dagster.sinks.registry import broken_sink_types
 from deltaforge_dagster.sources.registry import broken_source_types, no_chaser, source_types
 
-_REPLICATOR = (
-    ("checkpoint",),
-    ("replicator", "checkpoint"),
-    ("spec", "checkpoint"),
-    ("spec", "engine", "checkpoint"),
-)
+_OWN = ("spec", "engine", "checkpoint")
+_REPLICATOR = (("checkpoint",), ("replicator", "checkpoint"), ("spec", "checkpoint"), _OWN)
 """Paths at which users may have put the checkpoint options of an event store replicator, by its names."""
+_REPLICATOR_FIELDS = {"checkpointAfter": "after", "instanceId": "instance_id"}
+"""A replicator's names of fields, and those of `spec.engine.checkpoint`."""
 _SENSING_WITHOUT_EFFECT = (
     ("tracking", "detect_drift", "drift is always detected; tables.exclude leaves tables out"),
     ("tracking", "drift_threshold", "every row that differs is counted"),
@@ -51,11 +50,17 @@ def without_effect(document: dict[str, Any]) -> Iterator[DocumentProblem]:
     if "storage" in document:
         text = "has no effect (DELTAFORGE_STATE_URL names the state store, for all pipelines)"
         yield DocumentProblem(("storage",), text)
+    for place in _REPLICATOR[:-1]:  # in our own block, an unknown field has this suggestion
+        block: dict[str, Any] = functools.reduce(_mapping, place, document)
+        for field, ours in _REPLICATOR_FIELDS.items():
+            if field in block:
+                text = f"has no effect (write {'.'.join(_OWN)}.{ours})"
+                yield DocumentProblem((*place, field), text)
     sensing = _mapping(_mapping(document, "spec"), "schema_sensing")
     if sensing.get("enabled") is True:
-        for block, field, instead in _SENSING_WITHOUT_EFFECT:
-            if field in _mapping(sensing, block):
-                where = ("spec", "schema_sensing", block, field)
+        for part, field, instead in _SENSING_WITHOUT_EFFECT:
+            if field in _mapping(sensing, part):
+                where = ("spec", "schema_sensing", part, field)
                 yield DocumentProblem(where, f"has no effect ({instead})")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -77,7 +78,12 @@ def _at(value: Any, path: DocumentPath) -> Any:
 
 
 def _guess(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    close = (
+        difflib.get_close_matches(name, names, n=1)
+        or difflib.get_close_matches(words, names, n=1)
+        or [word for word in words.split("_") if word in names]  # checkpointAfter: after
+    )
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -187,3 +187,19 @@ def test_a_replicator_without_store_and_seed_is_an_unknown_field(write: Write) -
     ).warnings
 
     assert "spec.checkpoint: is not a known field, it is ignored" in warning
+
+
+@pytest.mark.parametrize(
+    ("place", "theirs", "said"),
+    [
+        ("spec.engine.checkpoint", "checkpointAfter", "is not a known field, it is ignored (did you mean after?)"),
+        ("spec.engine.checkpoint", "instanceId", "is not a known field, it is ignored (did you mean instance_id?)"),
+        ("checkpoint", "checkpointAfter", "has no effect (write spec.engine.checkpoint.after)"),
+        ("replicator.checkpoint", "instanceId", "has no effect (write spec.engine.checkpoint.instance_id)"),
+    ],
+)  # fmt: skip
+def test_fields_of_replicators_are_named(write: Write, place: str, theirs: str, said: str) -> None:
+    """Each of a replicator's names leads to ours, wherever its block is."""
+    warnings = load_pipeline(write({place: {theirs: "5"}})).warnings
+
+    assert any(warning.endswith(f"{place}.{theirs}: {said}") for warning in warnings), warnings
