@@ -72,7 +72,12 @@ def displayed(path: Path) -> str:
 
 def dotted(path: Path) -> str:
     """Return a path in the API's notation, such as `items[].price`; empty for the document itself."""
-    return displayed(path).removeprefix("$").removeprefix(".")
+    return without_root(displayed(path))
+
+
+def without_root(text: str) -> str:
+    """Turn text that begins with a path of `displayed` into text that begins with the same path of `dotted`."""
+    return text.removeprefix("$").removeprefix(".")
 
 
 def name_of(path: Path) -> str:

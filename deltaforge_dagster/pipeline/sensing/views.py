@@ -19,7 +19,7 @@ from deltaforge_dagster.config.sensing import SchemaSensing, is_off
 from deltaforge_dagster.errors import NotAllowed, SensingDisabled
 from deltaforge_dagster.sensing import json_schema as exported
 from deltaforge_dagster.sensing.drift import ColumnDrift
-from deltaforge_dagster.sensing.fields import children, dotted, name_of, optional
+from deltaforge_dagster.sensing.fields import children, dotted, name_of, optional, without_root
 from deltaforge_dagster.sensing.learning import named_schemas, restored
 from deltaforge_dagster.sensing.paths import ANY, ELEMENT, Path
 from deltaforge_dagster.sensing.scan import NULL, OBJECT
@@ -185,9 +185,15 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
     parts = _found(store, loaded, table).parts
     entries = [entry for one in parts for entry in store.sensing.evolutions(loaded.name, one)]
     return [
-        orjson.loads(entry.value) | {"table": entry.key, "noted_at": _moment(entry.ts * 1e6)}
+        _evolution(orjson.loads(entry.value))
+        | {"table": entry.key, "noted_at": _moment(entry.ts * 1e6)}
         for entry in sorted(entries, key=lambda entry: entry.seq)
     ]
+
+
+def _evolution(stored: View) -> View:
+    """Return a stored change with paths as the other views write them; stored ones begin with `$`."""
+    return stored | {"added": [without_root(text) for text in stored["added"]]}
 
 
 def _tables(store: StateStore, loaded: LoadedPipeline) -> dict[str, TableSense]:

@@ -129,10 +129,28 @@ def test_evolutions_of_a_table(sqlite_store: StateStore, tmp_path: Path) -> None
     found = views.evolutions(sqlite_store, loaded, "orders")
     assert found == views.evolutions(sqlite_store, loaded, DOC)
     assert [(one["table"], one["sequence"], one["added"]) for one in found] == [
-        (DOC, 2, ["$.a1: integer"]), (DOC, 3, ["$.a2: integer"]),
+        (DOC, 2, ["a1: integer"]), (DOC, 3, ["a2: integer"]),
     ]  # fmt: skip
     assert found[0]["new"] == found[1]["old"]
     assert found[1]["new"] == views.schema(sqlite_store, loaded, DOC)["fingerprint"]
+
+
+def test_paths_of_evolutions_are_those_of_classifications(
+    sqlite_store: StateStore, tmp_path: Path
+) -> None:
+    """Inside objects and arrays, of fields whose names begin with `$`, and of the document itself."""
+    loaded = pipeline(tmp_path)
+    shapes = ({}, {"$": {"$.a": 1}, "items": [{"tag": {"n": 1}}]}, [])
+    sense(
+        sqlite_store,
+        loaded,
+        [row(after=dumps({"id": n, "doc": one})) for n, one in enumerate(shapes)],
+    )
+    within, whole = (one["added"] for one in views.evolutions(sqlite_store, loaded, DOC))
+    paths = set(views.classifications(sqlite_store, loaded, DOC)["paths"])
+    assert {text.removesuffix(": object") for text in within if ": object" in text} == paths - {""}
+    assert "$.$.a: integer" in within
+    assert whole == [": array"]
 
 
 def test_the_draft_of_json_schema(sqlite_store: StateStore, tmp_path: Path) -> None:
