@@ -24,7 +24,7 @@ from tests.docker.compose import DOCKER, services
 FILES = ("compose.yaml", "compose.scaled.yaml")
 SECRETS = {
     "POSTGRES_PASSWORD": "unused",
-    "DELTAFORGE_API_TOKEN": "unused",
+    "DELTAFORGE_API_TOKEN": "unused-but-not-short",
     "SPARK_CONNECT_TOKEN": "let-me-in",
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",

@@ -44,7 +44,7 @@ def containers(
 ) -> Iterator[Containers]:
     """Our services with one pipeline, not started; PostgreSQL and Redis are this machine's."""
     engine = found_engine()
-    secrets = {"POSTGRES_PASSWORD": "unused", "DELTAFORGE_API_TOKEN": "let-me-in"}
+    secrets = {"POSTGRES_PASSWORD": "unused", "DELTAFORGE_API_TOKEN": "let-me-in-to-the-image"}
     ours = services(secrets, "compose.yaml")
     ours["code"].command.extend(image_command())
     dagster = postgres_server.create_database()

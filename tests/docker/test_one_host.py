@@ -27,7 +27,7 @@ __all__ = ["shop"]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.redis]
 
-TOKEN = "let-me-in"
+TOKEN = "let-me-in-to-one-host"
 QUESTION = """{
   workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError { __typename } } } }
   instance { daemonHealth { allDaemonStatuses { daemonType healthy required } } }

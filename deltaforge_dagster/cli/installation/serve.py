@@ -117,7 +117,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _may_listen(addresses: Mapping[str, str], token: str | None) -> None:
-    """Refuse addresses that other machines can reach if there is no token; warn about a short token.
+    """Refuse addresses that other machines can reach if there is no token, or a short one.
 
     `addresses` maps each option, as it was given, to its host.
     """
@@ -127,11 +127,10 @@ def _may_listen(addresses: Mapping[str, str], token: str | None) -> None:
             f"{reached[0]}: other machines can reach it, so a token is needed: set {TOKEN}"
         )
     if reached and token is not None and len(token) < _TOKEN_CHARACTERS:
-        text = (
-            f"warning: {reached[0]}: {TOKEN} has fewer than {_TOKEN_CHARACTERS} characters; a later "
-            "release refuses that (make one with: openssl rand -hex 32)"
+        raise SettingsError(
+            f"{reached[0]}: other machines can reach it, and {TOKEN} has fewer than {_TOKEN_CHARACTERS} characters; "
+            "make one with: openssl rand -hex 32"
         )
-        typer.secho(text, fg=typer.colors.YELLOW, err=True)
 
 
 def _listen(option: str, host: str, port: int, instead: str = "") -> socket.socket:

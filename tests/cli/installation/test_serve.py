@@ -42,16 +42,17 @@ def test_other_machines_need_a_token(
 
 
 @pytest.mark.parametrize("option", [("--host", "0.0.0.0"), ("--metrics-addr", "0.0.0.0:0")])
-def test_a_short_token_warns(monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]) -> None:
-    """A short token on such an address is a warning; the next problem is reported as well."""
+def test_a_short_token_is_refused(monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]) -> None:
+    """A token that can be guessed is as none on such an address; only on this machine it may be short."""
+    monkeypatch.setenv("DELTAFORGE_STATE_URL", "memory")  # what is refused next
     monkeypatch.setenv("DELTAFORGE_API_TOKEN", "fifteen letters")
-    said = refusal("--port", 0, *option)
-    assert f"warning: {option[0]} {option[1]}: DELTAFORGE_API_TOKEN has fewer than 16" in said
-    assert "a later release refuses that" in said
-    assert "fifteen" not in said
-    assert "warning" not in refusal("--port", 0, "--metrics-addr", "127.0.0.1:0")
+    assert refusal("--port", 0, *option) == (
+        f"error: {' '.join(option)}: other machines can reach it, and DELTAFORGE_API_TOKEN has fewer than 16 "
+        "characters; make one with: openssl rand -hex 32\n"
+    )
+    assert "DELTAFORGE_STATE_URL" in refusal("--port", 0, "--metrics-addr", "127.0.0.1:0")
     monkeypatch.setenv("DELTAFORGE_API_TOKEN", "sixteen letters!")
-    assert "warning" not in refusal("--port", 0, *option)
+    assert "DELTAFORGE_STATE_URL" in refusal("--port", 0, *option)
 
 
 def test_a_port_that_is_taken() -> None:
