@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -18,7 +19,9 @@ from deltaforge_dagster.cli.installation.dagster_processes import (
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.resources.spark_server import LAKE_SETTINGS
+from deltaforge_lab.servers.mysql import execute
 from tests.docker.compose import DOCKER, ROOT, Service, read, services, variables
+from tests.pipeline.changes import eventually
 
 FILES = {
     "one host": ("compose.yaml",),
@@ -26,7 +29,7 @@ FILES = {
     "scaled": ("compose.yaml", "compose.scaled.yaml"),
 }
 OURS = "deltaforge-dagster"
-MADE_BY_THE_USER = {"./pipelines", "./tls/ca.crt", "./tls/server.crt", "./tls/server.key"}
+MADE_BY_THE_USER = {"./tls/ca.crt", "./tls/server.crt", "./tls/server.key"}
 
 
 @pytest.fixture(params=list(FILES.values()), ids=list(FILES))
@@ -71,7 +74,14 @@ def test_what_is_named_is_there(whole: dict[str, Any], parts: dict[str, Service]
 
 def test_hosts_are_services(parts: dict[str, Service]) -> None:
     """Every address that a service of ours is given names a service, at a port that it listens on."""
-    listening = {"postgres": 5432, "shop": 5432, "redis": 6379, "nats": 4222, "spark-tls": 15443}
+    listening = {
+        "postgres": 5432,
+        "shop": 5432,
+        "stock": 3306,
+        "redis": 6379,
+        "nats": 4222,
+        "spark-tls": 15443,
+    }
     for service in parts.values():
         text = " ".join([*service.command, *service.environment.values()])
         for host, port in re.findall(r"(?:://|@|=)([a-z][a-z-]*):([0-9]+)", text):
@@ -204,14 +214,47 @@ def test_prometheus_and_grafana_find_their_files() -> None:
     assert Path(token).name in whole["services"]["prometheus"]["secrets"]
 
 
-def test_the_sample_pipeline_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The samples' pipeline is one that can be used, with the addresses of its services."""
+def test_the_sample_pipelines_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples' pipelines are ones that can be used, with the addresses of their services."""
     environment = {"POSTGRES_PASSWORD": "p", "DELTAFORGE_API_TOKEN": "t"}
     given = services(environment, *FILES["samples"])["code"].environment
     for name, value in given.items():
         monkeypatch.setenv(name, value)
 
-    (loaded,) = load_pipelines(DOCKER / "samples" / "pipelines", strict=True)
+    pipelines = load_pipelines(DOCKER / "samples" / "pipelines", strict=True)
 
-    assert isinstance(loaded, LoadedPipeline)
-    assert [sink.config.id for sink in loaded.spec.spec.sinks] == ["redis", "kafka", "nats"]
+    sources = {}
+    for loaded in pipelines:
+        assert isinstance(loaded, LoadedPipeline)
+        spec = loaded.spec.spec
+        sources[loaded.name] = (spec.source.type, [sink.config.id for sink in spec.sinks])
+    assert sources == {
+        "shop": ("postgres", ["redis", "kafka", "nats"]),
+        "stock": ("mysql", ["redis", "kafka"]),
+    }
+
+
+def test_the_needed_version_of_compose_is_named() -> None:
+    """The files have what Compose has had since 2.23.1 (contents of configs), and say so."""
+    text = (DOCKER / "compose.yaml").read_text()
+    assert "content" in yaml.safe_load(text)["configs"]["dagster-database"]
+    for path in (DOCKER / "compose.yaml", ROOT / "docs" / "scale.md"):
+        assert re.search(r"Docker Compose (must be )?2\.23\.1 or newer", path.read_text())
+
+
+def test_the_stock_of_the_samples_changes(mysql_dsn: str) -> None:
+    """The server runs the samples' file, its event changes rows, and its user may read the log."""
+    user = f"stock{uuid4().hex[:8]}"
+    text = (DOCKER / "samples" / "stock.sql").read_text().replace("TO stock", f"TO {user}")
+    execute(mysql_dsn, f"CREATE USER {user}")
+    try:
+        execute(mysql_dsn, *filter(str.strip, text.split(";\n")))
+        eventually(
+            lambda: execute(mysql_dsn, "SELECT SUM(amount) < 400 FROM products") == [(1,)],
+            seconds=60,
+        )
+        assert "REPLICATION SLAVE, REPLICATION CLIENT" in str(
+            execute(mysql_dsn, f"SHOW GRANTS FOR {user}")
+        )
+    finally:
+        execute(mysql_dsn, "DROP EVENT IF EXISTS trade", f"DROP USER {user}")
