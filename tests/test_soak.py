@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -196,6 +198,27 @@ def test_scenarios_take_turns_until_the_time_is_used_up(
         "test_fuzz[1]",
         "test_kill[1]",
     ]
+
+
+def test_what_stands_for_deltaforges_scenarios_is_there() -> None:
+    """docs/from-deltaforge.md names scenarios that exist, and files that have tests of them."""
+    root = Path(soak.__file__).parents[1]
+    text = (root / "docs" / "from-deltaforge.md").read_text().partition("### Chaos scenarios")[2]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    theirs = {name for row in rows for name in re.findall(r"`([a-z0-9_-]+)`", row[0])}
+    assert {"network_partition", "sink_outage", "crash_recovery", "binlog_purge"} <= theirs
+    for _, ours in rows:
+        scenarios = re.findall(r'SCENARIOS="?([a-z ]+)', ours)
+        assert {name for names in scenarios for name in names.split()} <= soak.SCENARIOS.keys()
+        files = [root / name for name in re.findall(r"`(tests/[a-z_/.]+)`", ours)]
+        assert all(file.exists() for file in files), ours
+        marks = "".join(
+            each.read_text()
+            for file in files
+            for each in ([file] if file.is_file() else file.rglob("*.py"))
+        )
+        for name in {name for names in scenarios if files for name in names.split()}:
+            assert f'soak("{name}")' in marks or name == "fuzz", (name, ours)
 
 
 def test_a_run_that_stops_says_what_it_left_out(files: Files) -> None:
