@@ -97,7 +97,7 @@ def translated(error: psycopg.Error, where: str, label: str, table: str) -> Delt
 def _why(error: psycopg.Error, state: str, table: str) -> str:
     diagnosis = error.diag
     if state == NOT_PERMITTED:
-        return f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, INSERT, UPDATE and DELETE"
+        return f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, INSERT, UPDATE and DELETE on it, and USAGE on its schema"
     if state in _CONSTRAINTS:
         named = {"column": diagnosis.column_name, "constraint": diagnosis.constraint_name}
         return _CONSTRAINTS[state].format(table=table, **named)

@@ -199,8 +199,29 @@ class PostgresTarget:
         )
 
     def create(self) -> None:
-        """Make the table."""
-        commits.make_schema(self.connection, self.name[0])
+        """Make the table, and its schema.
+
+        Raises:
+            TableRejected: The role may not; the message has the statement that lets it.
+        """
+        role, schema = quoted(self.connection.info.user), quoted(self.name[0])
+        try:
+            commits.make_schema(self.connection, self.name[0])
+        except psycopg.errors.InsufficientPrivilege:
+            raise TableRejected(
+                f"{self.label}: there is no schema {schema}, and the role may not make it; run: CREATE SCHEMA {schema} "
+                f"AUTHORIZATION {role}"
+            ) from None
+        try:
+            self._create()
+        except psycopg.errors.InsufficientPrivilege:
+            # Since PostgreSQL 15 not everybody may make tables in `public`.
+            raise TableRejected(
+                f"{self.label}: the role may not make tables in schema {schema}; run: GRANT USAGE, CREATE ON SCHEMA "
+                f"{schema} TO {role}"
+            ) from None
+
+    def _create(self) -> None:
         wanted = self._wanted()
         columns = [f"{quoted(name)} {type_}" for name, type_ in wanted.items()]
         key = ", ".join(map(quoted, self.table.key))

@@ -686,10 +686,20 @@ def test_who_may_not_write(target: Target) -> None:
         with pytest.raises(PermissionMissing, match="CREATE SCHEMA deltaforge AUTHORIZATION"):
             target.writer(dsn=dsn).commit(one, 0, unguarded)
         target.execute(f"CREATE SCHEMA deltaforge AUTHORIZATION {name}")
-        with pytest.raises(TableRejected, match="schema public"):
+        target.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC")
+        with pytest.raises(
+            TableRejected, match='the role may not make tables in schema "public"'
+        ) as refused:
             target.writer(dsn=dsn).commit(one, 0, unguarded)
-        target.execute(f"GRANT CREATE ON SCHEMA public TO {name}")
+        remedy = str(refused.value).partition("; run: ")[2]
+        assert remedy == f'GRANT USAGE, CREATE ON SCHEMA "public" TO "{name}"'
+        target.execute(remedy)
         target.writer(dsn=dsn).commit(one, 0, unguarded)
+        elsewhere = replace(one, destination=("sales", "orders"))
+        with pytest.raises(TableRejected, match='no schema "sales"') as refused:
+            target.writer(dsn=dsn).commit(elsewhere, 0, unguarded)
+        target.execute(str(refused.value).partition("; run: ")[2])
+        target.writer(dsn=dsn).commit(elsewhere, 0, unguarded)
         target.execute(f"ALTER TABLE orders OWNER TO {conninfo.conninfo_to_dict(target.dsn)['user']}")  # fmt: skip
         with pytest.raises(TableRejected, match="grant it SELECT, INSERT, UPDATE and DELETE"):
             target.writer(dsn=dsn).commit(one, 1, unguarded)
