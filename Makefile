@@ -77,9 +77,10 @@ $(STAMP): requirements.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "Installing the packages of requirements.lock into $(VENV): a gigabyte, about a minute"
 	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
-	@awk '/^uv==/ {found = 1} found {print} found && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.txt
-	@$(PIP) --no-deps --require-hashes -r $(VENV)/uv.txt
-	@$(UV) --no-deps --require-hashes -r requirements.lock
+	@awk '/^(uv|setuptools)==/ {kept = 1} kept {print} kept && !/\\$$/ {kept = 0}' requirements.lock > $(VENV)/first.txt
+	@$(PIP) --no-deps --require-hashes -r $(VENV)/first.txt
+# Not isolated: PySpark has no wheel, and its build would get the newest setuptools, by no hash.
+	@$(UV) --no-deps --require-hashes --no-build-isolation -r requirements.lock
 	@if $(RUN)/python -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
 		for name in $(BINARY_WHEELS); do \
 			$(PIP) --no-deps --only-binary :all: --python-version 3.12 \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,32 @@ def test_the_image_is_locked_as_everything_is() -> None:
     ]
     packages = {name.partition("==")[0] for name in image}
     assert {re.split(r"[\[<>=]", one)[0].lower() for one in needed} <= packages
+
+
+@pytest.mark.parametrize(
+    ("file", "lock", "first"),
+    [
+        ("Makefile", "requirements.lock", {"uv", "setuptools"}),
+        ("docker/Dockerfile", "docker/requirements.lock", {"setuptools"}),
+    ],
+)
+def test_what_is_built_is_built_with_locked_packages(file: str, lock: str, first: set[str]) -> None:
+    """No install from the lock builds in an environment of its own, which would get packages by no hash."""
+    text = (ROOT / file).read_text()
+    (program,) = re.findall(r"awk '(.+)' requirements\.lock > ", text)
+    script = program.replace("$$", "$")  # as make does; the Dockerfile has none
+    output = subprocess.run(
+        ["awk", script, ROOT / lock], check=True, capture_output=True, text=True
+    ).stdout
+    kept = re.findall(
+        r"^([a-z]+)==[0-9.]+ \\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+",
+        output,
+        re.MULTILINE,
+    )
+    assert set(kept) == first
+    installs = re.findall(r"^.*--require-hashes.*-r \S+", text, re.MULTILINE)
+    assert len(installs) == 2
+    assert "--no-build-isolation" in installs[1]
 
 
 def _locked(folder: Path) -> dict[str, set[str]]:
