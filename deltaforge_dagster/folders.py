@@ -1,8 +1,12 @@
-"""Create folders durably: an entry survives a crash once the folder that contains it is synced. And the cache of a user."""
+"""Folders that are created durably, the cache of a user, and files that users name.
+
+An entry of a folder survives a crash once the folder that contains it is synced.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -27,3 +31,22 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def unreadable_file(files: Mapping[str, str | None]) -> str | None:
+    """Return which of the files that options name cannot be read, and why; None if all can.
+
+    The modules `ssl` and `redis` have only the reason, without a name.
+
+    Args:
+        files: Their paths by option; None for an option that is not set.
+    """
+    for option, path in files.items():
+        try:
+            if path is not None:
+                Path(path).open("rb").close()
+        except OSError as error:
+            return (
+                f"{option} names the file {path}, which cannot be read ({error.strerror or error})"
+            )
+    return None

@@ -19,6 +19,7 @@ from urllib.parse import urlencode, urlsplit
 import orjson
 
 from deltaforge_dagster.errors import SettingsError, SinkUnavailable
+from deltaforge_dagster.folders import unreadable_file
 from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.clickhouse.errors import failure
 
@@ -145,6 +146,9 @@ class ClickhouseClient:
 
     def _trust(self) -> ssl.SSLContext:
         tls = self.config.tls
+        unreadable = unreadable_file({"tls.ca_file": None if tls is None else tls.ca_file})
+        if unreadable is not None:
+            raise SettingsError(f"sink {self.config.id}: {unreadable}")
         try:
             context = ssl.create_default_context(cafile=None if tls is None else tls.ca_file)
         except OSError as error:

@@ -23,6 +23,7 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
+from deltaforge_dagster.folders import unreadable_file
 from deltaforge_dagster.sinks.deadlines import TimedOut
 from deltaforge_dagster.sinks.http.answers import Refusal, judge
 from deltaforge_dagster.sinks.http.network import Network
@@ -53,6 +54,15 @@ class TlsFiles:
         Raises:
             SettingsError: A file cannot be read.
         """
+        unreadable = unreadable_file(
+            {
+                "tls.ca_file": self.ca_file,
+                "tls.certificate_file": self.certificate_file,
+                "tls.key_file": self.key_file,
+            }
+        )
+        if unreadable is not None:
+            raise SettingsError(f"sink {sink_id}: {unreadable}")
         used = "`tls.ca_file`"
         try:
             if self.ca_file is None:

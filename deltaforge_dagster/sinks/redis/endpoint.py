@@ -13,13 +13,15 @@ from redis.connection import parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.errors import SettingsError, SpecError
+from deltaforge_dagster.folders import unreadable_file
 
 _MANY = re.compile(
     r"^redis(?P<tls>s?)\+(?P<kind>sentinel|cluster)://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?#@]+)"
     r"(?:/(?P<path>[^?#]*))?(?P<query>\?.*)?$"
 )
 _SERVICE = re.compile(r"([^/]+)(?:/(\d+))?")
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 
 Address = tuple[str, int]
@@ -49,6 +51,7 @@ class Endpoint:
             "socket_timeout": send_timeout,
             "retry": Retry(NoBackoff(), 0),
         }
+        self._sink_id = sink_id
         self._next: Callable[[], Address] | None = None
         try:
             if match := _MANY.match(uri):
@@ -93,8 +96,12 @@ class Endpoint:
 
         Raises:
             redis.ConnectionError: No Sentinel answers, or none knows a master.
+            SettingsError: A file that the URI names cannot be read.
         """
         options = self._options
+        unreadable = unreadable_file({name: options.get(name) for name in _FILES})
+        if unreadable is not None:
+            raise SettingsError(f"sink {self._sink_id}: {unreadable}")
         if address is None and self._next is not None:
             address = self._next()
         if address is not None:

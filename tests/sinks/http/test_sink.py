@@ -348,7 +348,10 @@ def test_tls(tmp_path: Path, make_sink: MakeSink) -> None:
         assert server.bodies() == [b"1", b"1"]
         with pytest.raises(SinkRejected, match="no TLS"), HttpServer.start() as plain:
             make_sink().send(messages([(plain.url.replace("http:", "https:"), "1")]), allow)
-    with pytest.raises(SettingsError, match=r"`tls\.ca_file` cannot be used: No such file"):
+    with pytest.raises(
+        SettingsError,
+        match=r"tls\.ca_file names the file .*lost\.pem, which cannot be read \(No such file",
+    ):
         make_sink(tls=TlsFiles(ca_file=str(tmp_path / "lost.pem")))
 
 

@@ -24,6 +24,7 @@ import redis.sentinel
 from deltaforge_dagster.errors import (
     AuthFailed,
     PermissionMissing,
+    SettingsError,
     SinkRejected,
     SinkUnavailable,
     SpecError,
@@ -290,6 +291,16 @@ def certificates(directory: Path) -> dict[str, Path]:
             f"-extfile names -out {name}.pem"
         )
     return {name: directory / name for name in ("ca.pem", "client.pem", "client.key")}
+
+
+def test_a_file_of_tls_that_is_missing(tmp_path: Path) -> None:
+    """It is named, and is no server that might answer later."""
+    for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        sink = RedisSink("cache", f"rediss://127.0.0.1:1?{option}={tmp_path}/none.pem")
+        with pytest.raises(
+            SettingsError, match=f"sink cache: {option} names the file {tmp_path}/none.pem, which"
+        ):
+            sink.open()
 
 
 def test_tls(server: RedisServer, tmp_path: Path) -> None:

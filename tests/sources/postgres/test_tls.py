@@ -200,6 +200,29 @@ def test_client_certificates_and_an_authority_without_names(
             distrusting.replicate(bench.connection, 5)
 
 
+@pytest.mark.parametrize("sslmode", ["verify-full", "verify-ca"])
+def test_a_root_certificate_that_is_missing(
+    server: PostgresServer, tmp_path: Path, sslmode: str
+) -> None:
+    """It is named, and is a setting to change: no server that might answer later."""
+    dsn = conninfo.make_conninfo(server.dsn, sslmode=sslmode, sslrootcert=str(tmp_path / "none"))
+    missing = f"sslrootcert names the file {tmp_path}/none, which cannot be read"
+    missing_source = PostgresSourceServer.from_dsn(dsn, "t")
+    with pytest.raises(SourceMisconfigured, match=missing), missing_source.query(5):
+        pass
+
+
+def test_a_client_certificate_that_is_missing(server: PostgresServer, tmp_path: Path) -> None:
+    """Libpq does without it, where the server does not ask; the stream names it."""
+    dsn = conninfo.make_conninfo(server.dsn, sslmode="require", sslcert=str(tmp_path / "none"))
+    source = PostgresSourceServer.from_dsn(dsn, "t")
+    with (
+        source.query(5) as connection,
+        pytest.raises(SourceMisconfigured, match=f"sslcert names the file {tmp_path}/none"),
+    ):
+        source.replicate(connection, 5)
+
+
 def test_without_the_certificate_that_a_server_wants(
     demanding: tuple[PostgresServer, Path],
 ) -> None:

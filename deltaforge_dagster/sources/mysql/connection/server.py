@@ -20,9 +20,10 @@ import pymysql
 from pymysql.cursors import Cursor, DictCursor
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, SourceUnavailable
+from deltaforge_dagster.folders import unreadable_file
 from deltaforge_dagster.sources.mysql.config import MysqlDsn, mysql_dsn
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
-from deltaforge_dagster.sources.mysql.connection.tls import TlsContext, tls_context
+from deltaforge_dagster.sources.mysql.connection.tls import TlsContext, tls_context, tls_files
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _CONNECT_SECONDS = 2.0
@@ -252,9 +253,13 @@ class MysqlSourceServer:
 
     def _tls(self) -> TlsContext | None:
         """Return the TLS context of our connections; None without TLS."""
+        dsn = self.dsn
         try:
-            return tls_context(self.dsn)
+            return tls_context(dsn)
         except OSError as error:  # ssl.SSLError is one, too
+            unreadable = unreadable_file(tls_files(dsn))
+            if unreadable is not None:
+                raise SourceMisconfigured(f"{self.where}: {unreadable}") from None
             reason = error.strerror or type(error).__name__
             raise SourceMisconfigured(
                 f"{self.where}: the files of ssl-ca, ssl-cert and ssl-key cannot be used ({reason})"

@@ -45,12 +45,17 @@ def tls_context(dsn: MysqlDsn) -> TlsContext | None:
     """
     if dsn.ssl_mode == "DISABLED":
         return None
-    authority = dsn.ssl_ca if _verifies(dsn) else None
-    state = tuple(_state(path) for path in (authority, dsn.ssl_cert, dsn.ssl_key))
+    state = tuple(_state(path) for path in tls_files(dsn).values())
     known = _CONTEXTS.get(dsn)
     if known is None or known[0] != state:
         known = _CONTEXTS[dsn] = state, _new_context(dsn)
     return known[1]
+
+
+def tls_files(dsn: MysqlDsn) -> dict[str, str | None]:
+    """Return the files that are used, by the option of the DSN; None for an option without one."""
+    authority = dsn.ssl_ca if _verifies(dsn) else None
+    return {"ssl-ca": authority, "ssl-cert": dsn.ssl_cert, "ssl-key": dsn.ssl_key}
 
 
 def _verifies(dsn: MysqlDsn) -> bool:

@@ -17,6 +17,8 @@ from pathlib import Path
 import pg8000.dbapi
 from pg8000.exceptions import DatabaseError
 
+from deltaforge_dagster.folders import unreadable_file
+
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 
 
@@ -43,14 +45,31 @@ class Tls:
     key: str | None
 
     def context(self) -> ssl.SSLContext:
-        """Return a TLS context that verifies the server as `mode` (`sslmode`) says."""
+        """Return a TLS context that verifies the server as `mode` (`sslmode`) says.
+
+        Raises:
+            UnreachableError: A file cannot be read.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self.mode == "verify-full"
         root = self.root or str(Path("~/.postgresql/root.crt").expanduser())
+        verifies = self.mode.startswith("verify-") or (
+            self.mode == "require" and Path(root).exists()
+        )
+        needed = {"sslrootcert": root if verifies and self.root != "system" else None}
+        unreadable = unreadable_file(
+            {
+                **needed,
+                "sslcert": self.certificate,
+                "sslkey": self.key if self.certificate else None,
+            }
+        )
+        if unreadable is not None:
+            raise UnreachableError(f"TLS: {unreadable}")
         if self.root == "system":
             context.check_hostname = True
             context.load_default_certs()
-        elif self.mode.startswith("verify-") or (self.mode == "require" and Path(root).exists()):
+        elif verifies:
             context.load_verify_locations(root)
         else:
             context.verify_mode = ssl.CERT_NONE

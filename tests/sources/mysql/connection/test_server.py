@@ -118,7 +118,8 @@ class TestTls:
     def test_a_file_that_is_none(self, mysql_dsn: str, tmp_path: Path) -> None:
         """A missing or wrong file is named as the files of the DSN."""
         for mode in ("VERIFY_CA", "VERIFY_IDENTITY"):
-            with pytest.raises(SourceMisconfigured, match="the files of ssl-ca"):
+            missing = f"ssl-ca names the file {tmp_path}/none.pem, which cannot be read"
+            with pytest.raises(SourceMisconfigured, match=missing):
                 cipher(f"{mysql_dsn}?ssl-mode={mode}&ssl-ca={tmp_path}/none.pem")
 
         assert cipher(f"{mysql_dsn}?ssl-mode=REQUIRED&ssl-ca={tmp_path}/none.pem"), "not used"
