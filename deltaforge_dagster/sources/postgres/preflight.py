@@ -188,6 +188,12 @@ def _retention(connection: psycopg.Connection, name: str) -> Finding:
     text += f" of {limit / _MIB:,.0f} (max_slot_wal_keep_size)"
     if status == "unreserved":
         text += "; it is more than that, and lost at the next checkpoint"
+    elif level == "ok" and limit <= slots.MAX_UNCONFIRMED_BYTES:
+        level = "warning"
+        text += (
+            f"; while the captured tables are quiet, a run confirms what others write only each "
+            f"{slots.MAX_UNCONFIRMED_BYTES / _MIB:,.0f} MiB, so the slot can be lost before"
+        )
     return Finding(
         "retention",
         level,

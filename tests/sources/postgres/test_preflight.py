@@ -16,6 +16,7 @@ from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 from deltaforge_dagster.testing.sources import Versions
 from tests.fix_postgres import StartPostgres
+from tests.pipeline.changes import eventually
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.postgres.connection.test_server import (  # noqa: F401
     PASSWORD,
@@ -258,11 +259,28 @@ def test_a_publication_that_lacks_something(bench: PostgresBench) -> None:
 
 
 def test_log_that_a_slot_may_keep(start_postgres: StartPostgres) -> None:
-    """A slot beyond its share of `max_slot_wal_keep_size` is about to be lost."""
-    server = start_postgres({"max_slot_wal_keep_size": "32MB", "max_wal_size": "48MB"})
+    """A slot beyond its share of `max_slot_wal_keep_size` is about to be lost.
+
+    It may be, while nothing of its tables changes, if the limit is below the log that wakes a pipeline.
+    """
+    server = start_postgres({"max_wal_size": "48MB"})
     with PostgresBench(server.create_database()) as bench:
         start = bench.source().ensure_start()
         assert preflight_of(bench, start)["retention"].level == "ok"
+        for size in ("64MB", "32MB"):
+            bench.connection.execute(f"ALTER SYSTEM SET max_slot_wal_keep_size = '{size}'")
+            bench.connection.execute("SELECT pg_reload_conf()")
+
+            def risky(size: str = size) -> bool:
+                found = preflight_of(bench, start)["retention"]
+                return (
+                    found.level == "warning"
+                    and f"of {size.removesuffix('MB')} (max_slot_wal_keep_size); while the captured tables"
+                    in found.text
+                    and found.remedy == "ALTER SYSTEM SET max_slot_wal_keep_size = -1"
+                )
+
+            eventually(risky, seconds=30)
         bench.execute(
             "INSERT INTO other SELECT i, repeat('x', 2000) FROM generate_series(1, 15000) AS i"
         )
