@@ -12,6 +12,7 @@ from deltaforge_dagster.api import (
     checkpoints,
     dead_letters,
     desired_state,
+    documentation,
     health,
     metrics,
     pipelines,
@@ -25,6 +26,7 @@ from deltaforge_dagster.api.metrics import RequestMetrics
 from deltaforge_dagster.api.shapes import Problem
 
 _ROUTERS = (
+    documentation.router,
     health.router,
     metrics.router,
     pipelines.router,
@@ -55,7 +57,7 @@ def build_app(context: ApiContext, *, token: str | None, limits: RequestLimits) 
         title="deltaforge_dagster",
         version=__version__,
         description="Create, monitor and control pipelines that deliver every change of a database to sinks.",
-        # Their pages load scripts from other servers; the document itself is at /openapi.json.
+        # Their pages load scripts from other servers; ours (`documentation`) loads nothing.
         docs_url=None,
         redoc_url=None,
     )

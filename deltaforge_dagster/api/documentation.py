@@ -1,0 +1,105 @@
+"""The page that describes the API, made from its OpenAPI document; it loads nothing from elsewhere, and needs no script."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+router = APIRouter(include_in_schema=False)
+
+PATH = "/docs"
+
+_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color-scheme: light dark }
+code, pre { font: 14px/1.4 ui-monospace, monospace }
+pre { overflow-x: auto; padding: .5rem; border: 1px solid #8884 }
+summary { cursor: pointer; padding: .25rem 0 }
+details { border-bottom: 1px solid #8884 }
+table { border-collapse: collapse } td { padding: .1rem .75rem .1rem 0; vertical-align: top }
+"""
+
+
+@router.get(PATH)
+def documentation(request: Request) -> HTMLResponse:
+    """Return the page."""
+    return HTMLResponse(page(request.app.openapi()), headers=_HEADERS)
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Return the page for an OpenAPI document."""
+    info = document["info"]
+    title = f"{info['title']} {info['version']}"
+    sections: dict[str, list[str]] = {}
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            tag = call.get("tags", ["Other"])[0]
+            sections.setdefault(tag, []).append("".join(_call(method, path, call)))
+    shapes = document.get("components", {}).get("schemas", {})
+    return "".join(
+        [
+            '<!doctype html><html lang="en"><meta charset="utf-8">',
+            f"<title>{html.escape(title)}</title><style>{_STYLE}</style>",
+            f"<h1>{html.escape(title)}</h1>{_text(info.get('description', ''))}",
+            '<p>The same for programs: <a href="/openapi.json">/openapi.json</a></p>',
+            *(f"<h2>{html.escape(tag)}</h2>{''.join(calls)}" for tag, calls in sections.items()),
+            "<h2>Shapes</h2>",
+            *(
+                f'<details id="{html.escape(name)}"><summary><code>{html.escape(name)}</code></summary>'
+                f"{_shape(shape)}</details>"
+                for name, shape in shapes.items()
+            ),
+            "</html>",
+        ]
+    )
+
+
+def _call(method: str, path: str, call: Mapping[str, Any]) -> Iterator[str]:
+    text = call.get("description", call.get("summary", ""))
+    first = text.partition("\n")[0]
+    yield f"<details><summary><code>{method.upper()} {html.escape(path)}</code> {_inline(first)}</summary>"
+    yield _text(text.partition("\n")[2])
+    parameters = call.get("parameters", ())
+    if parameters:
+        yield "<table>"
+        for one in parameters:
+            needed = "required" if one.get("required") else "optional"
+            yield (
+                f"<tr><td><code>{html.escape(one['name'])}</code><td>{html.escape(one['in'])}, {needed}"
+                f"<td>{_inline(one.get('description', ''))}"
+            )
+        yield "</table>"
+    if body := call.get("requestBody"):
+        yield f"<p>Body</p>{_content(body)}"
+    for status, answer in call["responses"].items():
+        yield f"<p>{html.escape(status)}: {_inline(answer['description'])}</p>{_content(answer)}"
+    yield "</details>"
+
+
+def _content(holder: Mapping[str, Any]) -> str:
+    return "".join(
+        f"<p>{html.escape(kind)}</p>{_shape(content.get('schema', {}))}"
+        for kind, content in holder.get("content", {}).items()
+    )
+
+
+def _shape(shape: Mapping[str, Any]) -> str:
+    """Return a JSON Schema as text, with links to the shapes that it names."""
+    text = html.escape(json.dumps(shape, indent=2, ensure_ascii=False), quote=False)
+    linked = re.sub(r'"#/components/schemas/(\w+)"', r'<a href="#\1">\1</a>', text)
+    return f"<pre>{linked}</pre>"
+
+
+def _text(text: str) -> str:
+    return "".join(f"<p>{_inline(part)}</p>" for part in text.split("\n\n") if part.strip())
+
+
+def _inline(text: str) -> str:
+    """Return a description in Markdown as HTML: only code between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
