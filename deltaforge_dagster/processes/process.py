@@ -303,6 +303,15 @@ class ServerProcess:
             time.sleep(0.02)
         return True
 
+    def limit_log(self, most: int) -> None:
+        """Move what the log has to `server.log.1`, in place of what is there, if it has more than `most` bytes.
+
+        The program goes on writing to the same file, at its end. A line that it writes just then may be missing.
+        """
+        if self._log.stat().st_size > most:
+            shutil.copyfile(self._log, self._log.with_name(f"{self._log.name}.1"))
+            os.truncate(self._log, 0)
+
     def log_tail(self) -> str:
         """Return the last lines of the program's log as a single line."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL:]

@@ -188,6 +188,10 @@ def installation(
 def test_what_the_ui_offers(installation: Installation) -> None:
     """Every *Materialize*, backfill, job and reload succeeds, and sinks and sources show what it did."""
     here = installation
+    logs = here.deployment.settings.home / "logs"
+    for process in ("code-server", "webserver", "daemon"):
+        lines = (logs / process / "server.log").read_text().splitlines()
+        assert "Stack Trace" not in str(lines[:10]), process
     first = here.change("UPDATE customers SET name = name || '!' WHERE id <= 3")[0]
     second = here.change(
         "DELETE FROM customers WHERE id = 2", "INSERT INTO customers VALUES (99, 'z')"

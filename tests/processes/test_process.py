@@ -89,6 +89,34 @@ def test_a_program_that_is_never_ready_is_stopped(tmp_path: Path) -> None:
     assert gone(process.pid)
 
 
+def test_a_log_that_has_grown_is_moved(tmp_path: Path) -> None:
+    """The program goes on at the beginning of an empty file; what it wrote before is in a second one."""
+    go_on = tmp_path / "go-on"
+    script = (
+        f"for n in 1 2 3; do echo line $n; while [ ! -e {go_on}-$n ]; do sleep 0.02; done; done"
+    )
+    server = ServerProcess("writer", ["sh", "-c", script], directory=tmp_path)
+    log, older = tmp_path / "server.log", tmp_path / "server.log.1"
+
+    def wrote(text: str) -> None:
+        deadline = time.monotonic() + 60
+        while log.read_text() != text:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+
+    wrote("line 1\n")
+    server.limit_log(7)
+    assert not older.exists()
+    server.limit_log(6)
+    assert (log.read_text(), older.read_text()) == ("", "line 1\n")
+    Path(f"{go_on}-1").touch()
+    wrote("line 2\n")
+    assert server.log_tail() == "line 2"
+    server.limit_log(6)
+    assert (log.read_text(), older.read_text()) == ("", "line 2\n")
+    server.stop(signal.SIGTERM, 5)
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_the_server_ends_and_its_files_go_when_we_are_killed(
     tmp_path: Path, ending: signal.Signals

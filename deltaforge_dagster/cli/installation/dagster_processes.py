@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 import urllib.request
 from pathlib import Path
@@ -28,6 +29,8 @@ from deltaforge_dagster.processes.process import ServerProcess, free_port
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 120.0
+_LOG_BYTES = 10 << 20
+"""How large the log of a process becomes before it is moved to a second file, of which there is one."""
 ANSWER_SECONDS = 300
 """How long Dagster waits for the code server, which answers once a run's process has started. With Dagster's
 default of 60 seconds, a busy machine reports runs as "failed to start" although they do start."""
@@ -126,6 +129,8 @@ class DagsterProcesses:
                     ],
                 ),
             )
+            # Who asks before it listens logs a stack trace, and asks again later.
+            started._processes[0].wait_until(lambda: _listens(code_port), _START_SECONDS)
             started._run(
                 "webserver",
                 settings.home,
@@ -162,8 +167,9 @@ class DagsterProcesses:
         self._processes[1].wait_until(self._answers, _START_SECONDS)
 
     def check(self) -> None:
-        """Raise `SettingsError` if one of the processes has ended by itself."""
+        """Raise `SettingsError` if one of the processes has ended by itself; keep their logs within limits."""
         for process in self._processes:
+            process.limit_log(_LOG_BYTES)
             if not process.running:
                 raise SettingsError(f"{process.name} ended: {process.log_tail()}")
 
@@ -200,6 +206,13 @@ class DagsterProcesses:
             return False
         loaded = [entry["locationOrLoadError"] for entry in entries]
         return bool(loaded) and all(loaded) and _NOT_YET not in str(loaded)
+
+
+def _listens(port: int) -> bool:
+    """Return whether somebody listens on a port of this machine."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+        return True
+    return False
 
 
 def wait_for_interrupt(processes: DagsterProcesses) -> None:
