@@ -23,6 +23,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 # Before pyspark is imported; the search for this module has already opened the archives.
@@ -32,6 +33,7 @@ for _archive in [one for one in sys.path if one.endswith((".zip", ".jar"))]:
 
 # ruff: noqa: E402
 from deltaforge_dagster.processes.arrow_memory import arrow_uses_malloc
+from deltaforge_dagster.processes.sockets import remove_abandoned_sockets
 
 arrow_uses_malloc()
 
@@ -75,7 +77,16 @@ def _end_when_idle(_signal: int, _frame: FrameType | None) -> None:
         sys.exit(0)
 
 
+def _remove_sockets_of_killed_parents() -> None:
+    """Remove the sockets of parents that were killed; a parent removes its own when it ends otherwise."""
+    folder = os.environ.get("PYTHON_WORKER_FACTORY_SOCK_DIR")
+    if folder is not None:
+        with contextlib.suppress(OSError):  # nothing that a job needs
+            remove_abandoned_sockets(Path(folder))
+
+
 if __name__ == "__main__":
+    _remove_sockets_of_killed_parents()
     _keep_memory()
     arrow_without_pandas()
     messages.warm()
