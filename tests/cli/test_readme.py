@@ -13,6 +13,15 @@ def test_every_command_is_in_the_readme() -> None:
     assert set(named) == set(COMMANDS)
 
 
+def test_it_begins_with_what_it_is_for() -> None:
+    """Three lines of text, then a picture of the UI."""
+    purpose, picture, *_ = README.read_text().partition("\n\n")[2].split("\n\n")
+
+    assert len(purpose.splitlines()) <= 3
+    assert max(map(len, purpose.splitlines())) <= 150
+    assert re.fullmatch(r"!\[.+\]\(docs/images/ui-\w+\.png\)", picture)
+
+
 def test_links_lead_somewhere() -> None:
     """Every file that a document links to exists."""
     documents = [README, *README.parent.glob("docs/**/*.md"), README.parent / "CONTRIBUTING.md"]
