@@ -24,7 +24,7 @@ from deltaforge_dagster.pipeline.lake.pending import pending_writer
 from deltaforge_dagster.pipeline.lake.spark_failures import (
     SparkFailure,
     failure_of,
-    has_no_views,
+    is_not_found,
     translated,
 )
 from deltaforge_dagster.pipeline.lake.stamps import CommitCopy, last_commit
@@ -59,7 +59,6 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
 _ATTEMPTS = 3
-_NO_TABLE = {SparkFailure.REJECTED, SparkFailure.OCCUPIED}
 _ABORTS = {SparkFailure.LOST, SparkFailure.MISSING, SparkFailure.PLACE, SparkFailure.UNAVAILABLE}
 """Failures that other tables would meet as well."""
 
@@ -271,14 +270,13 @@ class LakeMaintenance:
 
     def _properties(self, destination: Destination) -> Mapping[str, str] | None:
         """Return the properties of a table, None if it does not exist."""
-        from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - slow
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         session, _ = self._connected()
         try:
             return table_properties(session, self._dialect.table(destination))
         except PySparkException as error:
-            unknown = isinstance(error, AnalysisException)
-            if has_no_views(error) or (unknown and failure_of(error, self._sessions) in _NO_TABLE):
+            if is_not_found(error):
                 return None
             raise
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
 
 
+_UNDEFINED_TABLE = "42P01"
+"""SQLSTATE of `TABLE_OR_VIEW_NOT_FOUND`, and of Delta's `DELTA_MISSING_DELTA_TABLE`."""
+
+
 class SparkFailure(Enum):
     """What an error means."""
 
@@ -144,9 +148,16 @@ def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailu
     return SparkFailure.REJECTED
 
 
-def has_no_views(error: PySparkException) -> bool:
-    """Return whether a catalog says that it has no views, which Spark asks it for if it has no table of a name."""
-    return "without view support" in str(error)
+def is_not_found(error: PySparkException) -> bool:
+    """Return whether there is no table of a name: neither the table nor, for some catalogs, its schema.
+
+    A catalog that has no views says so, because Spark asks it for one if it has no table of a name.
+    """
+    return (
+        error.getSqlState() == _UNDEFINED_TABLE
+        or error.getCondition() == "SCHEMA_NOT_FOUND"
+        or "without view support" in str(error)
+    )
 
 
 def translated(error: PySparkException, failure: SparkFailure, table: str) -> DeltaforgeError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import orjson
 
 from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.pipeline.lake.spark_failures import has_no_views
+from deltaforge_dagster.pipeline.lake.spark_failures import is_not_found
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig, TableLayout
 from deltaforge_dagster.sinks.lake.dialect import (
@@ -445,13 +445,16 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
 
 
 def table_exists(commit: TableCommit, name: str) -> bool:
-    """Return whether there is a table of a name."""
-    from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - slow
+    """Return whether there is a table of a name.
+
+    Whatever else is wrong with it or with its place does not mean that it is gone, and is raised.
+    """
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
     try:
         commit.rows(f"SHOW TBLPROPERTIES {name}")
     except PySparkException as error:
-        if isinstance(error, AnalysisException) or has_no_views(error):
+        if is_not_found(error):
             return False
         raise
     return True

@@ -33,12 +33,12 @@ def lake(
     made.close()
 
 
-def failure(lake: Lake, space: str, **options: Any) -> DeltaforgeError:
-    """The error of the first commit to a table."""
+def failure(lake: Lake, space: str, *, exists: bool = False, **options: Any) -> DeltaforgeError:
+    """The error of the first commit to a table, or of a later one."""
     staging = Staging(lake, "changelog", destination=(space, "t"))
     commit = staging.table(staging.step({"id": 1, "name": VALUE}))
     with pytest.raises(DeltaforgeError) as caught:
-        lake.writer(mode="changelog", **options).commit(commit, 0, lambda: None)
+        lake.writer(mode="changelog", **options).commit(commit, 0, lambda: None, exists=exists)
     return caught.value
 
 
@@ -88,10 +88,13 @@ def test_what_concerns_one_table(lake: Lake) -> None:
 def test_what_concerns_all_tables(
     lake: Lake, catalog: dict[str, str], error: type[DeltaforgeError], match: str
 ) -> None:
-    """A catalog or storage that the server does not know, or that does not answer."""
+    """A catalog or storage that the server does not know, or that does not answer: no table is taken for missing."""
     given = {name: SecretStr(value) for name, value in catalog.items()}
-    found = failure(lake, "orders", catalog=f"c{len(given)}", catalog_properties=given)
-    assert (type(found), match in str(found)) == (error, True)
+    for exists in (False, True):
+        found = failure(
+            lake, "orders", exists=exists, catalog=f"c{len(given)}", catalog_properties=given
+        )
+        assert (type(found), match in str(found)) == (error, True)
 
 
 @pytest.mark.parametrize("lake", ["delta"], indirect=True)
