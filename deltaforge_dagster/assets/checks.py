@@ -60,30 +60,30 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
         dg.AssetCheckSpec(
             "contiguity",
             asset=changes,
-            description="Ranges and segments follow one another without a gap.",
+            description="Whether ranges and segments follow one another without a gap.",
         ),
         dg.AssetCheckSpec(
             "agreement",
             asset=changes,
-            description="Dagster's metadata agrees with the state store.",
+            description="Whether Dagster's metadata agrees with the state store.",
         ),
-        dg.AssetCheckSpec("holds", asset=changes, description="No changes are held."),
+        dg.AssetCheckSpec("holds", asset=changes, description="Whether no changes are held."),
         dg.AssetCheckSpec(
-            "dead_letters", asset=changes, description="The dead letter queue is empty."
+            "dead_letters", asset=changes, description="Whether the dead letter queue is empty."
         ),
         dg.AssetCheckSpec(
-            SOURCE_CHECK, asset=changes, description="Changes of the source are captured."
+            SOURCE_CHECK, asset=changes, description="Whether changes of the source are captured."
         ),
         dg.AssetCheckSpec(
             "preflight",
             asset=changes,
-            description="The source's server is set up as capture needs it.",
+            description="Whether the source's server is set up as capture needs it.",
         ),
         *(
             dg.AssetCheckSpec(
                 "delivered",
                 asset=asset_key(loaded.name, sink.config.id),
-                description="The sink has everything that was captured.",
+                description="Whether the sink has everything that was captured.",
             )
             for sink in loaded.spec.spec.sinks
         ),
@@ -91,7 +91,7 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
             dg.AssetCheckSpec(
                 "freshness",
                 asset=asset_key(loaded.name, sink.config.id),
-                description="No captured change has waited too long for the sink.",
+                description="Whether no captured change has waited too long for the sink.",
             )
             for sink in loaded.spec.spec.sinks
         ),
@@ -325,10 +325,12 @@ def _sensing_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
     changes = asset_key(loaded.name, CHANGES)
     return [
         dg.AssetCheckSpec(
-            "sensing", asset=changes, description="Sensing processes the captured changes."
+            "sensing", asset=changes, description="Whether sensing processes the captured changes."
         ),
         dg.AssetCheckSpec(
-            "drift", asset=changes, description="Rows match the declarations of their tables."
+            "drift",
+            asset=changes,
+            description="Whether rows match the declarations of their tables.",
         ),
     ]
 

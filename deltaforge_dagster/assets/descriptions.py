@@ -130,6 +130,10 @@ def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
         )
     return dg.AssetSpec(
         key,
+        deps=[
+            asset_key(pipeline.name, CHANGES),
+            *(asset_key(pipeline.name, sink.config.id) for sink in pipeline.spec.spec.sinks),
+        ],
         description=(
             f"The health of pipeline {pipeline.name}. The check `well` shows what `deltaforge status` shows: it "
             "fails while changes are not captured, a sink fails or changes are held."
@@ -166,7 +170,7 @@ def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.Asset
         deps=[asset_key(loaded.name, CHANGES)],
         description=(
             f"Ranges that sink {config.id} has acknowledged: everything up to their end has arrived at "
-            f"`{config.destination}`.\n\n**Materialize** partitions "
+            f"`{_readable(config.destination)}`.\n\n**Materialize** partitions "
             + (
                 "to deliver them again, marked as a replay, or to have the sink catch up to them."
                 if isinstance(config, MessageSinkConfig)
@@ -184,6 +188,11 @@ def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.Asset
             **kind.metadata(config),
         },
     )
+
+
+def _readable(template: str) -> str:
+    """Return a template as text for people, `cdc.<source.table>`: `${...}` reads as a variable that nobody has set."""
+    return re.sub(r"\$\{([^}]*)\}", r"<\1>", template)
 
 
 def _everywhere(loaded: LoadedPipeline) -> dict[str, Any]:

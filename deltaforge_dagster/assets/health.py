@@ -32,7 +32,7 @@ def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
     spec = dg.AssetCheckSpec(
         WELL_CHECK,
         asset=health_key(pipeline.name),
-        description="The pipeline has no problems, as shown by `deltaforge status`.",
+        description="Whether the pipeline has no problems, as `deltaforge status` shows them.",
     )
 
     @dg.multi_asset_check(name=f"{dagster_name(pipeline.name)}_health", specs=[spec])

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.assets.descriptions import asset_specs, owners, tags
+from deltaforge_dagster.assets.checks import check_specs
+from deltaforge_dagster.assets.descriptions import asset_specs, health_spec, owners, tags
+from deltaforge_dagster.assets.health import build_health_check
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import Metadata
 from deltaforge_dagster.pipeline.control.code_versions import code_parts
@@ -86,3 +88,42 @@ def test_tables_of_a_lake(write: Write) -> None:
     assert "to deliver them again" in (cache.description or "")
     assert "to deliver them again" not in (lake.description or "")
     assert cache.metadata["envelope"] == "native"
+
+
+def test_destinations_are_readable(write: Write) -> None:
+    """A template's variables are names in the text, not what looks like an environment variable that is not set."""
+    config = {"id": "lake", "path": "/lake", "table": "copy.${source.schema}_${source.table}"}
+    loaded = load_pipeline(write({"spec.sinks.1": {"type": "delta", "config": config}}))
+
+    _, _, lake = asset_specs(loaded, code_parts(loaded.spec))
+
+    assert "has arrived at `copy.<source.schema>_<source.table>`." in (lake.description or "")
+
+
+def test_descriptions_of_checks_say_nothing_of_their_result(write: Write) -> None:
+    """Dagster shows the description above a failure, which it must not contradict."""
+    sensing = {"spec.schema_sensing": {"enabled": True}}
+    loaded = load_pipeline(write(sensing))
+    (well,) = build_health_check(loaded).check_specs
+
+    specs = [*check_specs(loaded), well]
+
+    assert {spec.name for spec in specs} >= {"holds", "delivered", "sensing", "well"}
+    assert [
+        spec.name for spec in specs if not (spec.description or "").startswith("Whether ")
+    ] == []
+
+
+def test_health_hangs_on_the_pipelines_graph(write: Write) -> None:
+    """Its node is behind the changes and the sinks, whose health it is."""
+    loaded = load_pipeline(write())
+
+    health = health_spec(loaded)
+
+    assert [dep.asset_key.path for dep in health.deps] == [
+        [loaded.name, "changes"],
+        *([loaded.name, "sinks", sink.config.id] for sink in loaded.spec.spec.sinks),
+    ]
+    dg.Definitions.validate_loadable(
+        dg.Definitions(assets=[*asset_specs(loaded, code_parts(loaded.spec)), health])
+    )
