@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -360,3 +363,35 @@ def test_server_that_dies_in_use(tmp_path: Path) -> None:
     finally:
         sessions.stop()
         SparkServer.ensure(tmp_path).stop()
+
+
+@pytest.mark.soak("faults")
+def test_a_killed_parent_of_workers_leaves_no_socket() -> None:
+    """The next parent removes the file of the one that was killed, once it is a minute old."""
+    home = Path(tempfile.mkdtemp(dir="/tmp"))  # where paths of sockets are short enough
+    settings = Settings.from_env({"DELTAFORGE_HOME": str(home)})
+    sessions = SparkSessions(settings, None, lambda _: None)
+
+    def parent(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        folder = os.environ["PYTHON_WORKER_FACTORY_SOCK_DIR"]
+        columns = [pa.array([os.getppid()]), pa.array([folder])]
+        yield pa.record_batch(columns, ["parent", "folder"])
+
+    schema = "parent long, folder string"
+    try:
+        frame = sessions.session().range(0, 1, 1, 1).mapInArrow(parent, schema)
+        (first,) = frame.collect()
+        sockets = Path(first["folder"])
+        (left,) = sockets.glob(".*.sock")
+        os.kill(first["parent"], signal.SIGKILL)
+        os.utime(left, (0, 0))
+
+        (second,) = frame.collect()
+
+        assert second["parent"] != first["parent"]
+        (used,) = sockets.glob(".*.sock")
+        assert used != left
+    finally:
+        sessions.stop()
+        SparkServer.ensure(home).stop()
+        shutil.rmtree(home)

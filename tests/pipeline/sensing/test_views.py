@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,7 +141,7 @@ def test_paths_of_evolutions_are_those_of_classifications(
 ) -> None:
     """Inside objects and arrays, of fields whose names begin with `$`, and of the document itself."""
     loaded = pipeline(tmp_path)
-    shapes = ({}, {"$": {"$.a": 1}, "items": [{"tag": {"n": 1}}]}, [])
+    shapes: tuple[Any, ...] = ({}, {"$": {"$.a": 1}, "items": [{"tag": {"n": 1}}]}, [])
     sense(
         sqlite_store,
         loaded,
