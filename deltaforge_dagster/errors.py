@@ -31,12 +31,18 @@
 
 Messages say what is wrong, where, and what to do next. They never contain a secret or a value of a
 row. Errors are built from plain strings, so they can be pickled between processes.
+
+Commands and statements that fix a problem are its *remedy*: data, from which texts are rendered, so that programs get
+the very commands that people read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "AuthFailed",
+    "Commands",
     "CorruptLog",
     "DeltaforgeError",
     "JournalDamaged",
@@ -62,7 +68,31 @@ __all__ = [
     "Terminal",
     "Undeliverable",
     "UnsupportedEvent",
+    "and_run",
+    "commands_of",
 ]
+
+Commands = tuple[str, ...]
+"""Commands, or statements for a server, to run one after the other as they stand."""
+
+_NAMED = 10
+
+
+def commands_of(remedy: str | Sequence[str] | None) -> Commands:
+    """Return a remedy as the commands that it consists of."""
+    if remedy is None:
+        return ()
+    return (remedy,) if isinstance(remedy, str) else tuple(remedy)
+
+
+def and_run(text: str, remedy: str | Sequence[str] | None) -> str:
+    """Append `; run: <commands>` to a text, if there are any: the first ten, and how many more there are."""
+    commands = commands_of(remedy)
+    if not commands:
+        return text
+    more = len(commands) - _NAMED
+    shown = "; ".join(commands[:_NAMED]) + (f"; and {more} more like these" if more > 0 else "")
+    return f"{text}; run: {shown}"
 
 
 class DeltaforgeError(Exception):
@@ -72,10 +102,24 @@ class DeltaforgeError(Exception):
         kind: Label of the error class in metrics (`auth`, `connect`, `checkpoint`, ...).
         acknowledged: Set by a sink that acknowledges parts of a batch: everything up to this ordinal of the batch that
             failed was delivered.
+        remedy: The commands that fix it; empty if its text says what to do.
     """
 
     kind = "other"
     acknowledged: int | None = None
+    remedy: Commands = ()
+
+    def __init__(self, *args: object, remedy: str | Sequence[str] | None = None) -> None:
+        super().__init__(*args)
+        self.remedy = commands_of(remedy)
+
+    @property
+    def text(self) -> str:
+        """What is wrong, without the commands that fix it."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return and_run(self.text, self.remedy)
 
 
 class Retryable(DeltaforgeError):  # noqa: N818 - the name tells how to react
@@ -150,7 +194,9 @@ class SpecError(Terminal):
         super().__init__(*problems)
         self.problems = problems
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The problems."""
         return "\n".join(self.problems)
 
 
@@ -228,7 +274,9 @@ class Undeliverable(SinkRejected):
         self.cause = cause
         self.detail = detail
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """What is wrong, without the destination's own words."""
         return str(self.args[0])
 
 

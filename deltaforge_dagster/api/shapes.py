@@ -59,7 +59,12 @@ class Trouble(BaseModel):
         Field(description="`error`: changes are not captured or delivered, or about to be lost."),
     ]
     text: str
-    remedy: Annotated[str | None, Field(description="A command or statement to paste.")]
+    remedy: Annotated[
+        list[str],
+        Field(
+            description="Commands or statements to run one after the other; empty if the text says what to do."
+        ),
+    ]
     since: Annotated[float | None, Field(description="Seconds since 1970.")]
     next_attempt_at: Annotated[
         float | None,

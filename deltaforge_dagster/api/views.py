@@ -62,7 +62,7 @@ def ops(context: ApiContext, name: str) -> Ops | None:
     return Ops(
         lag_seconds=max(attached, default=None),
         dlq_entries=store.dead_letters.depth(name).entries,
-        sink_errors={one.sink: mask(one.last_error) for one in sinks if one.last_error},
+        sink_errors={one.sink: mask(one.error_line) for one in sinks if one.error_line},
         uptime_seconds=_uptime(context, name, now),
         checkpoints=[_checkpoint(one, now) for one in sinks],
     )

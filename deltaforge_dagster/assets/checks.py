@@ -31,12 +31,13 @@ from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.assets.publish import recorded
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.sensing import is_off
+from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.publication import CHANGES, facts
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.health.health import HealthProblem, health
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.sources.findings import Finding, and_run
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HoldRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
@@ -216,13 +217,13 @@ def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
         problem = paused = None
         command = go_on_command(loaded.name, sink_id, checkpoint.state)
         if not checkpoint.attached:
-            problem = f"{checkpoint.last_error or 'detached'}; to attach it again: {command}"
+            problem = f"{checkpoint.error_line or 'detached'}; to attach it again: {command}"
         elif checkpoint.paused:
             paused = f"paused, {pluralize(behind, 'segment')} kept for it; to resume it: {command}"
         elif behind:
             lacking = store.ranges.behind(loaded.name, checkpoint.whole_segment)
             ranges = "range" if len(lacking) == 1 else "ranges"
-            because = f": {checkpoint.last_error}" if checkpoint.last_error else ""
+            because = f": {checkpoint.error_line}" if checkpoint.error_line else ""
             problem = f"{pluralize(behind, 'segment')} behind, {ranges} {_listed(lacking)}{because}"
         yield _evaluation(
             asset_key(loaded.name, sink_id),

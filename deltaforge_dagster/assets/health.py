@@ -11,10 +11,10 @@ import dagster as dg
 
 from deltaforge_dagster.assets.descriptions import health_spec
 from deltaforge_dagster.assets.names import dagster_name, health_key
+from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.health.health import Health, HealthProblem, health
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.sources.findings import and_run
 
 WELL_CHECK = "well"
 

@@ -214,7 +214,8 @@ class LocalStorage:
         user = os.geteuid()
         command = "chmod u+rwx" if there.stat().st_uid == user else f"chown {user}"
         raise StoreUnavailable(
-            f"journal folder {there}: user {user} may not create files in it; run: {command} {there}"
+            f"journal folder {there}: user {user} may not create files in it",
+            remedy=f"{command} {there}",
         )
 
     def free_bytes(self, folder: str) -> int | None:

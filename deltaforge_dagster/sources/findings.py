@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.errors import Commands, DeltaforgeError, and_run, commands_of
 
 Level = Literal["ok", "note", "warning", "error"]
 
@@ -33,13 +33,19 @@ class Finding:
         subject: What it is about: `connection`, `grants`, `binlog_format`, `slot` ...
         level: How serious it is; see the module.
         text: What was found. It may contain names, but no secret and no value of a row.
-        remedy: Statements for the server, or a command, that fix it; None if there is nothing to fix.
+        remedy: A statement for the server or a command that fixes it, or several in order; None if there is nothing to
+            fix.
     """
 
     subject: str
     level: Level
     text: str
-    remedy: str | None = None
+    remedy: str | Sequence[str] | None = None
+
+    @property
+    def commands(self) -> Commands:
+        """The remedy's statements or commands."""
+        return commands_of(self.remedy)
 
     @property
     def bad(self) -> bool:
@@ -58,18 +64,13 @@ def one_line(text: str) -> str:
     return lines[0][:300] if lines else "no reason given"
 
 
-def and_run(text: str, command: str | None) -> str:
-    """Append `; run: <command>` to a text, if there is a command or statement."""
-    return text if command is None else f"{text}; run: {command}"
-
-
 @contextmanager
 def finding_errors(subject: str, found: list[Finding]) -> Iterator[None]:
     """Catch a `DeltaforgeError` raised in the block and append it to `found` as a finding."""
     try:
         yield
     except DeltaforgeError as error:
-        found.append(Finding(subject, "error", str(error)))
+        found.append(Finding(subject, "error", error.text, error.remedy or None))
 
 
 def retention_level(used: float) -> Level:
@@ -93,9 +94,3 @@ def listed(names: Sequence[str]) -> str:
     """Join names with commas: the first ten, and how many more there are."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def each(statements: Sequence[str]) -> str:
-    """Join statements with semicolons: the first ten, and how many more there are."""
-    more = len(statements) - _NAMED
-    return "; ".join(statements[:_NAMED]) + (f"; and {more} more like these" if more > 0 else "")

@@ -6,7 +6,7 @@ resume sinks (`CheckpointRepository`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, select, update
@@ -28,6 +28,7 @@ _NO_FAILURES: dict[str, Any] = {
     "failures": 0,
     "next_attempt_at": 0.0,
     "last_error": None,
+    "remedy": None,
     "failing_since": None,
 }
 
@@ -209,6 +210,7 @@ class CheckpointWrites:
             "failures": 0,
             "next_attempt_at": 0.0,
             "last_error": None,
+            "remedy": None,
             "failing_since": None,
             "updated_at": clock(),
             "overrules": not exactly_once or sent == NOTHING,
@@ -281,7 +283,13 @@ class CheckpointWrites:
         self._update(sink, self._noticed(self._row(sink), notice))
 
     def failed(
-        self, sink: str, error_text: str, next_attempt_at: float, tally: Tally | None = None
+        self,
+        sink: str,
+        error_text: str,
+        next_attempt_at: float,
+        tally: Tally | None = None,
+        *,
+        remedy: Sequence[str] = (),
     ) -> None:
         """Record a failure of a sink and when to try again.
 
@@ -293,6 +301,7 @@ class CheckpointWrites:
             next_attempt_at: Time before which the sensor starts no run for this sink, in seconds by
                 the database's clock.
             tally: Metrics to count with it.
+            remedy: The commands that fix it.
         """
         row = self._row(sink)
         if row["state"] != "detached":
@@ -301,6 +310,7 @@ class CheckpointWrites:
                 {
                     "failures": row["failures"] + 1,
                     "last_error": error_text[:_ERROR_LENGTH],
+                    "remedy": list(remedy),
                     "next_attempt_at": next_attempt_at,
                     "failing_since": row["failing_since"] if row["failures"] else clock(),
                 },
@@ -308,13 +318,21 @@ class CheckpointWrites:
         metrics.count(self._connection, self._pipeline, tally)
 
     def held(
-        self, sink: str, why: str, *, failures: int, since: float, next_attempt_at: float
+        self,
+        sink: str,
+        why: str,
+        *,
+        remedy: Sequence[str],
+        failures: int,
+        since: float,
+        next_attempt_at: float,
     ) -> None:
         """Record that some tables of a sink cannot be written, while it goes on with the others.
 
         Args:
             sink: The sink's id.
             why: Which tables, and why; stored as its last error.
+            remedy: The commands that fix it.
             failures: How often the table that fails most has failed in a row.
             since: When the first of them was held.
             next_attempt_at: When the next of them is tried again.
@@ -326,6 +344,7 @@ class CheckpointWrites:
             {
                 "failures": failures,
                 "last_error": why[:_ERROR_LENGTH],
+                "remedy": list(remedy),
                 "next_attempt_at": next_attempt_at,
                 "failing_since": since,
             },
@@ -344,6 +363,7 @@ class CheckpointWrites:
             {
                 "state": "detached",
                 "last_error": why[:_ERROR_LENGTH],
+                "remedy": None,
                 "failing_since": clock() if failing_since is None else failing_since,
             },
         )

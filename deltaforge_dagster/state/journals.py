@@ -227,6 +227,7 @@ def _start_afresh(
             failures=0,
             next_attempt_at=0.0,
             last_error=None,
+            remedy=None,
             failing_since=None,
             updated_at=clock(),
         )

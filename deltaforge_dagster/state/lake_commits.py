@@ -90,6 +90,7 @@ class HeldTable:
         since: When it was held, by the database's clock.
         next_attempt_at: When to try again, by the same clock.
         failures: How often it failed in a row.
+        remedy: The commands that fix it; empty if the error says what to do.
         recreate: Whether it must be recreated, without rows, before it gets anything; no commit is planned then.
     """
 
@@ -100,6 +101,7 @@ class HeldTable:
     since: float
     next_attempt_at: float
     failures: int
+    remedy: Sequence[str] = ()
     recreate: bool = False
 
 
@@ -162,6 +164,7 @@ class Rejection:
     destination: Destination
     error: str
     next_attempt_at: float
+    remedy: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,6 +491,7 @@ class LakeCommitWrites:
                 segment=row["segment"],
                 planned_to=to,
                 error=one.error[:_ERROR_LENGTH],
+                remedy=list(one.remedy),
                 since=clock(),
                 next_attempt_at=one.next_attempt_at,
                 failures=1,
@@ -506,6 +510,7 @@ class LakeCommitWrites:
             _key(rejection.destination),
             segment=self._row(sink, _FRONT)["segment"],
             error=rejection.error[:_ERROR_LENGTH],
+            remedy=list(rejection.remedy),
             since=clock(),
             next_attempt_at=rejection.next_attempt_at,
             failures=1,
@@ -519,6 +524,7 @@ class LakeCommitWrites:
             _key(rejection.destination),
             {
                 "error": rejection.error[:_ERROR_LENGTH],
+                "remedy": list(rejection.remedy),
                 "next_attempt_at": rejection.next_attempt_at,
                 "failures": row["failures"] + 1,
             },
@@ -666,6 +672,7 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
             row["since"],
             row["next_attempt_at"],
             row["failures"],
+            tuple(row["remedy"] or ()),
             key in recreated,
         )
         for key, row in rows.items()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.tables import Contained
 
 DesiredState = Literal["running", "paused", "stopped"]
@@ -79,6 +80,7 @@ class Failure:
         since: When the failure first occurred.
         next_attempt_at: When capture is retried automatically; None if a user must act first.
         subject: What fails: the `source`, or the `journal` (which includes the state store).
+        remedy: The commands that fix it; empty if the message says what to do.
     """
 
     by: Literal["tick", "run"]
@@ -87,6 +89,7 @@ class Failure:
     since: float
     next_attempt_at: float | None = None
     subject: Literal["source", "journal"] = "source"
+    remedy: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,14 @@ class NotedFinding:
         subject: What the finding concerns: `publication`, `slot`, `tables` ...
         level: `error` if changes are not captured or about to be lost, otherwise `warning`.
         text: What was found.
-        remedy: Statements for the server, or a command, that fix the problem.
+        remedy: Statements for the server, or commands, that fix the problem; text where an earlier version noted it.
         since: When it was first found.
     """
 
     subject: str
     level: Literal["warning", "error"]
     text: str
-    remedy: str | None
+    remedy: Sequence[str] | str | None
     since: float
 
 
@@ -298,6 +301,13 @@ class CheckpointRow:
     failing_since: float | None = None
     """When the first of the sink's `failures` occurred; for a sink that was detached without failures, when that
     happened. None if there is neither, or if it is not known."""
+    remedy: Sequence[str] | None = None
+    """The commands that fix the last error; None or empty if its text says what to do."""
+
+    @property
+    def error_line(self) -> str | None:
+        """The last error, with the commands that fix it."""
+        return None if self.last_error is None else and_run(self.last_error, self.remedy)
 
     @property
     def attached(self) -> bool:

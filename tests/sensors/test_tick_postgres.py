@@ -167,7 +167,7 @@ def test_a_table_that_is_no_longer_sent(
         statement = 'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
         assert statement in made.tick()
         assert made.health.status == made.shown() == "failed"
-        assert made.health.problems[0].remedy == statement
+        assert made.health.problems[0].remedy == (statement,)
         assert statement in str(made.check("source"))
         assert statement in str(made.check("preflight"))
 

@@ -48,7 +48,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     failed = any(finding.level == "error" for finding in found)
     if json_output:
         findings = [
-            {"subject": one.subject, "level": one.level, "text": one.text, "mend": one.remedy}
+            {"subject": one.subject, "level": one.level, "text": one.text, "mend": _mend(one)}
             for one in found
         ]
         typer.echo(json.dumps({"pipeline": loaded.name, "ok": not failed, "findings": findings}))
@@ -57,13 +57,18 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     raise typer.Exit(1 if failed else 0)
 
 
+def _mend(finding: Finding) -> str | None:
+    """Return a finding's remedy as one text."""
+    return "; ".join(finding.commands) or None
+
+
 def _print(pipeline: str, found: list[Finding]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for finding in found:
         level = (f"{finding.level:<8}", _STYLES[finding.level])
         console.print(Text.assemble(level, f"{finding.subject}: {finding.text}"))
-        if finding.remedy is not None:
-            console.print(Text.assemble(" " * 8, ("fix: ", "dim"), finding.remedy))
+        if (mend := _mend(finding)) is not None:
+            console.print(Text.assemble(" " * 8, ("fix: ", "dim"), mend))
     levels = Counter(finding.level for finding in found)
     console.print(
         f"{pipeline}: ok {levels['ok']}, notes {levels['note']}, "

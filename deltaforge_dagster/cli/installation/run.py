@@ -283,7 +283,7 @@ def _state_of(store: StateStore, pipeline: str) -> str:
     end = row.next_segment - 1
     sinks = ", ".join(
         f"{one.sink} {one.segment}"
-        + (f" [red]({escape(one.last_error)})[/red]" if one.last_error else "")
+        + (f" [red]({escape(one.error_line)})[/red]" if one.error_line else "")
         for one in store.checkpoints.read(pipeline).values()
     )
     return f"{pipeline}: {_reading(store, pipeline)}captured {pluralize(end, 'segment')}; delivered {sinks}"

@@ -122,7 +122,7 @@ class Overview:
             "checkpoint_age_seconds": round(max(0.0, self.now - one.updated_at), 3),
             "failures": one.failures,
             "next_attempt_at": one.next_attempt_at if one.failures else None,
-            "last_error": one.last_error,
+            "last_error": one.error_line,
             "notice": one.notice,
             "began": one.began,
         }

@@ -56,8 +56,8 @@ def _problems(health: Health, now: float) -> Iterator[RenderableType]:
         if left is not None and left > -_OVERDUE_SECONDS:
             text += f"; next attempt {f'in {duration(left)}' if left >= 1 else 'now'}"
         yield Padding(Text(text, style=style), (0, 0, 0, 2))
-        if one.remedy is not None:
-            yield Padding(Text(f"run: {one.remedy}"), (0, 0, 0, 4))
+        for number, command in enumerate(one.remedy):
+            yield Padding(Text(f"{'then' if number else 'run'}: {command}"), (0, 0, 0, 4))
 
 
 def _pipeline(one: Overview) -> RenderableType:

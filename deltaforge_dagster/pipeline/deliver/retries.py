@@ -85,7 +85,7 @@ class Retries:
             tally = meter.drain()
             run.lease.write(
                 lambda writer: writer.checkpoints.failed(
-                    sink_id, str(error), next_attempt_at, tally
+                    sink_id, error.text, next_attempt_at, tally, remedy=error.remedy
                 )
             )
         return delay

@@ -19,16 +19,19 @@ from typing import Any, Literal
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import (
+    Commands,
     DeltaforgeError,
     JournalDamaged,
     PositionLost,
     Retryable,
     StoreUnavailable,
+    and_run,
+    commands_of,
 )
 from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.sources.findings import Finding, and_run
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     Failure,
@@ -60,7 +63,7 @@ class HealthProblem:
         subject: The part concerned: `file`, `source`, `publication`, `journal`, `sensor`, `sink ID` ...
         severity: `error` when changes are not captured or not delivered, or about to be lost.
         text: What is wrong, in a sentence; no secret, no value of a row.
-        remedy: A command or statement to paste, None where the text says what to do.
+        remedy: Commands or statements to run one after the other as they stand; empty where the text says what to do.
         since: When it was first met; None if unknown.
         next_attempt_at: When it is automatically tried again; None if somebody must fix it.
     """
@@ -68,7 +71,7 @@ class HealthProblem:
     subject: str
     severity: Severity
     text: str
-    remedy: str | None = None
+    remedy: Commands = ()
     since: float | None = None
     next_attempt_at: float | None = None
 
@@ -126,7 +129,7 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
         )
         since = _changed_at(pipeline)
         return Health(
-            "running", (HealthProblem("sensor", "warning", never, "deltaforge dev", since),)
+            "running", (HealthProblem("sensor", "warning", never, ("deltaforge dev",), since),)
         )
     if isinstance(pipeline, LoadedPipeline):
         assert row is not None
@@ -136,7 +139,7 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
         "file",
         "error",
         str(pipeline.error),
-        "deltaforge validate",
+        ("deltaforge validate",),
         _broken_since(store, pipeline, row),
     )
     return Health("failed", (broken,), seen_at)
@@ -151,17 +154,17 @@ def health_without_file(store: StateStore, row: PipelineRow) -> Health:
     return _health(store, row, None)
 
 
-def remedy_of(name: str, kind: str) -> str | None:
-    """Return the commands that fix a source failure of this kind; None if its message already contains them."""
+def remedy_of(name: str, kind: str) -> Commands:
+    """Return the commands of ours that fix a source failure of this kind; empty if the error itself has its remedy."""
     if kind != PositionLost.kind:
-        return None
-    return f"deltaforge checkpoint reset {name} --all && deltaforge snapshot start {name}"
+        return ()
+    return (f"deltaforge checkpoint reset {name} --all && deltaforge snapshot start {name}",)
 
 
 def with_remedy(name: str, error: DeltaforgeError) -> str:
     """Return the text of a capture error, with the commands that fix it."""
-    remedy = remedy_of(name, error.kind) if _subject(error) == "source" else None
-    return and_run(str(error), remedy)
+    remedy = remedy_of(name, error.kind) if _subject(error) == "source" else ()
+    return and_run(error.text, (*error.remedy, *remedy))
 
 
 def failure_of(row: PipelineRow) -> Failure | None:
@@ -206,7 +209,9 @@ def capture_failed(
             return
     since = known.since if known is not None and known.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
-    store.pipelines.set_failure(name, Failure(by, error.kind, str(error), since, attempt, subject))
+    store.pipelines.set_failure(
+        name, Failure(by, error.kind, error.text, since, attempt, subject, error.remedy)
+    )
 
 
 def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> None:
@@ -238,7 +243,7 @@ def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> Non
             one.subject,
             "error" if one.level == "error" else "warning",
             one.text,
-            one.remedy,
+            one.commands,
             since.get((one.subject, one.text), now),
         )
         for one in found
@@ -326,12 +331,14 @@ def _capture(
             failure.subject,
             "error",
             failure.message,
-            remedy_of(row.name, failure.kind) if failure.subject == "source" else None,
+            (*failure.remedy, *remedy_of(row.name, failure.kind))
+            if failure.subject == "source"
+            else tuple(failure.remedy),
             since=failure.since,
             next_attempt_at=failure.next_attempt_at,
         )
     for one in findings_of(row):
-        yield HealthProblem(one.subject, one.level, one.text, one.remedy, one.since)
+        yield HealthProblem(one.subject, one.level, one.text, commands_of(one.remedy), one.since)
     if row.capture_pause is not None:
         text = f"capture is paused: {row.capture_pause}"
         since = store.pipelines.since(row.name, CAPTURE_PAUSED)
@@ -343,7 +350,7 @@ def _capture(
             "error",
             "nothing works on it: no run, and no tick of its sensor; is Dagster's daemon at work, and "
             "the sensor switched on?",
-            "deltaforge dev",
+            ("deltaforge dev",),
             silent,
         )
 
@@ -397,7 +404,7 @@ def _delivery(
         if hold.state != "journaled":
             text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
             yield HealthProblem(
-                "holds", "error", text, f"deltaforge hold list {row.name}", hold.since
+                "holds", "error", text, (f"deltaforge hold list {row.name}",), hold.since
             )
     depth = store.dead_letters.depth(row.name)
     full = None if spec is None else saturation(depth, spec.spec.journal.dlq.max_entries)
@@ -408,7 +415,7 @@ def _delivery(
         text += "" if full is None else f"; {full[1]}"
         severity: Severity = "warning" if full is None else full[0]
         listing = f"deltaforge dlq list {row.name}"
-        yield HealthProblem("dead letters", severity, text, listing, depth.oldest)
+        yield HealthProblem("dead letters", severity, text, (listing,), depth.oldest)
 
 
 def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
@@ -425,7 +432,9 @@ def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
                 "them is not in its log"
             )
             command = f"deltaforge resync {pipeline} --sink {stored.sink} --tables {table}"
-            yield HealthProblem(f"sink {stored.sink}", "warning", text, command, stored.written_at)
+            yield HealthProblem(
+                f"sink {stored.sink}", "warning", text, (command,), stored.written_at
+            )
 
 
 def _sink(
@@ -435,12 +444,13 @@ def _sink(
     if not one.attached:
         text = one.last_error or "detached: it gets nothing"
         command = go_on_command(pipeline, one.sink, one.state)
-        yield HealthProblem(subject, "warning", text, command, one.failing_since)
+        yield HealthProblem(subject, "warning", text, (command,), one.failing_since)
     elif one.failures:
         yield HealthProblem(
             subject,
             "error" if counts else "warning",
             (one.last_error or "it fails").removeprefix(f"{subject}: "),
+            tuple(one.remedy or ()),
             since=one.failing_since,
             next_attempt_at=one.next_attempt_at,
         )

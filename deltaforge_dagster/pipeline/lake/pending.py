@@ -114,7 +114,8 @@ def open_pending(
         if required:
             raise TableRejected(
                 f"{commit.label} is gone, with changes that its table does not have yet; bring it back, or have its "
-                f"table loaded again: {command}"
+                f"table loaded again",
+                remedy=command,
             )
         return None
     if main.token is None:

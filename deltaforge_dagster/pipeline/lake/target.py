@@ -272,7 +272,8 @@ class LakeTarget:
             raise TableRejected(
                 f"{commit.label}: its column {name} has the type {old}, which does not hold the values of the "
                 f"source's column, {new}; declare a type that it holds under the sink's `types`, change the "
-                f"type of the table's column, or have the table loaded again: {commit.owner.resync_command(commit.table)}"
+                f"type of the table's column, or have the table loaded again",
+                remedy=commit.owner.resync_command(commit.table),
             )
         commit.execute(*found)
         self.columns[column.name.lower()] = (name, new)

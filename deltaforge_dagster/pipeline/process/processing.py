@@ -193,7 +193,9 @@ class Processing:
             for name, one in self._store.checkpoints.read(self._pipeline).items():
                 if one.state == "attached" and one.whole_segment + 1 >= first:
                     self._lease.write(
-                        lambda writer, sink=name: writer.checkpoints.failed(sink, str(error), at)  # type: ignore[misc]
+                        lambda writer, sink=name: writer.checkpoints.failed(  # type: ignore[misc]
+                            sink, error.text, at, remedy=error.remedy
+                        )
                     )
         self._stop.wait(delay)
 

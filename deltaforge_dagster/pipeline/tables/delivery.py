@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from deltaforge_dagster.errors import (
+    Commands,
     DeltaforgeError,
     JournalDamaged,
     NotAllowed,
@@ -614,7 +615,9 @@ class TableDelivery:
         now = self._store.now()
         rejection = self._rejection(name, error, 0, now)
         at = commits.front.segment
-        held = HeldTable(name, at, None, rejection.error, now, rejection.next_attempt_at, 1)
+        held = HeldTable(
+            name, at, None, rejection.error, now, rejection.next_attempt_at, 1, rejection.remedy
+        )
         self._record(
             lambda writer: writer.lake_commits.hold(self._sink_id, rejection),
             replace(commits, held={**commits.held, name: held}),
@@ -659,7 +662,14 @@ class TableDelivery:
         rejections = [self._rejection(one, error, 0, now) for one, error in rejected.items()]
         held = {
             one.destination: HeldTable(
-                one.destination, commit.after, commit.last, one.error, now, one.next_attempt_at, 1
+                one.destination,
+                commit.after,
+                commit.last,
+                one.error,
+                now,
+                one.next_attempt_at,
+                1,
+                one.remedy,
             )
             for one in rejections
         }
@@ -693,6 +703,7 @@ class TableDelivery:
             held[name] = replace(
                 table,
                 error=rejection.error,
+                remedy=rejection.remedy,
                 next_attempt_at=rejection.next_attempt_at,
                 failures=table.failures + 1,
             )
@@ -714,7 +725,10 @@ class TableDelivery:
     ) -> Rejection:
         limits = self._context.spec.spec.engine.deliver
         backoff = Backoff(limits.backoff_initial_seconds, limits.backoff_max_seconds, failures)
-        return Rejection(destination, str(error), now + backoff.next_delay())
+        at = now + backoff.next_delay()
+        if isinstance(error, DeltaforgeError):
+            return Rejection(destination, error.text, at, error.remedy)
+        return Rejection(destination, str(error), at)
 
     def _record(
         self,
@@ -756,6 +770,7 @@ class TableDelivery:
                 writer.checkpoints.held(
                     self._sink_id,
                     why,
+                    remedy=_held_remedy(failing),
                     failures=max(1, *(one.failures for one in held)),
                     since=min(one.since for one in held),
                     next_attempt_at=min(one.next_attempt_at for one in held),
@@ -782,7 +797,11 @@ class TableDelivery:
         if attempts.error is not None and attempts.error is not self._held_error:
             return
         failing = _failing(held)
-        self._held_error = TableRejected(_held_text(self._sink_id, failing)) if failing else None
+        self._held_error = None
+        if failing:
+            self._held_error = TableRejected(
+                _held_text(self._sink_id, failing), remedy=_held_remedy(failing)
+            )
         attempts.error = self._held_error
 
 
@@ -822,3 +841,8 @@ def _held_text(sink_id: str, held: Mapping[Destination, HeldTable]) -> str:
         for one in held.values()
     ]
     return f"sink {sink_id}: " + "; ".join(reasons)
+
+
+def _held_remedy(held: Mapping[Destination, HeldTable]) -> Commands:
+    """Return the commands that let the held tables of a sink go on."""
+    return tuple(dict.fromkeys(command for one in held.values() for command in one.remedy))

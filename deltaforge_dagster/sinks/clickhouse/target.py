@@ -243,7 +243,8 @@ class ClickhouseTarget:
             if old in {*found.sorted_by, *found.partitioned_by}:
                 raise TableRejected(
                     f"{self.label}: the source has renamed column {old} to {new}, and the table is sorted or partitioned by "
-                    f"it; have the table loaded again: {self.resync_command}"
+                    f"it; have the table loaded again",
+                    remedy=self.resync_command,
                 )
             if not self.makes:
                 raise TableRejected(
@@ -296,7 +297,8 @@ class ClickhouseTarget:
                 raise TableRejected(
                     f"{self.label}: its column {name} has the type {known}, which does not hold the values of "
                     f"{plain(wanted)}; declare a type that it holds under the sink's `types`, change the column's type, "
-                    f"or have the table loaded again: {self.resync_command}"
+                    f"or have the table loaded again",
+                    remedy=self.resync_command,
                 )
             columns[name] = wanted
         if changes:
@@ -318,12 +320,14 @@ class ClickhouseTarget:
         if not _REPLACING.search(found.engine):
             raise TableRejected(
                 f"{self.label} has no engine ReplacingMergeTree(_version, _deleted), without which it would keep old rows; "
-                f"drop it, or have it loaded again: {self.resync_command}"
+                f"drop it, or have it loaded again",
+                remedy=self.resync_command,
             )
         if set(found.sorted_by) != set(key) or _CALL.search(found.sorting_key):
             raise TableRejected(
                 f"{self.label} is sorted by {found.sorting_key}, but the key of its rows is {', '.join(key)}, by which they are "
-                f"replaced; have it loaded again: {self.resync_command}"
+                f"replaced; have it loaded again",
+                remedy=self.resync_command,
             )
         if not set(found.partitioned_by) <= set(key):
             raise TableRejected(

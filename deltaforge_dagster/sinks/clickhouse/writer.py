@@ -225,8 +225,8 @@ class _TableCommit:
         if back and (exists or other or begins) and not self._has(newest):
             raise TableRejected(
                 f"{self.target.label} has rows of a later position in the source's log than changes that follow them: the log "
-                "has begun again, as on another server after a failover. Have the table loaded again: "
-                f"{self.target.resync_command}"
+                "has begun again, as on another server after a failover. Have the table loaded again",
+                remedy=self.target.resync_command,
             )
 
     def _has(self, version: int) -> bool:
@@ -280,7 +280,8 @@ class _TableCommit:
         if int(found[0]["rows"]) < rows:
             raise TableRejected(
                 f"{self.target.label} has had changes that were deleted from it, and ClickHouse does not add them again while "
-                f"it remembers their INSERT; have the table loaded again: {self.target.resync_command}"
+                f"it remembers their INSERT; have the table loaded again",
+                remedy=self.target.resync_command,
             )
 
     def _apply(self, step: StagedStep) -> None:

@@ -17,6 +17,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     TableRejected,
 )
+from deltaforge_dagster.sinks.postgres.names import quoted
 from deltaforge_dagster.sources.findings import one_line
 
 NOT_PERMITTED = "42501"
@@ -30,12 +31,14 @@ _LATER_CLASSES = {"08", "40", "53", "57", "58", "XX"}
 """Classes of errors that may resolve by themselves."""
 
 _CONSTRAINTS = {
-    "23502": "its column {column} must not be null, and the source's rows have no value for it; run: ALTER TABLE {table} "
-    "ALTER COLUMN {column} DROP NOT NULL",
-    "23503": "its foreign key {constraint} refuses a change: tables are committed one after the other; run: ALTER TABLE "
-    "{table} DROP CONSTRAINT {constraint}",
+    "23502": "its column {column} must not be null, and the source's rows have no value for it",
+    "23503": "its foreign key {constraint} refuses a change: tables are committed one after the other",
     "23505": "its unique index {constraint} refuses a row that the source has; drop the index, or make it a constraint "
     "that is DEFERRABLE INITIALLY DEFERRED",
+}
+_CONSTRAINT_REMEDIES = {
+    "23502": "ALTER TABLE {table} ALTER COLUMN {column} DROP NOT NULL",
+    "23503": "ALTER TABLE {table} DROP CONSTRAINT {constraint}",
 }
 _VALUES = {
     "22001": "a value is longer than its column allows",
@@ -91,16 +94,29 @@ def translated(error: psycopg.Error, where: str, label: str, table: str) -> Delt
     if state in _LATER or state[:2] in _LATER_CLASSES:
         why = _LATER.get(state) or one_line(str(error))
         return SinkUnavailable(f"{where}, {label}: {why}{code}")
-    return TableRejected(f"{label}: {_why(error, state, table)}{code}")
+    return TableRejected(
+        f"{label}: {_why(error, state)}{code}", remedy=_remedy(error, state, table)
+    )
 
 
-def _why(error: psycopg.Error, state: str, table: str) -> str:
+def _remedy(error: psycopg.Error, state: str, table: str) -> str | None:
+    if state not in _CONSTRAINT_REMEDIES:
+        return None
+    diagnosis = error.diag
+    column, constraint = (
+        quoted(diagnosis.column_name or ""),
+        quoted(diagnosis.constraint_name or ""),
+    )
+    return _CONSTRAINT_REMEDIES[state].format(table=table, column=column, constraint=constraint)
+
+
+def _why(error: psycopg.Error, state: str) -> str:
     diagnosis = error.diag
     if state == NOT_PERMITTED:
         return f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, INSERT, UPDATE and DELETE on it, and USAGE on its schema"
     if state in _CONSTRAINTS:
         named = {"column": diagnosis.column_name, "constraint": diagnosis.constraint_name}
-        return _CONSTRAINTS[state].format(table=table, **named)
+        return _CONSTRAINTS[state].format(**named)
     if state.startswith("22"):
         what = _VALUES.get(state, "the server refuses a value")
         return f"{what}, and the server's log says which; declare the column as text under `types`"

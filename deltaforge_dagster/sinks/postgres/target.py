@@ -254,7 +254,8 @@ class PostgresTarget:
             if not holds(known[name].type, type_):
                 raise TableRejected(
                     f"{self.label}: its column {name}, which is ours, has the type {known[name].type} and not {type_}; "
-                    f"rename it, or have the table loaded again: {self.resync_command}"
+                    f"rename it, or have the table loaded again",
+                    remedy=self.resync_command,
                 )
         self._check_key(relation)
         return [
@@ -293,7 +294,8 @@ class PostgresTarget:
             raise TableRejected(
                 f"{self.label}: its column {column.name} has the type {known.type}, which does not hold the values of "
                 f"the source's column, {wanted}; declare a type that it holds under the sink's `types`, change the "
-                f"type of the table's column, or have the table loaded again: {self.resync_command}"
+                f"type of the table's column, or have the table loaded again",
+                remedy=self.resync_command,
             )
         name = quoted(column.name)
         self._alter(f"ALTER COLUMN {name} TYPE {wanted} USING CAST({name} AS {wanted})")
@@ -310,7 +312,8 @@ class PostgresTarget:
             names = ", ".join(map(quoted, self.table.key))
             raise TableRejected(
                 f"{self.label} has no primary key or unique index of exactly ({names}), by which its rows are found; "
-                f"run: ALTER TABLE {self.sql} ADD UNIQUE ({names}), or have the table loaded again: {self.resync_command}"
+                f"make one (ALTER TABLE {self.sql} ADD UNIQUE ({names})), or have the table loaded again",
+                remedy=self.resync_command,
             )
 
     def _unique_keys(self, relation: int) -> Sequence[Sequence[str]]:

@@ -169,8 +169,9 @@ class PostgresWriter:
                 raise SinkUnavailable(f"{where}: connection lost") from None
         if problem == NOT_PERMITTED:
             raise PermissionMissing(
-                f"{where}: role {self._server.user!r} may not make the table {commits.COMMITS}; run: CREATE SCHEMA "
-                f"{commits.SCHEMA} AUTHORIZATION {quoted(self._server.user)}, or make the role the owner of that schema"
+                f"{where}: role {self._server.user!r} may not make the table {commits.COMMITS}; make "
+                f"its schema, or make the role the owner of that schema",
+                remedy=f"CREATE SCHEMA {commits.SCHEMA} AUTHORIZATION {quoted(self._server.user)}",
             )
         if problem is not None:
             raise SinkUnavailable(

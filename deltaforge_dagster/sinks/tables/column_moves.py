@@ -18,7 +18,8 @@ def uncertain_column(label: str, name: str, resync_command: str) -> TableRejecte
     """Return the error of a table of which it is not known whether a column is one that it had before."""
     return TableRejected(
         f"{label}: the columns of the source's table have changed, and whether its column {name} is one that "
-        f"was there before is not known; have the table loaded again: {resync_command}"
+        f"was there before is not known; have the table loaded again",
+        remedy=resync_command,
     )
 
 
@@ -64,7 +65,8 @@ class TableColumns:
                 ):
                     raise TableRejected(
                         f"{label}: the source has renamed column {old} to {new}, and the table has another column "
-                        f"{new}; have the table loaded again: {resync_command}"
+                        f"{new}; have the table loaded again",
+                        remedy=resync_command,
                     )
                 # They have each other's names: one of them waits under a name of its own.
                 new = dropped_name(self._identity(old))

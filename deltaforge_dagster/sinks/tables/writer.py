@@ -181,7 +181,8 @@ def table_gone(label: str, command: str) -> TableRejected:
         command: See `TableOwner.resync_command`.
     """
     return TableRejected(
-        f"{label} is gone, with everything that it had; bring it back, or have it loaded again: {command}"
+        f"{label} is gone, with everything that it had; bring it back, or have it loaded again",
+        remedy=command,
     )
 
 

@@ -15,7 +15,6 @@ import pymysql
 from deltaforge_dagster.sources.findings import (
     Finding,
     Level,
-    each,
     finding_errors,
     listed,
     retention_level,
@@ -230,12 +229,10 @@ def _tables(
                 "note",
                 f"no primary key: {listed(_full(without))}; their messages have no key of the row, so"
                 " sinks cannot keep one row's changes in order or compact them",
-                each(
-                    [
-                        f"ALTER TABLE {quoted(db)}.{quoted(table)} ADD PRIMARY KEY (...)"
-                        for db, table in without
-                    ]
-                ),
+                [
+                    f"ALTER TABLE {quoted(db)}.{quoted(table)} ADD PRIMARY KEY (...)"
+                    for db, table in without
+                ],
             )
         )
     return found
@@ -257,9 +254,9 @@ def _reading(
         for db, table in unreadable
     ]
     if snapshot:
-        return [Finding("grants", "error", f"{text}, which the snapshot needs", each(grants))]
+        return [Finding("grants", "error", f"{text}, which the snapshot needs", grants)]
     text += ": the stream works, names of columns (without binlog_row_metadata = FULL) and snapshots do not"
-    return [Finding("grants", "note", text, each(grants))]
+    return [Finding("grants", "note", text, grants)]
 
 
 def _locking(
@@ -285,12 +282,10 @@ def _locking(
             "warning",
             f"user {server.user!r} may not lock tables in {listed(refused)}, as far as can be told without "
             "locking one; a snapshot of a server without GTIDs does so",
-            each(
-                [
-                    f"GRANT LOCK TABLES, SELECT ON {quoted(db)}.* TO '{server.user}'@'...'"
-                    for db in refused
-                ]
-            ),
+            [
+                f"GRANT LOCK TABLES, SELECT ON {quoted(db)}.* TO '{server.user}'@'...'"
+                for db in refused
+            ],
         )
     ]
 

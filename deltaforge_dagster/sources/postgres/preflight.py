@@ -14,7 +14,6 @@ from psycopg import sql
 
 from deltaforge_dagster.sources.findings import (
     Finding,
-    each,
     finding_errors,
     listed,
     retention_level,
@@ -257,14 +256,12 @@ def _tables(
                 "note",
                 f"not FULL: {listed([table.full_name for table in partial])}; the old row of an"
                 " update is not sent, of a delete only its key",
-                each(
-                    [
-                        sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL")
-                        .format(table.identifier)
-                        .as_string(connection)
-                        for table in partial
-                    ]
-                ),
+                [
+                    sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL")
+                    .format(table.identifier)
+                    .as_string(connection)
+                    for table in partial
+                ],
             )
         )
     without = [by_oid[oid] for oid, _, has_key in rows if not has_key]
@@ -280,7 +277,7 @@ def _tables(
                 f"no primary key: {listed([table.full_name for table in without])}; their messages"
                 " have no key of the row, so sinks cannot keep one row's changes in order or compact"
                 " them",
-                each([one.as_string(connection) for one in keys]),
+                [one.as_string(connection) for one in keys],
             )
         )
     return found + _reading(connection, server, chosen, needed_by)
@@ -343,7 +340,7 @@ def _reading(
             f"{text}: the stream works, snapshots do not"
             if needed_by is None
             else f"{text}, which {needed_by} needs",
-            "; ".join(one.as_string(connection) for one in grants),
+            [one.as_string(connection) for one in grants],
         )
     ]
 

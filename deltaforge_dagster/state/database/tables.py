@@ -153,6 +153,7 @@ checkpoints = Table(
     Column("failures", BigInteger, nullable=False),
     Column("next_attempt_at", Double, nullable=False),
     Column("last_error", Text),
+    Column("remedy", JSON),  # commands that fix the last error
     Column("failing_since", Double),
     Column("updated_at", Double, nullable=False),
     Column("lineage", Text),
@@ -264,6 +265,7 @@ lake_commits = Table(
     Column("since", Double),
     Column("next_attempt_at", Double, nullable=False),
     Column("failures", BigInteger, nullable=False),
+    Column("remedy", JSON),  # commands that let a held table go on
 )
 
 lake_pending = Table(

@@ -229,7 +229,7 @@ def test_what_the_source_does_not_send(sqlite_store: StateStore, loaded: LoadedP
         ("error", "publication", "does not send t"),
         ("warning", "replica identity", "not captured: u"),
     ]
-    assert found.problems[0].remedy == "ALTER PUBLICATION p ADD TABLE t"
+    assert found.problems[0].remedy == ("ALTER PUBLICATION p ADD TABLE t",)
     first = found.problems[1].since
 
     note_findings(sqlite_store, NAME, [bare])
@@ -366,7 +366,7 @@ def test_tables_whose_older_rows_lack_a_column(
         "rows of lake.orders that were there when the source's table got column c have null there: what the source gave "
         "them is not in its log"
     )
-    assert problem.remedy == f"deltaforge resync {NAME} --sink redis --tables public.orders"
+    assert problem.remedy == (f"deltaforge resync {NAME} --sink redis --tables public.orders",)
     with sqlite_store.fenced(lease) as writer:
         writer.schemas.register(NAME, table("id"), position(2))
     assert health(sqlite_store, loaded).problems == ()

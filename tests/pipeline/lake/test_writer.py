@@ -431,7 +431,9 @@ def test_a_table_is_recreated(lake: Lake) -> None:
     staging.types = {"id": INT64, "n": DATE}
     row = {"id": 1, "n": moment(0).date()}
     following = staging.table(staging.step(row, segment=4, inserts_only=True))
-    with pytest.raises(TableRejected, match="or have the table loaded again: deltaforge resync"):
+    with pytest.raises(
+        TableRejected, match="or have the table loaded again; run: deltaforge resync"
+    ):
         writer.commit(following, 4, unguarded)
     with pytest.raises(TableRejected, match="belongs to sink lake of pipeline shop"):
         lake.writer(pipeline="other").recreate(staging.table(), unguarded)

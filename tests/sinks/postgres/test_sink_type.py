@@ -40,13 +40,12 @@ def test_a_database_that_is_ready(target: Target) -> None:
     assert (found.subject, found.level) == ("table public.orders", "ok")
     (found,) = checked(target, "public.orders", pipeline="other")
     assert (found.level, "belongs to sink copy of pipeline shop" in found.text) == ("error", True)
-    assert found.remedy is not None
-    target.execute("CREATE TABLE full_one AS SELECT 1 AS id", found.remedy)
+    target.execute("CREATE TABLE full_one AS SELECT 1 AS id", *found.commands)
     assert checked(target, "public.orders", pipeline="other")[0].level == "ok"
     (found,) = checked(target, "public.full_one")
     assert (found.level, "rows that are not from DeltaForge" in found.text) == ("error", True)
-    assert found.remedy is not None
-    target.execute(found.remedy)
+    assert found.commands
+    target.execute(*found.commands)
     assert checked(target, "public.full_one")[0].level == "ok"
 
 
@@ -70,7 +69,7 @@ def test_rights_that_are_missing(target: Target) -> None:
             "make tables in schema absent",
             "make tables in schema closed",
         ]
-        target.execute(*(one.remedy or "" for one in found))
+        target.execute(*(command for one in found for command in one.commands))
         (table, made) = checked(target, *names, dsn=dsn)
         assert (table.level, "does not own it" in table.text) == ("warning", True)
         assert made.text == "will make closed.customers, absent.customers"

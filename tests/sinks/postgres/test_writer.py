@@ -103,7 +103,7 @@ def test_columns_that_may_be_others(target: Target) -> None:
     writer.commit(named(staging, staging.step({"id": 1}), id="id@1"), 0, unguarded)
     uncertain = named(staging, staging.step({"id": 2}, segment=1), id="id@2?")
     with pytest.raises(
-        TableRejected, match="is not known; have the table loaded again: deltaforge resync"
+        TableRejected, match="is not known; have the table loaded again; run: deltaforge resync"
     ):
         writer.commit(uncertain, 1, unguarded)
     writer.recreate(named(staging, id="id@2?"), unguarded)

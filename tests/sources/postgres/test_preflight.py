@@ -84,14 +84,14 @@ def test_replica_identities_and_keys(bench: PostgresBench) -> None:
 
     found = preflight_of(bench, tables=("public.keyless",))
     assert errors(found) == ["replica identity"]
-    assert (
-        found["replica identity"].remedy == 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
+    assert found["replica identity"].commands == (
+        'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL',
     )
 
     found = preflight_of(bench, tables=("public.keyless", "public.bare"))
-    assert found["replica identity"].remedy == (
-        'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL; '
-        'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
+    assert found["replica identity"].commands == (
+        'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL',
+        'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL',
     )
     assert str(found["keys"].remedy).count("ADD PRIMARY KEY") == 2
 
@@ -117,12 +117,12 @@ def test_a_role_that_may_not(bench: PostgresBench, role: str) -> None:  # noqa: 
         ("grants", "error"),
         ("publication", "error"),
     ]
-    remedies = {one.remedy for one in found}
+    remedies = {command for one in found for command in one.commands}
     assert f'ALTER ROLE "{role}" REPLICATION' in remedies
     assert f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"' in remedies
     (publication,) = [one for one in found if one.subject == "publication"]
     assert "lacks CREATE on the database, it does not own public.items" in publication.text
-    assert str(publication.remedy).startswith('CREATE PUBLICATION "p" FOR TABLE "public"."items"')
+    assert publication.commands[0].startswith('CREATE PUBLICATION "p" FOR TABLE "public"."items"')
 
 
 def test_an_owner_that_may_not_create_in_the_database(
@@ -176,11 +176,12 @@ def test_tables_that_a_snapshot_may_not_read(bench: PostgresBench, role: str) ->
     assert "the stream works, snapshots do not" in noted.text
     assert "which the snapshot needs" in found.text
     assert found.remedy == noted.remedy
-    assert found.remedy == (
-        f'GRANT USAGE ON SCHEMA "public" TO "{role}"; '
-        f'GRANT SELECT ON "public"."orders" TO "{role}"; ALTER ROLE "{role}" BYPASSRLS'
+    assert found.commands == (
+        f'GRANT USAGE ON SCHEMA "public" TO "{role}"',
+        f'GRANT SELECT ON "public"."orders" TO "{role}"',
+        f'ALTER ROLE "{role}" BYPASSRLS',
     )
-    bench.execute(*str(found.remedy).split("; "))
+    bench.execute(*found.commands)
     assert preflight_of(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
 
 
@@ -195,7 +196,7 @@ def test_tables_that_reselection_may_not_read(bench: PostgresBench, role: str) -
 
     (refused,) = [one for one in found if one.level == "error"]
     assert "which engine.values.toast: reselect needs" in refused.text
-    assert refused.remedy == f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"'
+    assert refused.commands == (f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"',)
 
 
 def test_heartbeats_that_may_not_be_written(bench: PostgresBench, role: str) -> None:  # noqa: F811
@@ -212,7 +213,7 @@ def test_heartbeats_that_may_not_be_written(bench: PostgresBench, role: str) -> 
     found = preflight_of(bench, dsn=dsn, options=options)["heartbeat"]
 
     assert found.level == "warning"
-    bench.execute(str(found.remedy))
+    bench.execute(*found.commands)
     assert preflight_of(bench, dsn=dsn, options=options)["heartbeat"].level == "ok"
     assert "heartbeat" not in preflight_of(bench, dsn=dsn)
 

@@ -230,8 +230,8 @@ class TestStart:
         assert (finding.subject, finding.level) == ("replica identity", "warning")
         assert "not captured" in finding.text
         assert "public.bare" in finding.text
-        assert finding.remedy == 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL'
-        bench.execute(finding.remedy)
+        assert finding.commands == ('ALTER TABLE "public"."bare" REPLICA IDENTITY FULL',)
+        bench.execute(*finding.commands)
         assert bench.source(**of_all).maintain(start) == []
         bench.execute("UPDATE bare SET v = 'new'")
 
@@ -394,7 +394,7 @@ class TestPublication:
         assert "public.orders" in finding.text
         assert finding.remedy == 'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
         assert bench.source().maintain(None) == [finding]
-        bench.execute(finding.remedy)
+        bench.execute(*finding.commands)
         assert bench.source().maintain(start) == []
 
     def test_numbers_of_columns(self, bench: PostgresBench) -> None:
@@ -487,7 +487,7 @@ class TestPublication:
         bench.execute("ALTER TABLE orders REPLICA IDENTITY NOTHING")
         (finding,) = bench.source().maintain(start)
         assert (finding.subject, finding.level) == ("replica identity", "error")
-        assert finding.remedy == 'ALTER TABLE "public"."orders" REPLICA IDENTITY FULL'
+        assert finding.commands == ('ALTER TABLE "public"."orders" REPLICA IDENTITY FULL',)
 
     def test_a_table_that_cannot_be_added_now_stops_nothing(
         self, bench: PostgresBench, caplog: pytest.LogCaptureFixture

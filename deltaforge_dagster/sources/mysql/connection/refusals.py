@@ -89,8 +89,8 @@ def translate(number: int, message: str, where: str, user: str) -> DeltaforgeErr
 def may_not_replicate(where: str, user: str) -> PermissionMissing:
     """Return the error for a user that may not read the binary log."""
     return PermissionMissing(
-        f"{where}: user {user!r} may not read the binary log; run: "
-        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO '{user}'@'...'"
+        f"{where}: user {user!r} may not read the binary log",
+        remedy=f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO '{user}'@'...'",
     )
 
 

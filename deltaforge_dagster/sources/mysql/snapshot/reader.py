@@ -361,8 +361,8 @@ class MysqlReader:
                     raise
                 raise PermissionMissing(
                     f"{server.where}: user {server.user!r} may not lock {table}, which a snapshot"
-                    f" needs on a server without GTIDs; run: GRANT LOCK TABLES, SELECT ON"
-                    f" {table.split('.', maxsplit=1)[0]}.* TO '{server.user}'@'...'"
+                    " needs on a server without GTIDs",
+                    remedy=f"GRANT LOCK TABLES, SELECT ON {table.split('.', maxsplit=1)[0]}.* TO '{server.user}'@'...'",
                 ) from error
             yield session
             _run(session, "UNLOCK TABLES")

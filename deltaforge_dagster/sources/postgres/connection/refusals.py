@@ -67,7 +67,7 @@ def translate(sqlstate: str | None, message: str, where: str, user: str) -> Delt
 def may_not_replicate(where: str, user: str) -> DeltaforgeError:
     """Return the error for a role without the REPLICATION attribute."""
     return PermissionMissing(
-        f'{where}: role {user!r} may not replicate; run: ALTER ROLE "{user}" REPLICATION'
+        f"{where}: role {user!r} may not replicate", remedy=f'ALTER ROLE "{user}" REPLICATION'
     )
 
 

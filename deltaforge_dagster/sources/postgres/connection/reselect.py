@@ -55,8 +55,8 @@ class Reselection:
                 name = table.as_string(connection)
                 raise PermissionMissing(
                     f"{self._server.where}: role {self._server.user!r} may not read {name}, which "
-                    f"engine.values.toast: reselect needs ({one_line(str(error))}); run: GRANT "
-                    f'SELECT ON {name} TO "{self._server.user}"'
+                    f"engine.values.toast: reselect needs ({one_line(str(error))})",
+                    remedy=f'GRANT SELECT ON {name} TO "{self._server.user}"',
                 ) from error
 
     def _answer(self, connection: psycopg.Connection, question: Question) -> Answer:

@@ -191,9 +191,9 @@ class PostgresSnapshots:
         except psycopg.errors.InsufficientPrivilege as error:
             name = table.identifier.as_string(connection)
             raise PermissionMissing(
-                f"{self.server.where}: role {self.server.user!r} may not read {name}; run: GRANT "
-                f'SELECT ON {name} TO "{self.server.user}" (of a table with row-level security the '
-                "role needs BYPASSRLS)"
+                f"{self.server.where}: role {self.server.user!r} may not read {name} (of a "
+                "table with row-level security the role needs BYPASSRLS)",
+                remedy=f'GRANT SELECT ON {name} TO "{self.server.user}"',
             ) from error
 
 

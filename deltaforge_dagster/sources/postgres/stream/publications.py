@@ -19,12 +19,13 @@ import psycopg
 from psycopg import sql
 
 from deltaforge_dagster.errors import (
+    Commands,
     PermissionMissing,
     PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.sources.findings import Finding, each, listed, one_line
+from deltaforge_dagster.sources.findings import Finding, listed, one_line
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -108,8 +109,9 @@ def create(
     if len(bare) == len(tables):
         raise SourceMisconfigured(
             f"{server.where}: without a primary key or replica identity: {listed(sorted(bare))}; once "
-            "published, their UPDATEs and DELETEs would fail; run: "
-            f"{give_identity(connection, tables)}; or leave them out of source.config.tables"
+            "published, their UPDATEs and DELETEs would fail; give them one, or leave them out of "
+            "source.config.tables",
+            remedy=give_identity(connection, tables),
         )
     if bare:
         logger.warning("%s: %s", server.where, _left_out(connection, sorted(bare), tables).line)
@@ -126,8 +128,8 @@ def create(
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
             f"{server.where}: role {server.user!r} may not create publication {name!r} (it must own "
-            f"the tables and have CREATE on the database); as superuser run: "
-            f"{statement.as_string(connection)}"
+            "the tables and have CREATE on the database); let a superuser create it",
+            remedy=statement.as_string(connection),
         ) from error
     except psycopg.errors.QueryCanceled as error:
         raise SourceUnavailable(
@@ -186,9 +188,9 @@ def check(
     named = [table for table in lacks.unpublished if (table.schema, table.name) in patterns.exact]
     if named:
         raise SourceMisconfigured(
-            f"{server.where}: publication {name!r} does not send {_names(named)}; run: "
-            f"{_add(connection, name, named)} (a partitioned table also needs "
-            "publish_via_partition_root = true)"
+            f"{server.where}: publication {name!r} does not send {_names(named)} (a "
+            "partitioned table also needs publish_via_partition_root = true)",
+            remedy=_add(connection, name, named),
         )
     for finding in findings(connection, name, lacks):
         if finding.bad:
@@ -237,7 +239,7 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
         left_out = _left_out(connection, names, lacks.bare)
         if not lacks.ours:
             left_out = replace(
-                left_out, remedy=f"{left_out.remedy}; {_add(connection, name, lacks.bare)}"
+                left_out, remedy=(*left_out.commands, _add(connection, name, lacks.bare))
             )
         found.append(left_out)
     if lacks.refused:
@@ -283,13 +285,11 @@ def _left_out(
 
 def give_identity(
     connection: psycopg.Connection, tables: Sequence[catalog.PublishableTable]
-) -> str:
+) -> Commands:
     """Return the statements that give tables, or their partitions, a replica identity."""
-    return each(
-        [
-            sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(leaf).as_string(connection)
-            for leaf in catalog.leaves_without_identity(connection, tables)
-        ]
+    return tuple(
+        sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(leaf).as_string(connection)
+        for leaf in catalog.leaves_without_identity(connection, tables)
     )
 
 

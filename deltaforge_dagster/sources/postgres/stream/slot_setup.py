@@ -79,7 +79,8 @@ def prepare(
         raise SourceMisconfigured(
             f"{server.where}: replication slot {config.slot!r} exists, publication "
             f"{config.publication!r} does not, and the log written without it cannot be "
-            f"decoded; run: {_drop_slot(connection, config)}, then both are recreated"
+            "decoded; drop the slot, then both are recreated",
+            remedy=_drop_slot(connection, config),
         )
     return found
 

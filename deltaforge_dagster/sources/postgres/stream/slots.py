@@ -180,7 +180,7 @@ def short_of_log(name: str) -> Finding:
         "warning",
         f"replication slot {name!r} needs log that the server removes at its next checkpoint "
         "(max_slot_wal_keep_size): let the sinks catch up, or raise that",
-        "ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf()",
+        ("ALTER SYSTEM SET max_slot_wal_keep_size = -1", "SELECT pg_reload_conf()"),
     )
 
 
