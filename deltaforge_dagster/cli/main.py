@@ -86,6 +86,10 @@ _COMMANDS = {
     "hold": ("operate.hold:app", "Show a pipeline's held changes; release or approve them."),
     "dlq": ("operate.dlq:app", "Show dead letters; deliver them again or discard them."),
     "sink": ("operate.sink:app", "Pause and resume one sink; attach a detached one."),
+    "recover": (
+        "operate.recover:recover",
+        "Go on after the source's log has lost the pipeline's position.",
+    ),
     "resync": ("operate.resync:resync", "Load tables of a sink that keeps tables again."),
     "lake": (
         "installation.lake:app",

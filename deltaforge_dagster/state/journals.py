@@ -9,6 +9,7 @@ checkpoint's former source position, or the sink's own position if it keeps one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -30,8 +31,10 @@ from deltaforge_dagster.state.database.tables import (
     segments,
     undelivered,
 )
+from deltaforge_dagster.state.lake_commits import Destination, begin_anew
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+from deltaforge_dagster.state.snapshot_records import RECOVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,47 +142,65 @@ class JournalRepository:
             NotAllowed: A run holds the lease, or there is no such pipeline.
         """
         with self._database.write() as connection:
-            held = lock_lease(connection, name)
-            if held.live:
-                raise NotAllowed(
-                    f"pipeline {name!r} is held by run {held.run_id}; stop it, then reset"
-                )
-            pipeline = known_pipeline(connection, name)
-            holds.drop_all(connection, name)
-            snapshots.forget(connection, name)
-            for table in (segments, ranges, published, undelivered, lake_commits):
-                connection.execute(delete(table).where(table.c.pipeline == name))
-            failovers.forget_server(connection, name)
-            definitions.forget(connection, name)
-            connection.execute(
-                update(pipelines)
-                .where(pipelines.c.name == name)
-                .values(
-                    uid=uuid4().hex,
-                    start_position=None,
-                    captured_position=None,
-                    confirmed_position=None,
-                    capture_pause=None,
-                    failure=None,
-                    probe_after=0.0,
-                    probe_wait=0.0,
-                )
-            )
-            connection.execute(
-                update(checkpoints)
-                .where(checkpoints.c.pipeline == name)
-                .values(
-                    first_segment=pipeline.next_segment,
-                    state=case(
-                        (checkpoints.c.state == "detached", "attached"), else_=checkpoints.c.state
-                    ),
-                    overrules=True,
-                    began=None,
-                    snapshot_due=True,
-                    **standing(pipeline.next_segment - 1, -1, True, None),
-                )
-            )
+            _reset(connection, name)
             return known_pipeline(connection, name)
+
+    def recover(self, name: str, tables: Mapping[str, Mapping[Destination, str]]) -> PipelineRow:
+        """Reset a pipeline, and request that every sink gets the source's rows again.
+
+        Args:
+            name: The pipeline.
+            tables: The tables that are recreated before they get the rows: full names of the source's tables by
+                destination, by sink.
+
+        Raises:
+            NotAllowed: A run holds the lease, or there is no such pipeline.
+        """
+        with self._database.write() as connection:
+            _reset(connection, name)
+            for sink, destinations in tables.items():
+                begin_anew(connection, name, sink, destinations)
+            snapshots.request_for_all(connection, name, RECOVERY)
+            return known_pipeline(connection, name)
+
+
+def _reset(connection: Connection, name: str) -> None:
+    held = lock_lease(connection, name)
+    if held.live:
+        raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it, then reset")
+    pipeline = known_pipeline(connection, name)
+    holds.drop_all(connection, name)
+    snapshots.forget(connection, name)
+    for table in (segments, ranges, published, undelivered, lake_commits):
+        connection.execute(delete(table).where(table.c.pipeline == name))
+    failovers.forget_server(connection, name)
+    definitions.forget(connection, name)
+    connection.execute(
+        update(pipelines)
+        .where(pipelines.c.name == name)
+        .values(
+            uid=uuid4().hex,
+            start_position=None,
+            captured_position=None,
+            confirmed_position=None,
+            capture_pause=None,
+            failure=None,
+            probe_after=0.0,
+            probe_wait=0.0,
+        )
+    )
+    connection.execute(
+        update(checkpoints)
+        .where(checkpoints.c.pipeline == name)
+        .values(
+            first_segment=pipeline.next_segment,
+            state=case((checkpoints.c.state == "detached", "attached"), else_=checkpoints.c.state),
+            overrules=True,
+            began=None,
+            snapshot_due=True,
+            **standing(pipeline.next_segment - 1, -1, True, None),
+        )
+    )
 
 
 def _lacks(

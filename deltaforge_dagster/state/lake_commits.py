@@ -657,6 +657,22 @@ class LakeCommitWrites:
         )
 
 
+def begin_anew(
+    connection: Connection, pipeline: str, sink: str, tables: Mapping[Destination, str]
+) -> None:
+    """Have the tables of a sink recreated by its next run; the caller requests the snapshot that loads them."""
+    for destination, table_name in tables.items():
+        connection.execute(
+            insert(lake_resyncs).values(
+                pipeline=pipeline,
+                sink=sink,
+                destination=_key(destination),
+                table_name=table_name,
+                begun=True,
+            )
+        )
+
+
 def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | None:
     rows = _rows(connection, pipeline, sink)
     front = rows.pop(_FRONT, None)

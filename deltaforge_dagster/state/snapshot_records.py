@@ -23,6 +23,9 @@ from typing import Literal
 SnapshotState = Literal["wanted", "reading", "spliced", "cancelled"]
 ChunkState = Literal["planned", "read", "spliced"]
 
+RECOVERY = "recovery"
+"""The cause of a snapshot that a recovered pipeline needs (`JournalRepository.recover`)."""
+
 UNFINISHED: tuple[SnapshotState, ...] = ("wanted", "reading")
 
 
@@ -35,7 +38,7 @@ class SnapshotRow:
         tables: Full names of the tables; empty for all that the pipeline captures.
         condition: An SQL condition on the rows; None for all rows.
         cause: What requested it: `command`, the file's `mode` (`initial`, `always`), a `sink` that
-            was added with `start: snapshot`, or the `resync` of tables of a sink.
+            was added with `start: snapshot`, the `resync` of tables of a sink, or a `RECOVERY`.
         spec_hash: Hash of the pipeline's file at that time.
         state: See the module's docstring.
         problem: Why it was cancelled, or None.

@@ -334,6 +334,12 @@ def insert_snapshot(
     )
 
 
+def request_for_all(connection: Connection, pipeline: str, cause: str) -> None:
+    """Request a snapshot of all rows for all sinks; the caller has made sure that none is unfinished."""
+    since = _since(connection, pipeline, (), whole=True)
+    insert_snapshot(connection, pipeline, tables=(), cause=cause, sinks=(), since=since)
+
+
 def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collection[str]) -> None:
     """Cancel the unfinished snapshot if none of the sinks that it names exists any more."""
     for row in read_snapshots(connection, pipeline, newest=1):

@@ -227,9 +227,7 @@ def test_a_slot_that_is_gone(postgres_dsn: str, ticked: Callable[[PostgresBench]
         bench.drop_slot()
         said = made.tick()
         assert "is gone" in said
-        assert (
-            "deltaforge checkpoint reset orders --all && deltaforge snapshot start orders" in said
-        )
+        assert "run: deltaforge recover orders" in said
 
 
 @contextmanager

@@ -16,7 +16,7 @@ def reset_pipeline(store: StateStore, journal: Journal, before: PipelineRow) -> 
         NotAllowed: A run holds the lease.
     """
     after = store.journals.reset(before.name)
-    _sweep(journal, before.name, before.uid)
+    sweep(journal, before.name, before.uid)
     return after
 
 
@@ -28,11 +28,11 @@ def remove(store: StateStore, journal: Journal, name: str) -> None:
     """
     uid = store.pipelines.remove(name)
     if uid is not None:
-        _sweep(journal, name, uid)
+        sweep(journal, name, uid)
         journal.sweep_staged(name, (), older_than=-1.0)
         journal.sweep_held(name, (), epoch=sys.maxsize, older_than=-1.0)
 
 
-def _sweep(journal: Journal, name: str, uid: str) -> None:
+def sweep(journal: Journal, name: str, uid: str) -> None:
     """Delete every file of a journal, including those that killed runs left behind."""
     journal.sweep(name, uid, (), epoch=sys.maxsize, older_than=-1.0)

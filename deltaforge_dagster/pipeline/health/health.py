@@ -158,7 +158,7 @@ def remedy_of(name: str, kind: str) -> Commands:
     """Return the commands of ours that fix a source failure of this kind; empty if the error itself has its remedy."""
     if kind != PositionLost.kind:
         return ()
-    return (f"deltaforge checkpoint reset {name} --all && deltaforge snapshot start {name}",)
+    return (f"deltaforge recover {name}",)
 
 
 def with_remedy(name: str, error: DeltaforgeError) -> str:
@@ -338,6 +338,8 @@ def _capture(
             next_attempt_at=failure.next_attempt_at,
         )
     for one in findings_of(row):
+        if failure is not None and (one.subject, one.text) == (failure.subject, failure.message):
+            continue  # a check has met what capture fails with
         yield HealthProblem(one.subject, one.level, one.text, commands_of(one.remedy), one.since)
     if row.capture_pause is not None:
         text = f"capture is paused: {row.capture_pause}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.state.records import PipelineRow
-from deltaforge_dagster.state.snapshot_records import SnapshotRow
+from deltaforge_dagster.state.snapshot_records import RECOVERY, SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 
 
@@ -65,7 +65,7 @@ def _asks(store: StateStore | None, loaded: LoadedPipeline, made: list[SnapshotR
     block = loaded.spec.spec.source.config.snapshot
     if block is None or block.mode == "never":
         return False
-    by_file = [one for one in made if one.cause in ("initial", "always")]
+    by_file = [one for one in made if one.cause in ("initial", "always", RECOVERY)]
     if block.mode == "initial":
         return not by_file and first_start(store, loaded).at is None
     return all(one.spec_hash != loaded.hash for one in by_file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed
@@ -31,6 +31,22 @@ def request_resync(
         NotAllowed: There is no such sink or table, the sink writes no tables, or a resync of one of them has begun.
         TableRejected: The sink cannot have such a table.
     """
+    known = resynced_tables(store, loaded, sink, tables)
+    if not known:
+        raise NotAllowed(f"pipeline {loaded.name!r}: sink {sink!r} has no tables yet")
+    store.lake_commits.resync(loaded.name, sink, known)
+    return sorted(known.values())
+
+
+def resynced_tables(
+    store: StateStore, loaded: LoadedPipeline, sink: str, tables: Collection[str] = ()
+) -> Mapping[Destination, str]:
+    """Return the tables that a resync of a sink loads again: full names of the source's tables by destination.
+
+    Raises:
+        NotAllowed: There is no such sink or table, or the sink writes no tables.
+        TableRejected: The sink cannot have such a table.
+    """
     config = _config(loaded, sink)
     known: dict[str, Destination] = {}
     for history in store.schemas.histories(loaded.name):
@@ -46,10 +62,7 @@ def request_resync(
     if not tables:
         there = _there(store, loaded.name, sink)
         known = {name: one for name, one in known.items() if one in there}
-    if not known:
-        raise NotAllowed(f"pipeline {loaded.name!r}: sink {sink!r} has no tables yet")
-    store.lake_commits.resync(loaded.name, sink, {one: name for name, one in known.items()})
-    return sorted(known)
+    return {one: name for name, one in known.items()}
 
 
 def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:

@@ -1,6 +1,7 @@
 """The replication slot, by which the server retains its log from a position on.
 
-It is created if missing (`slot_creation`, if that takes time). Only `deltaforge checkpoint reset --all` drops it, if nothing can be read from it any more, and only
+It is created if missing (`slot_creation`, if that takes time). Only `deltaforge recover` and `deltaforge checkpoint reset
+--all` drop it, if nothing can be read from it any more, and only
 confirmed positions move it. A
 slot that has moved past the position to read from no longer has the changes between, and
 reading on would silently lose them.

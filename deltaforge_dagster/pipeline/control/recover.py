@@ -1,0 +1,183 @@
+"""Recover a pipeline whose position the source's log no longer has: a lost slot, a purged log, another server.
+
+What was committed between the last captured change and the new position is unknown. Tables of sinks are loaded again, so
+they equal the source. Message sinks and object files get a snapshot: every row that exists, but not what was deleted, and
+not what a row was in between. What was captured before and a message sink still lacks is delivered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import NotAllowed, PositionLost
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.control.reset_pipeline import sweep
+from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.tables.resync import resynced_tables
+from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.registry import parse_position
+from deltaforge_dagster.state.lake_commits import Destination
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.store import StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a recovery does.
+
+    Attributes:
+        why: What is lost.
+        dropped: What is dropped at the source, and created again.
+        tables: For each sink that keeps tables, the tables that are loaded again: full names of the source's tables by
+            destination.
+        messages: The other sinks, which get a snapshot.
+        captured_until: Time of the last captured change, in seconds since 1970; None if the journal does not have it.
+    """
+
+    why: str
+    dropped: Sequence[str]
+    tables: Mapping[str, Mapping[Destination, str]]
+    messages: Sequence[str]
+    captured_until: float | None
+
+
+def plan_recovery(store: StateStore, loaded: LoadedPipeline, source: Source) -> Recovery:
+    """Return what a recovery of a pipeline would do; change nothing.
+
+    Raises:
+        NotAllowed: The log still has the pipeline's position, or changes that were captured would be lost for a sink.
+        DeltaforgeError: The source cannot be asked.
+    """
+    row = register(store, loaded)
+    dropped = source.reset(dry_run=True)
+    why = _lost(row, source) or (", ".join(dropped) if dropped else None)
+    if why is None:
+        raise NotAllowed(
+            f"pipeline {loaded.name!r} has lost nothing: the source's log has what follows its position. To load tables "
+            f"again: deltaforge resync {loaded.name} --sink SINK; to read rows again: deltaforge snapshot start "
+            f"{loaded.name}"
+        )
+    sinks = [one.config for one in loaded.spec.spec.sinks]
+    keeping = [one.id for one in sinks if isinstance(one, TableSinkConfig)]
+    messages = [one.id for one in sinks if one.id not in keeping]
+    _check_delivered(store, row, messages)
+    newest = store.segments.read(row.name, first=row.next_segment - 1)
+    return Recovery(
+        why,
+        dropped,
+        {sink: resynced_tables(store, loaded, sink) for sink in keeping},
+        messages,
+        newest[-1].last_ts_us / 1e6 if newest else None,
+    )
+
+
+def recover(
+    store: StateStore,
+    journal: Journal,
+    loaded: LoadedPipeline,
+    recovery: Recovery,
+    build_source: Callable[[PipelineSpec], Source],
+) -> PipelineRow:
+    """Do it: forget the journal, request what sinks get, and begin where the source's log is now.
+
+    After a crash in between, the next run begins there, or the position is still lost, and this can be done again.
+
+    Raises:
+        NotAllowed: A run holds the lease.
+        DeltaforgeError: The source cannot be reached, or refuses.
+    """
+    before = register(store, loaded)
+    row = store.journals.recover(loaded.name, recovery.tables)
+    sweep(journal, before.name, before.uid)
+    source = build_source(_from_now_on(loaded.spec))
+    try:
+        source.reset(dry_run=False)
+        start = source.ensure_start()
+        return store.pipelines.set_start(
+            row.name,
+            start.to_json(),
+            source.definitions(start),
+            source_id=loaded.spec.spec.source.config.id,
+        )
+    finally:
+        source.close()
+
+
+@contextmanager
+def stopped(store: StateStore, row: PipelineRow, wait: Callable[[], bool]) -> Iterator[None]:
+    """Keep runs away from a pipeline, and end one that is at work; its desired state is as before afterwards.
+
+    Args:
+        store: The state store.
+        row: The pipeline.
+        wait: Waits a moment; returns False when it was long enough.
+
+    Raises:
+        NotAllowed: A run goes on.
+    """
+    store.pipelines.set_desired_state(row.name, "stopped")
+    try:
+        while (lease := store.leases.get(row.name)) is not None and lease.held_at(store.now()):
+            if not wait():
+                raise NotAllowed(
+                    f"pipeline {row.name!r} is held by run {lease.run_id}, which does not end; stop it, then recover"
+                )
+        yield
+    finally:
+        store.pipelines.set_desired_state(row.name, row.want)
+
+
+def _lost(row: PipelineRow, source: Source) -> str | None:
+    """Return why the log does not have what follows a pipeline's position; None if it has."""
+    position = row.captured_position or row.start_position
+    try:
+        if position is None:
+            source.ensure_start()
+        else:
+            at = parse_position(position)
+            source.maintain(at)
+            source.has_changes(at)
+    except PositionLost as error:
+        return str(error)
+    return None
+
+
+def _check_delivered(store: StateStore, row: PipelineRow, messages: Sequence[str]) -> None:
+    """Check that nothing that was captured would be lost for a message sink.
+
+    Raises:
+        NotAllowed: Something would.
+    """
+    checkpoints = store.checkpoints.read(row.name)
+    for sink in messages:
+        checkpoint = checkpoints.get(sink)
+        if checkpoint is None or not checkpoint.attached:
+            continue
+        if behind := segments_behind(row, checkpoint):
+            raise NotAllowed(
+                f"sink {sink} lacks {pluralize(behind, 'segment')} that were captured before, and would never get them; "
+                f"let it have them first (deltaforge run {row.name} --until-caught-up), or detach it"
+            )
+    kept = [hold.subject for hold in store.holds.read(row.name) if hold.state != "journaled"]
+    if messages and kept:
+        raise NotAllowed(
+            f"changes of {', '.join(kept)} are held, and message sinks would never get them; release them first "
+            f"(deltaforge hold list {row.name}), and let a run deliver them"
+        )
+
+
+def _from_now_on(spec: PipelineSpec) -> PipelineSpec:
+    """Return a pipeline's spec without a position at which its file lets it begin: that one is lost."""
+    config = spec.spec.source.config
+    if "start_position" not in type(config).model_fields:
+        return spec
+    anew = config.model_copy(update={"start_position": "earliest"})
+    source = spec.spec.source.model_copy(update={"config": anew})
+    return spec.model_copy(update={"spec": spec.spec.model_copy(update={"source": source})})
