@@ -156,7 +156,7 @@ def _view(
         raise NotAllowed(f"sink {sink} has not written a table for {table} ({found})")
     write = stored[table]
     key = config.keys.get(table) or next(
-        one.newest.table.primary_key
+        one.current.table.primary_key
         for one in store.schemas.histories(loaded.name)
         if one.name == table
     )

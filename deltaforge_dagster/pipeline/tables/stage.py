@@ -163,22 +163,22 @@ class CommitStager(ABC, Generic[_Config]):
             raise
 
     def without_changes(self, destination: tuple[str, ...]) -> StagedTable:
-        """Return a table with the columns and the key of the newest table version that is known, and no changes.
+        """Return a table with the columns and the key of the table version that is in force, and no changes.
 
         Raises:
             TableRejected: No table of the source has this destination, or it cannot have these columns.
         """
         for history in self._store.schemas.histories(self._spec.metadata.name):
-            newest = history.newest.table
-            name = newest.db, newest.schema, newest.table
+            current = history.current.table
+            name = current.db, current.schema, current.table
             if self._destination(name) == (destination, None):
-                columns = union([self._typed_schema(newest)], history.name)
-                key = self._key_of(newest)
+                columns = union([self._typed_schema(current)], history.name)
+                key = self._key_of(current)
                 missing = set(key) - {column.name for column in columns.columns}
                 columns = columns.with_added(sorted(missing))
                 return StagedTable(
                     destination, name, columns, key, frozenset(), (), 0,
-                    identities=history.newest.columns.identities,
+                    identities=history.current.columns.identities,
                 )  # fmt: skip
         raise TableRejected(
             f"no table of the source is written to {'.'.join(destination)} any more"
@@ -199,8 +199,8 @@ class CommitStager(ABC, Generic[_Config]):
         chosen: dict[TableName, UsedVersions] = {}
         skipped: set[TableName] = set()
         for history in self._store.schemas.histories(self._spec.metadata.name):
-            newest = history.newest.table
-            name = newest.db, newest.schema, newest.table
+            current = history.current.table
+            name = current.db, current.schema, current.table
             known = {one.stamp.fingerprint: one for one in history.versions}
             wanted = fingerprints(of_rows.get(history.name, ()))
             if not wants(name):
@@ -270,6 +270,12 @@ class CommitStager(ABC, Generic[_Config]):
 class TableStager(CommitStager[TableSinkConfig]):
     """Stages commits of a sink that keeps tables."""
 
+    def _resync_command(self, table: TableName) -> str:
+        name = full_name(table)
+        return (
+            f"deltaforge resync {self._spec.metadata.name} --sink {self._config.id} --tables {name}"
+        )
+
     def _key_of(self, table: TableSchema) -> tuple[str, ...]:
         declared = self._config.keys_of(table.db, table.schema, table.table)
         return declared or table.primary_key
@@ -292,7 +298,7 @@ class TableStager(CommitStager[TableSinkConfig]):
         if plan.mode != "changelog":
             # A table of which nothing is known but that it was truncated has rows nowhere.
             files = [one for one in files if one.path or one.error or plan.key(one.table)]
-        tables, failed = _tables(files, plan, self._types, self._destination)
+        tables, failed = _tables(files, plan, self._types, self._destination, self._resync_command)
         if plan.mode == "changelog":
             staged = [one.logged() for one in tables]
         else:
@@ -381,11 +387,11 @@ class TableStager(CommitStager[TableSinkConfig]):
             return plan
         schemas, keys, identities = dict(plan.schemas), dict(plan.keys), dict(plan.identities)
         for history in self._store.schemas.histories(self._spec.metadata.name):
-            newest = history.newest.table
-            name = newest.db, newest.schema, newest.table
+            current = history.current.table
+            name = current.db, current.schema, current.table
             if name in reported and name not in schemas:
-                schemas[name], keys[name] = self._typed_schema(newest), newest.primary_key
-                identities[name] = history.newest.columns.identities
+                schemas[name], keys[name] = self._typed_schema(current), current.primary_key
+                identities[name] = history.current.columns.identities
         return replace(plan, schemas=schemas, keys=keys, identities=identities)
 
 
@@ -492,6 +498,7 @@ def _tables(
     plan: StagePlan,
     types: TargetTypes,
     destination_of: Callable[[TableName], tuple[tuple[str, ...], TableRejected | None]],
+    resync_command: Callable[[TableName], str],
 ) -> tuple[list[_TableReports], dict[tuple[str, ...], Exception]]:
     """Return the tables that tasks have reported, and those that cannot be staged."""
     by_name: dict[TableName, list[TypedFile]] = {}
@@ -516,7 +523,8 @@ def _tables(
         try:
             tables.append(_table(name, destination, by_name[name], plan, types))
         except TableRejected as error:
-            failed[destination] = error
+            remedy = resync_command(name) if error.text == plan.keyless(name) else error.remedy
+            failed[destination] = TableRejected(error.text, remedy=remedy)
     return tables, failed
 
 

@@ -120,10 +120,14 @@ class StagePlan:
         if name in self.refused:
             raise TableRejected(self.refused[name])
         if self.mode != "changelog" and not self.key(name):
-            raise TableRejected(
-                f"table {full_name(name)} has no primary key, which mode {self.mode} needs: name the columns of a key "
-                "under `keys`, or use mode changelog"
-            )
+            raise TableRejected(self.keyless(name))
+
+    def keyless(self, name: TableName) -> str:
+        """Return why rows of a table cannot be staged that have no key."""
+        return (
+            f"table {full_name(name)} has no primary key, or had none when rows of it were written, and mode {self.mode} "
+            "needs one: give it a key, name the columns of one under `keys`, or use mode changelog; then load it again"
+        )
 
 
 def full_name(name: TableName) -> str:

@@ -52,6 +52,8 @@ WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
   AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
 GROUP BY i.indexrelid"""
 
+_PRIMARY_KEYS = "SELECT conname FROM pg_constraint WHERE conrelid = %s AND contype = 'p'"
+
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
@@ -236,8 +238,12 @@ class PostgresTarget:
         text = f"written by deltaforge: {self.table.source_name}, mode {self.config.mode}"
         self.connection.execute(f"COMMENT ON TABLE {self.sql} IS {literal(text)}")
 
-    def fit(self, relation: int) -> Sequence[TargetColumn]:
+    def fit(self, relation: int, *, ours: bool) -> Sequence[TargetColumn]:
         """Return where the columns of staged rows go, after adding and widening columns of the table.
+
+        Args:
+            relation: The oid of the table.
+            ours: Whether this sink has written to the table before, or emptied it.
 
         Raises:
             TableRejected: A column's type does not hold the values, or the table has no index of its key.
@@ -257,7 +263,7 @@ class PostgresTarget:
                     f"rename it, or have the table loaded again",
                     remedy=self.resync_command,
                 )
-        self._check_key(relation)
+        self._check_key(relation, ours=ours)
         return [
             TargetColumn(
                 number, one.name, one.name, staged_type(one.type), target.type, target.collation
@@ -304,12 +310,18 @@ class PostgresTarget:
     def _alter(self, change: str) -> None:
         self.connection.execute(f"ALTER TABLE {self.sql} {change}")
 
-    def _check_key(self, relation: int) -> None:
+    def _check_key(self, relation: int, *, ours: bool) -> None:
         if self.config.mode != "current":
             return
         wanted = sorted(self.table.key)
         if wanted not in self._unique_keys(relation):
             names = ", ".join(map(quoted, self.table.key))
+            if ours and names and self._is_empty():
+                # Made or emptied when the source's table had another key, or none.
+                for constraint in self._primary_keys(relation):
+                    self._alter(f"DROP CONSTRAINT {quoted(constraint)}")
+                self._alter(f"ADD PRIMARY KEY ({names})")
+                return
             raise TableRejected(
                 f"{self.label} has no primary key or unique index of exactly ({names}), by which its rows are found; "
                 f"make one (ALTER TABLE {self.sql} ADD UNIQUE ({names})), or have the table loaded again",
@@ -318,6 +330,9 @@ class PostgresTarget:
 
     def _unique_keys(self, relation: int) -> Sequence[Sequence[str]]:
         return [row[0] for row in self.connection.execute(_UNIQUE_KEYS, [relation])]
+
+    def _primary_keys(self, relation: int) -> Sequence[str]:
+        return [row[0] for row in self.connection.execute(_PRIMARY_KEYS, [relation])]
 
     def _own(self) -> Mapping[str, str]:
         return own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)

@@ -89,7 +89,7 @@ class PostgresWriter:
             assert relation is not None
             if through > known.through:
                 known = target.rename(known)
-                columns = target.fit(relation)
+                columns = target.fit(relation, ours=before.relation == relation)
                 statements = PostgresStatements(
                     target.sql, columns, table.key, table.absent, known.base
                 )
