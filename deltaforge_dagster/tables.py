@@ -40,6 +40,21 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggedTable:
+    """A table whose changes are in the source's log.
+
+    Attributes:
+        identity: What no other table ever has, also none of its name.
+        whole: Whether the log has had its changes since it was made.
+        empty: Whether it has never had a row, as far as can be told.
+    """
+
+    identity: str
+    whole: bool
+    empty: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TableSchema:
     """A version of a table, with which the rows after some position are decoded.
 

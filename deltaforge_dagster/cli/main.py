@@ -90,6 +90,10 @@ _COMMANDS = {
         "operate.recover:recover",
         "Go on after the source's log has lost the pipeline's position.",
     ),
+    "acknowledge": (
+        "operate.acknowledge:acknowledge",
+        "Let sinks go without what the source's log lacks of tables.",
+    ),
     "resync": ("operate.resync:resync", "Load tables of a sink that keeps tables again."),
     "lake": (
         "installation.lake:app",

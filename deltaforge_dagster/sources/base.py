@@ -16,7 +16,13 @@ import pyarrow as pa
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableDetails, TableSchema
+from deltaforge_dagster.tables import (
+    ColumnChanges,
+    LoggedTable,
+    SchemaStamp,
+    TableDetails,
+    TableSchema,
+)
 
 
 class SchemaRegistry(Protocol):
@@ -399,6 +405,21 @@ class Source(Protocol):
 
     def close(self) -> None:
         """End the stream and release all connections. Safe to call twice, and from any thread."""
+        ...
+
+
+@runtime_checkable
+class IdentifyingSource(Source, Protocol):
+    """A source that can say which tables its log has now, and tell a table from another one of its name."""
+
+    def logged_tables(self) -> Mapping[str, LoggedTable]:
+        """Return the tables that the pipeline captures and whose changes are in the log from now on, by full name.
+
+        One query, at most 5 seconds.
+
+        Raises:
+            SourceUnavailable: The server cannot be reached; try again.
+        """
         ...
 
 

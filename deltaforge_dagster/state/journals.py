@@ -18,7 +18,7 @@ from sqlalchemy import Connection, case, delete, select, update
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state import definitions, failovers, holds, snapshots
+from deltaforge_dagster.state import definitions, failovers, gaps, holds, snapshots
 from deltaforge_dagster.state.checkpoints import standing
 from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.rows import known_pipeline, read_checkpoints
@@ -158,6 +158,7 @@ class JournalRepository:
         """
         with self._database.write() as connection:
             _reset(connection, name)
+            gaps.forget(connection, name)
             for sink, destinations in tables.items():
                 begin_anew(connection, name, sink, destinations)
             snapshots.request_for_all(connection, name, RECOVERY)

@@ -24,6 +24,7 @@ from deltaforge_dagster.state.database.migrate import migrate
 from deltaforge_dagster.state.dead_letters import DeadLetterRepository, DeadLetterWrites
 from deltaforge_dagster.state.definitions import DefinitionRepository, DefinitionWrites
 from deltaforge_dagster.state.failovers import FailoverWrites
+from deltaforge_dagster.state.gaps import GapRepository
 from deltaforge_dagster.state.holds import HoldRepository, HoldWrites
 from deltaforge_dagster.state.journals import JournalRepository
 from deltaforge_dagster.state.lake_commits import LakeCommitRepository, LakeCommitWrites
@@ -58,6 +59,7 @@ class StateStore:
         snapshots: Snapshots and their chunks.
         relocated_rows: Rows that may be in no chunk of a snapshot.
         schemas: The versions of tables.
+        gaps: Tables of which the source's log lacks a part.
         definitions: Table definitions by position, for sources whose log lacks them.
         sensing: The results of schema sensing.
         metrics: Stored metrics.
@@ -74,6 +76,7 @@ class StateStore:
         self.lake_commits = LakeCommitRepository(database)
         self.dead_letters = DeadLetterRepository(database)
         self.undelivered = UndeliveredRepository(database)
+        self.gaps = GapRepository(database)
         self.holds = HoldRepository(database)
         self.snapshots = SnapshotRepository(database)
         self.relocated_rows = RelocatedRowRepository(database)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,11 @@ class Patient:
 
     def begin(self, **pipeline: Any) -> None:
         """Write its file, and run it until its sinks have everything."""
+        self.write(**pipeline)
+        self.catch_up()
+
+    def write(self, **pipeline: Any) -> None:
+        """Write its file."""
         text = self.shop.pipeline(
             NAME,
             more_sinks=TABLES.format(copy=self.copy),
@@ -48,7 +54,6 @@ class Patient:
             **pipeline,
         )
         self.deployment.add(NAME, text)
-        self.catch_up()
 
     @property
     def slot(self) -> str:
@@ -110,10 +115,19 @@ class Patient:
         """Return the rows of a table, without the sink's own columns; they are in order of their text."""
         with psycopg.connect(dsn, row_factory=psycopg.rows.dict_row) as connection:
             found = connection.execute(f"SELECT * FROM {table}".encode()).fetchall()
+        return self.plain(found)
+
+    @staticmethod
+    def plain(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows without the sink's own columns, in order of their text."""
         plain = [
             {key: one[key] for key in sorted(one) if not key.startswith("df_")} for one in found
         ]
         return sorted(plain, key=str)
+
+    def source(self, table: str) -> list[dict[str, Any]]:
+        """Return the rows of a table of the source."""
+        return self.rows(self.shop.dsn, table)
 
     def events(self, table: str) -> list[dict[str, Any]]:
         """Return the events that Redis has of a table, in order."""
@@ -131,7 +145,7 @@ class Patient:
         """Return in which tables a sink differs from the source: copies in any row, messages in which rows exist."""
         differing = []
         for table in tables or ("customers", "orders"):
-            source = self.rows(self.shop.dsn, table)
+            source = self.source(table)
             if self.rows(self.copy, f"copied.{table}") != source:
                 differing.append(f"copied.{table}")
             if self.told(table) != sorted(row["id"] for row in source):

@@ -7,6 +7,7 @@ not what a row was in between. What was captured before and a message sink still
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.lake_commits import Destination
-from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.records import Failure, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
 
@@ -136,14 +137,16 @@ def stopped(store: StateStore, row: PipelineRow, wait: Callable[[], bool]) -> It
 
 def _lost(row: PipelineRow, source: Source) -> str | None:
     """Return why the log does not have what follows a pipeline's position; None if it has."""
+    failure = None if row.failure is None else Failure(**json.loads(row.failure))
+    if failure is not None and (failure.subject, failure.kind) == ("source", PositionLost.kind):
+        return failure.message  # only a run may find that
     position = row.captured_position or row.start_position
+    if position is None:
+        return None
     try:
-        if position is None:
-            source.ensure_start()
-        else:
-            at = parse_position(position)
-            source.maintain(at)
-            source.has_changes(at)
+        at = parse_position(position)
+        source.maintain(at)
+        source.has_changes(at)
     except PositionLost as error:
         return str(error)
     return None

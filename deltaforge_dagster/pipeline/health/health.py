@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
+from deltaforge_dagster.pipeline.health.gaps import sinks_that_lack
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.records import (
@@ -402,6 +403,7 @@ def _delivery(
     for one in checkpoints.values():
         yield from _sink(store, row.name, one, counts=one.sink in counts)
     yield from _lacking(store, row.name)
+    yield from _gaps(store, row.name, spec, checkpoints)
     for hold in store.holds.read(row.name):
         if hold.state != "journaled":
             text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
@@ -437,6 +439,22 @@ def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
             yield HealthProblem(
                 f"sink {stored.sink}", "warning", text, (command,), stored.written_at
             )
+
+
+def _gaps(
+    store: StateStore,
+    pipeline: str,
+    spec: PipelineSpec | None,
+    checkpoints: Mapping[str, CheckpointRow],
+) -> Iterator[HealthProblem]:
+    """Yield the tables of which the source's log lacks a part, until every sink has their rows."""
+    gaps = store.gaps.read(pipeline)
+    if not gaps or spec is None:
+        return
+    for lack in sinks_that_lack(store, spec, gaps, checkpoints):
+        yield HealthProblem(
+            f"table {lack.gap.table}", "error", lack.text, lack.remedy, lack.gap.until
+        )
 
 
 def _sink(

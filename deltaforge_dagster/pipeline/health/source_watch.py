@@ -16,7 +16,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, note_findings
-from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.base import IdentifyingSource, Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
@@ -53,6 +53,7 @@ def inspect_source(
     try:
         with closing(build_source()) as source:
             found = source.maintain(parse_position(row.captured_position or row.start_position))
+            _note_tables(store, loaded.name, source)
         note_findings(store, loaded.name, found)
         journal.check_writable(loaded.name, row.uid, loaded.spec.spec.engine.segment.max_bytes)
     except DeltaforgeError as error:
@@ -60,6 +61,14 @@ def inspect_source(
         return error
     capture_works(store, loaded.name, "tick")
     return None
+
+
+def _note_tables(store: StateStore, name: str, source: Source) -> None:
+    """Record which tables the source's log has now."""
+    if isinstance(source, IdentifyingSource):
+        tables = source.logged_tables()
+        row = store.pipelines.get(name)
+        store.gaps.note(name, tables, None if row is None else row.source_seen_at)
 
 
 class SourceWatch:
@@ -108,11 +117,13 @@ class SourceWatch:
     def _check(self) -> None:
         try:
             with closing(self._build_source()) as source:
-                self._note(source.maintain(None))
+                found = source.maintain(None)
+                _note_tables(self._store, self._name, source)
+                self._note(found)
         except Retryable as error:  # capture meets it as well, and records when it tries again
             logger.debug("%s: the source was not looked at: %s", self._name, error)
         except DeltaforgeError as error:  # the stream that is already open may still work
-            self._note([Finding("source", "error", str(error))])
+            self._note([Finding("source", "error", error.text, error.remedy)])
 
     def _note(self, found: list[Finding]) -> None:
         for one in found:

@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 import psycopg
 import pyarrow as pa
@@ -61,7 +61,7 @@ from deltaforge_dagster.sources.postgres.stream.replication import (
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.stream.read_buffer import ReadBuffer
 from deltaforge_dagster.sources.tables import TablePatterns
-from deltaforge_dagster.tables import TableDetails, TableSchema
+from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 
 logger = logging.getLogger(__name__)
 
@@ -268,6 +268,15 @@ class PostgresSource:
             if slot.unreserved:
                 found.append(slots.short_of_log(config.slot))
             return found
+
+    def logged_tables(self) -> Mapping[str, LoggedTable]:
+        """Return the tables that match and that the publication sends, by full name.
+
+        Raises:
+            SourceUnavailable: The server cannot be reached; try again.
+        """
+        with self._server.query(_START_SECONDS) as connection:
+            return catalog.sent(connection, self._config.publication, self._patterns)
 
     def preflight(
         self,

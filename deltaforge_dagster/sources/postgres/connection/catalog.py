@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.postgres.decode.column_numbers import (
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
 from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.tables import TablePatterns
-from deltaforge_dagster.tables import ColumnDetails
+from deltaforge_dagster.tables import ColumnDetails, LoggedTable
 
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema", "pg_toast*", "pg_temp_*")
 
@@ -319,6 +319,34 @@ def uncovered(
         ),
     ).fetchall()
     return [Uncovered(PublishableTable(*row[:5]), row[5], row[6]) for row in rows]
+
+
+def sent(
+    connection: psycopg.Connection, publication: str, patterns: TablePatterns
+) -> dict[str, LoggedTable]:
+    """Return the matching tables that a publication sends, by full name; a table's identity is its OID.
+
+    A table whose file, or those of its partitions, has no page has never had a row, unless it was truncated.
+    """
+    rows = connection.execute(
+        f"""
+        SELECT n.nspname, c.relname, c.oid::text,
+               p.puballtables,
+               (SELECT coalesce(sum(pg_relation_size(relid)), 0) = 0 FROM pg_partition_tree(c.oid)
+                 WHERE isleaf) AND pg_relation_size(c.oid) = 0
+          FROM pg_publication p
+          JOIN pg_publication_tables t ON t.pubname = p.pubname
+          JOIN pg_namespace n ON n.nspname = t.schemaname
+          JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+         WHERE p.pubname = %s AND {_OF_USERS}
+        """,  # noqa: S608 - of constants
+        (publication,),
+    ).fetchall()
+    return {
+        f"{schema}.{name}": LoggedTable(identity, whole, empty)
+        for schema, name, identity, whole, empty in rows
+        if patterns.matches(schema, name)
+    }
 
 
 def absent(connection: psycopg.Connection, patterns: TablePatterns) -> list[str]:

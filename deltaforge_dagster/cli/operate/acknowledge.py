@@ -1,0 +1,34 @@
+"""`deltaforge acknowledge`: sinks need not get what the source's log lacks of tables."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.output import say
+from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.errors import NotAllowed
+
+
+def acknowledge(
+    pipeline: NameArgument,
+    *,
+    tables: Annotated[
+        str,
+        typer.Option("--tables", help="Comma-separated full names of tables. Default: all."),
+    ] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Let sinks go without what the source's log lacks of tables; `status` no longer shows it."""
+    names = [name.strip() for name in tables.split(",") if name.strip()]
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        found = store.gaps.acknowledge(pipeline, names)
+    if not found:
+        raise NotAllowed(
+            f"pipeline {pipeline!r}: the log lacks nothing of {tables or 'its tables'}"
+        )
+    text = f"{', '.join(found)}: what the log lacks is acknowledged; sinks never get it."
+    say(text, {"pipeline": pipeline, "tables": found}, as_json=json_output)

@@ -1,0 +1,119 @@
+"""What sinks lack because the source's log lacks a part of a table's changes (`state.gaps`), and what gives it to them.
+
+A table of a sink is loaded again (`deltaforge resync`), because it may have rows that are gone. Other sinks get the rows that
+there are, by a snapshot of the table. A gap is over for a sink once a snapshot that does this is in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import Commands
+from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.state.gaps import Gap
+from deltaforge_dagster.state.records import CheckpointRow
+from deltaforge_dagster.state.snapshot_records import RECOVERY, UNFINISHED, SnapshotRow
+from deltaforge_dagster.state.store import StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Sinks that lack a table's rows.
+
+    Attributes:
+        gap: Why.
+        text: What is missing, and where.
+        remedy: The commands that give it to them; empty if that is under way.
+    """
+
+    gap: Gap
+    text: str
+    remedy: Commands
+
+
+def sinks_that_lack(
+    store: StateStore,
+    spec: PipelineSpec,
+    gaps: Sequence[Gap],
+    checkpoints: Mapping[str, CheckpointRow],
+) -> Iterator[Lack]:
+    """Yield what sinks lack of tables with gaps.
+
+    Only the first one has a remedy, for all tables: of several snapshots each would have to wait for the one before.
+    """
+    name = spec.metadata.name
+    snapshots = store.snapshots.read(name)
+    begun = {(one.sink, one.table_name) for one in store.lake_commits.resyncs(name)}
+    keeping = {one.config.id for one in spec.spec.sinks if isinstance(one.config, TableSinkConfig)}
+    lacking: list[tuple[Gap, list[str]]] = []
+    resyncs: dict[str, list[str]] = {}
+    reads: tuple[list[str], set[str]] = ([], set())
+    for gap in gaps:
+        sinks = [one for one, row in checkpoints.items() if row.attached]
+        if gap.whole:
+            sinks = [one for one in sinks if one in keeping]
+        sinks = [one for one in sinks if not _loaded(gap, one, snapshots, ("spliced",), keeping)]
+        if not sinks:
+            continue
+        lacking.append((gap, sinks))
+        for sink in sinks:
+            if (sink, gap.table) in begun or _loaded(gap, sink, snapshots, UNFINISHED, keeping):
+                continue
+            if sink in keeping and gap.cause != "new":
+                resyncs.setdefault(sink, []).append(gap.table)
+            else:
+                reads[1].add(sink)
+                if gap.table not in reads[0]:
+                    reads[0].append(gap.table)
+    remedy = [
+        f"deltaforge resync {name} --sink {sink} --tables {','.join(tables)}"
+        for sink, tables in resyncs.items()
+    ]
+    if reads[0]:
+        # First: a resync waits for a snapshot, which otherwise could not be requested.
+        which = f"--tables {','.join(reads[0])} --sinks {','.join(sorted(reads[1]))}"
+        remedy.insert(0, f"deltaforge snapshot start {name} {which}")
+    for number, (gap, sinks) in enumerate(lacking):
+        text = f"{_what(gap)}; this concerns {', '.join(sinks)}"
+        text += f" (if nobody needs them there: deltaforge acknowledge {name} --tables {gap.table})"
+        yield Lack(gap, text, () if number else tuple(remedy))
+
+
+def _loaded(
+    gap: Gap,
+    sink: str,
+    snapshots: Sequence[SnapshotRow],
+    states: Collection[str],
+    keeping: Collection[str],
+) -> bool:
+    """Return whether a snapshot in one of these states gives a sink the rows of a table."""
+    replaces = sink in keeping and gap.cause != "new"
+    return any(
+        one.state in states
+        and one.created_at >= gap.until
+        and one.condition is None
+        and (not one.tables or gap.table in one.tables)
+        and (not one.sinks or sink in one.sinks)
+        and (not replaces or one.cause in ("resync", RECOVERY))
+        for one in snapshots
+    )
+
+
+def _what(gap: Gap) -> str:
+    until = _time(gap.until)
+    if gap.cause == "new":
+        return f"rows written before {until} were not captured, when the log got the table"
+    since = "an unknown time" if gap.since is None else _time(gap.since)
+    if gap.cause == "away":
+        return f"rows written between {since} and {until} were not captured, because the log did not have the table"
+    what = f"the table was dropped and another one made between {since} and {until}"
+    if gap.whole:
+        return f"{what}: the log does not say that the rows of the former are gone"
+    return f"{what}: rows written meanwhile were not captured, nor that the former rows are gone"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,163 @@
+"""Tables of which the log lacks a part, or that are others than those whose rows sinks have.
+
+Each check of a source says which tables the log has now, and what identifies each. A table that was away meanwhile, came
+later or was made again has a *gap*, until its rows were read again (`SnapshotRepository`) or somebody acknowledges it.
+
+All of a pipeline is one value of the key-value table (`primitives.Kv`), written only if something has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+import orjson
+from sqlalchemy import Connection, delete, select
+
+from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state.database.primitives import get_value, put_value
+from deltaforge_dagster.state.database.tables import kv
+from deltaforge_dagster.tables import LoggedTable
+
+_KEY = "tables"
+
+GapCause = Literal["new", "away", "remade"]
+"""Why there is a gap: the log has the table only since `until`; it did not have it from `since` to `until`; or the table was
+dropped in between, and another one has its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A part of a table's changes that the log does not have.
+
+    Attributes:
+        table: Full name of the table.
+        cause: See `GapCause`.
+        since: The log had the table up to then at least; None if it never had.
+        until: The log has the table from then on, at the latest.
+        whole: Whether the log has every row of the table that is there now, so that only the end of the one before is unknown.
+    """
+
+    table: str
+    cause: GapCause
+    since: float | None
+    until: float
+    whole: bool
+
+
+@dataclass(slots=True)
+class _KnownTables:
+    """What is stored of a pipeline.
+
+    Attributes:
+        identities: What has identified each table, by its name, oldest first.
+        away: By name, since when the log does not have a table.
+        gaps: By name of the table.
+    """
+
+    identities: dict[str, list[str]] = field(default_factory=dict)
+    away: dict[str, float] = field(default_factory=dict)
+    gaps: dict[str, Gap] = field(default_factory=dict)
+
+
+class GapRepository:
+    """The gaps of all pipelines: `StateStore.gaps`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, name: str) -> list[Gap]:
+        """Return the gaps of a pipeline, by table."""
+        with self._database.read() as connection:
+            known = _read(connection, name)
+        return [] if known is None else [known.gaps[table] for table in sorted(known.gaps)]
+
+    def note(self, name: str, tables: Mapping[str, LoggedTable], checked_at: float | None) -> None:
+        """Record which tables the log has now, and the gaps that follow from it.
+
+        Args:
+            name: The pipeline.
+            tables: The tables by their full names.
+            checked_at: When that was last recorded.
+        """
+        with self._database.read() as connection:
+            if _noted(_read(connection, name), tables, checked_at, 0.0) is None:
+                return
+        with self._database.write() as connection:
+            now = connection.execute(select(clock())).scalar_one()
+            noted = _noted(_read(connection, name), tables, checked_at, now)
+            if noted is not None:
+                _write(connection, name, noted)
+
+    def acknowledge(self, name: str, tables: Collection[str] = ()) -> list[str]:
+        """Forget the gaps of these tables, or all; return the tables that had any."""
+        with self._database.write() as connection:
+            known = _read(connection, name)
+            if known is None:
+                return []
+            found = sorted(one for one in known.gaps if not tables or one in tables)
+            for one in found:
+                del known.gaps[one]
+            _write(connection, name, known)
+            return found
+
+
+def forget(connection: Connection, pipeline: str) -> None:
+    """Forget what is known of a pipeline's tables: its sinks get all rows anew."""
+    connection.execute(delete(kv).where(kv.c.ns == _namespace(pipeline)))
+
+
+def _noted(
+    known: _KnownTables | None,
+    tables: Mapping[str, LoggedTable],
+    checked_at: float | None,
+    now: float,
+) -> _KnownTables | None:
+    """Return what is known then; None if nothing has changed."""
+    if known is None:
+        return _KnownTables({name: [one.identity] for name, one in tables.items()})
+    changed = False
+    for name in known.identities.keys() - tables.keys() - known.away.keys():
+        known.away[name] = now if checked_at is None else checked_at
+        changed = True
+    for name, one in tables.items():
+        had = known.identities.setdefault(name, [])
+        away = known.away.pop(name, None)
+        if one.identity in had and away is None:
+            continue
+        changed = True
+        cause: GapCause = "new" if not had else "away" if one.identity in had else "remade"
+        if one.identity not in had:
+            had.append(one.identity)
+        if cause == "new" and (one.whole or one.empty):
+            continue
+        since = None if cause == "new" else away if away is not None else checked_at
+        gap = Gap(name, cause, since, now, whole=one.whole and cause == "remade")
+        before = known.gaps.get(name)
+        if before is not None:
+            # Sinks that lack the earlier one lack both.
+            causes = {before.cause, cause}
+            worst: GapCause = "remade" if "remade" in causes else cause
+            gap = replace(gap, cause=worst, since=before.since, whole=gap.whole and before.whole)
+        known.gaps[name] = gap
+    return known if changed else None
+
+
+def _read(connection: Connection, pipeline: str) -> _KnownTables | None:
+    value = get_value(connection, _namespace(pipeline), _KEY)
+    if value is None:
+        return None
+    fields = orjson.loads(value)
+    gaps = {name: Gap(**one) for name, one in fields["gaps"].items()}
+    return _KnownTables(fields["identities"], fields["away"], gaps)
+
+
+def _write(connection: Connection, pipeline: str, known: _KnownTables) -> None:
+    gaps = {name: asdict(one) for name, one in known.gaps.items()}
+    value = {"identities": known.identities, "away": known.away, "gaps": gaps}
+    put_value(connection, _namespace(pipeline), _KEY, orjson.dumps(value))
+
+
+def _namespace(pipeline: str) -> str:
+    return f"gaps/{pipeline}"
