@@ -223,7 +223,9 @@ class TestDetached:
         lease = self.journal(store)
         with store.fenced(lease) as writer:
             writer.checkpoints.failed("b", "refused", 5.0)
-            writer.checkpoints.held("b", "a table", failures=1, since=1.0, next_attempt_at=5.0)
+            writer.checkpoints.held(
+                "b", "a table", remedy=(), failures=1, since=1.0, next_attempt_at=5.0
+            )
         row = store.checkpoints.read(NAME)["b"]
         assert (row.last_error, row.failures) == ("the journal is full", 0)
 

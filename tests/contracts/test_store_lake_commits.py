@@ -191,10 +191,12 @@ def test_a_sink_that_goes_on_although_tables_are_held(store: StateStore) -> None
     with store.fenced(lease) as writer:
         row = new_segment(1)
         writer.checkpoints.advance(SINK, 1, 2, True, row.end_position)
-        writer.checkpoints.held(SINK, "orders: no", failures=3, since=17.0, next_attempt_at=21.0)
+        writer.checkpoints.held(
+            SINK, "orders: no", remedy=["x"], failures=3, since=17.0, next_attempt_at=21.0
+        )
 
     found = store.checkpoints.read(NAME)[SINK]
-    assert (found.segment, found.failures, found.last_error) == (1, 3, "orders: no")
+    assert (found.segment, found.failures, found.error_line) == (1, 3, "orders: no; run: x")
     assert (found.failing_since, found.next_attempt_at) == (17.0, 21.0)
 
 

@@ -190,7 +190,9 @@ def test_a_sink_that_fails_is_named(
     assert first.exit_code == 0
     assert first.stdout == "Ended (caught up): 3 changes captured, sent 3 to good, 3 to lost.\n"
     assert (tmp_path / "lost.jsonl").read_text().count('"op":"r"') == 3
-    unsent = Health("failed", (HealthProblem("publication", "error", "t is not sent", "ALTER x"),))
+    unsent = Health(
+        "failed", (HealthProblem("publication", "error", "t is not sent", ("ALTER x",)),)
+    )
     with monkeypatch.context() as patch:
         patch.setattr(module, "health", lambda *_: unsent)
         uncaptured = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
