@@ -155,7 +155,7 @@ def test_a_server_that_is_stopped(
 def test_a_table_that_is_no_longer_sent(
     postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]
 ) -> None:
-    """A recreated table missing from a user's publication is reported with the statement that adds it."""
+    """A recreated table missing from a user's publication is reported with the statement that adds it, and then with what sinks lack."""
     with PostgresBench(postgres_dsn) as bench:
         bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
         made = ticked(bench)
@@ -172,6 +172,9 @@ def test_a_table_that_is_no_longer_sent(
         assert statement in str(made.check("preflight"))
 
         bench.execute(statement)
+        assert "NOT WELL: table public.orders: the table was dropped" in made.tick()
+        assert made.health.status == "running"
+        assert made.store.gaps.acknowledge("orders") == ["public.orders"]
         assert "NOT WELL" not in made.tick()
         assert made.health.problems == ()
         assert made.check("source") is None
