@@ -30,7 +30,7 @@ SCENARIOS = {
     "properties": "property tests that need no server, with Hypothesis's profile `soak`",
     "oracle": "tables, definitions and changes by chance, compared with the source in every sink, for 20 minutes",
     "large": "transactions of millions of rows, values of a gigabyte",
-    "remedies": "what the product tells people to run, for further sources and sinks",
+    "remedies": "what the product tells people to run, for further problems, sources and sinks",
     "image": "the container image, built and run; needs Podman or Docker",
     "growth": "a simulated month, after which nothing has grown",
     "fuzz": "millions of damaged logs, thousands of random ALTER statements",

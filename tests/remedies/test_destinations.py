@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.soak("remedies")
 def test_a_column_that_must_not_be_null(patient: Patient) -> None:
     """The table is held; once the statement was executed, it has the row."""
     patient.begin()

@@ -57,6 +57,7 @@ def test_a_table_that_was_made_again(patient: Patient) -> None:
     assert patient.problems == []
 
 
+@pytest.mark.soak("remedies")
 def test_a_table_that_is_published_later(patient: Patient) -> None:
     """The sinks lack what it had before; a snapshot for both gives it to them."""
     patient.shop.execute("DROP TABLE orders")

@@ -166,8 +166,9 @@ def test_a_table_that_is_no_longer_sent(
         bench.execute("DROP TABLE orders", "CREATE TABLE orders (id int PRIMARY KEY, v text)")
         statement = 'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
         assert statement in made.tick()
-        assert made.health.status == made.shown() == "failed"
-        assert made.health.problems[0].remedy == (statement,)
+        failed = made.health
+        assert failed.status == made.shown() == "failed"
+        assert failed.problems[0].remedy == (statement,)
         assert statement in str(made.check("source"))
         assert statement in str(made.check("preflight"))
 
