@@ -13,7 +13,11 @@ from deltaforge_dagster.api.errors import ClientGone, PipelineBroken, PipelineNo
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, PipelineFiles
+from deltaforge_dagster.pipeline.control.catalog import (
+    AnyPipeline,
+    PipelineFiles,
+    without_file,
+)
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.state.store import StateStore
 
@@ -46,9 +50,14 @@ class ApiContext:
         self._files = PipelineFiles(settings)
 
     def pipelines(self) -> list[AnyPipeline]:
-        """Return every pipeline as its file or document is now, sorted by name; only changed files are read."""
+        """Return every pipeline as its file or document is now, sorted by name; only changed files are read.
+
+        Those that have run and have no file any more are among them, as broken ones.
+        """
         with self._lock:
-            return self._files.installed(self.store)
+            found = self._files.installed(self.store)
+        gone = without_file(self.store.pipelines.read(), found)
+        return sorted([*found, *gone], key=lambda one: one.name) if gone else found
 
     def pipeline(self, name: str) -> AnyPipeline:
         """Return one pipeline.

@@ -6,7 +6,6 @@ A patch is merged into the document that is stored.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -23,23 +22,19 @@ from deltaforge_dagster.api.errors import (
     PipelineBusy,
     PipelineExists,
     PipelineHasFile,
-    PipelineNotFound,
 )
 from deltaforge_dagster.api.shapes import Invalid, PipeChange, PipeDetail, PipeInfo, Valid
 from deltaforge_dagster.api.views import info, ops, shown
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_document
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import NotAllowed, SpecError
-from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, is_gone
 from deltaforge_dagster.pipeline.control.desired_state import resume_pipeline
-from deltaforge_dagster.pipeline.control.reset_pipeline import remove
+from deltaforge_dagster.pipeline.control.reset_pipeline import end_run, remove
 from deltaforge_dagster.pipeline.process.chains import build_problems
 from deltaforge_dagster.state.pipelines import StoredSpec
 
 router = APIRouter(tags=["Pipelines"])
-
-_END_SECONDS = 45.0
-"""How long a deletion waits for the run to end, which takes at most 30 s."""
 
 _SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -141,7 +136,7 @@ def create(document: _JsonObject, request: Request, context: Context) -> PipeCha
     """Create a pipeline, which is stored in the state store and starts at once."""
     loaded = _checked(document, strict=context.settings.strict)
     request.state.tenant = loaded.spec.metadata.tenant
-    if any(one.name == loaded.name for one in context.pipelines()):
+    if any(one.name == loaded.name and not is_gone(one) for one in context.pipelines()):
         raise PipelineExists(f"pipeline {loaded.name!r} already exists")
     if not context.store.pipelines.add_document(loaded.name, orjson.dumps(document).decode()):
         raise PipelineExists(f"pipeline {loaded.name!r} already exists")
@@ -184,7 +179,7 @@ def delete(name: str, context: Context) -> None:
     if pipeline.path is not None:  # a file has the same name, and keeps the state
         context.store.pipelines.remove_document(name)
     else:
-        _end(context, pipeline)
+        end_run(context.store, name)
         try:
             remove(context.store, context.journal, name)
         except NotAllowed as error:
@@ -203,22 +198,11 @@ def _stored(context: ApiContext, name: str) -> StoredSpec:
     stored = context.store.pipelines.document(name)
     if stored is not None:
         return stored
-    if any(one.name == name for one in context.pipelines()):
-        raise PipelineHasFile(f"pipeline {name!r} is defined by a file: change or remove the file")
-    raise PipelineNotFound(name)
-
-
-def _end(context: ApiContext, pipeline: AnyPipeline) -> None:
-    """Request the end of the pipeline's run and wait for it, for at most `_END_SECONDS`."""
-    store = context.store
-    if store.pipelines.get(pipeline.name) is not None:
-        store.pipelines.set_desired_state(pipeline.name, "stopped")
-    deadline = time.monotonic() + _END_SECONDS
-    while time.monotonic() < deadline:
-        lease = store.leases.get(pipeline.name)
-        if lease is None or not lease.held_at(store.now()):
-            return
-        time.sleep(0.5)
+    if is_gone(context.pipeline(name)):
+        raise PipelineHasFile(
+            f"the file of pipeline {name!r} is gone: restore it, or run: deltaforge remove {name}"
+        )
+    raise PipelineHasFile(f"pipeline {name!r} is defined by a file: change or remove the file")
 
 
 def _has_labels(pipeline: AnyPipeline, wanted: list[str]) -> bool:

@@ -49,6 +49,10 @@ _COMMANDS = {
     ),
     "resume": ("operate.desired_state:start", "Resume a paused pipeline."),
     "stop": ("operate.desired_state:stop", "Stop capturing and delivering a pipeline's changes."),
+    "remove": (
+        "operate.remove:remove",
+        "Remove a pipeline whose file was deleted: its slot, publication, state and journal.",
+    ),
     "status": ("operate.status:status", "Show pipelines: progress, lag, sinks and problems."),
     "ranges": (
         "inspect.ranges:ranges",

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+MASK = "***"
+"""What stands in place of a secret."""
+
 # Greedy up to the last `@` of the word: a password may itself contain `@` or `/`.
 _URL_PASSWORD = re.compile(r"([A-Za-z][\w+.-]*://[^\s:/@]*):\S*@")
 
@@ -30,3 +33,4 @@ SECRET_NAME = re.compile(
 def mask(text: str) -> str:
     """Return `text` with `***` in place of the password of every URL and of every `password=` value."""
     return _NAMED_SECRET.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1:***@", text))
+

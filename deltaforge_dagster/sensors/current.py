@@ -23,6 +23,7 @@ def current(
     """
     found = reread(store, loaded)
     if found is None:
+        note_broken(store, loaded.name)
         return dg.SkipReason("the pipeline was removed; reload the code location")
     if isinstance(found, BrokenPipeline):
         note_broken(store, found.name)

@@ -17,7 +17,11 @@ from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.config.file.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, PipelineFiles
+from deltaforge_dagster.pipeline.control.catalog import (
+    AnyPipeline,
+    PipelineFiles,
+    without_file,
+)
 from deltaforge_dagster.pipeline.health.health import health, note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.launches import LaunchWatch
@@ -69,6 +73,9 @@ def build_files_sensor(
                         note_broken(opened.store, one.name)
                         if one.name in loaded:
                             report_health(instance, one.name, health(opened.store, one))
+                for gone in without_file(opened.store.pipelines.read(), found):
+                    if gone.name in loaded:
+                        note_broken(opened.store, gone.name)
         except DeltaforgeError as error:
             return red(dg.SkipReason(f"{NOT_WELL}{error}"))
         said = [f"{NOT_WELL}{one.error}" for one in found if isinstance(one, BrokenPipeline)]

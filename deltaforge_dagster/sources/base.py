@@ -8,7 +8,7 @@ discard its log. `read` is one long-lived stream per run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -438,6 +438,54 @@ class WatchableSource(Source, Protocol):
 
         Raises:
             SourceUnavailable: The server does not answer, or the time is up.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadLog:
+    """How much log is not captured yet.
+
+    Attributes:
+        bytes: Bytes of log after the captured position, of whatever tables.
+        retained: Bytes of log that the server keeps because of this pipeline; None if it keeps none for pipelines.
+    """
+
+    bytes: int
+    retained: int | None = None
+
+
+@runtime_checkable
+class MeasuredSource(Source, Protocol):
+    """A source that can say how much log there is after a position."""
+
+    def unread_log(self, position: Position) -> UnreadLog:
+        """Return how much log there is after a position; takes at most 2 seconds.
+
+        Raises:
+            DeltaforgeError: The server cannot be reached, or has no such position.
+        """
+        ...
+
+
+@runtime_checkable
+class RemovableSource(Source, Protocol):
+    """A source for which the server keeps something that grows when nobody reads it."""
+
+    def remove(self, *, spared: Collection[str], dry_run: bool) -> list[str]:
+        """Drop everything that the server keeps for this pipeline; the pipeline cannot continue afterwards.
+
+        What somebody else made is kept. Takes at most 5 seconds.
+
+        Args:
+            spared: Names (`SourceType.names`) of what other pipelines use on this server, which is kept as well.
+            dry_run: Drop nothing, only report.
+
+        Returns:
+            Each object that is (or would be) dropped; empty if there is none.
+
+        Raises:
+            DeltaforgeError: The server cannot be reached, or refuses.
         """
         ...
 

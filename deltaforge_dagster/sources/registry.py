@@ -188,6 +188,25 @@ class SourceType(ABC, Generic[_Config]):
         """Return the names of what the source creates or uses on the server, such as a slot, by what each is."""
         return {}
 
+    def server(self, config: _Config) -> str:  # noqa: ARG002
+        """Return what tells the server or database of a config from others, without secrets."""
+        return ""
+
+    def kept_log(self, config: _Config, size: int | None) -> str | None:  # noqa: ARG002
+        """Return what the server keeps for a pipeline that nobody works on, as a clause; None if it keeps nothing.
+
+        `size` is the number of bytes when it was last measured, None if unknown.
+        """
+        return None
+
+    def masked(self, config: _Config) -> bool:  # noqa: ARG002
+        """Return whether a config that was stored has a mask in place of its secret."""
+        return False
+
+    def with_secret(self, config: _Config, secret: str | None) -> _Config:  # noqa: ARG002
+        """Return a config that was stored with its secret masked, with this one, or with None: its client looks elsewhere."""
+        return config
+
     def warnings(self, config: Mapping[str, Any]) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return (field, text) for each part of a `config` block that will be ignored.
 

@@ -55,9 +55,11 @@ from deltaforge_dagster.state.records import (
     NotedFinding,
     PipelineRow,
     SinkStart,
+    SourceLog,
 )
 
 _LAUNCHES = "launches"
+_LOG = "log"
 _NUMBERS = "numbers"
 """Namespace of the next segment and range numbers of removed pipelines, should they be created again."""
 
@@ -214,6 +216,17 @@ class PipelineRepository:
             text = get_value(connection, _dagster(name), _LAUNCHES)
         return [] if text is None else [NotedFinding(**finding) for finding in json.loads(text)]
 
+    def note_source_log(self, name: str, seen: SourceLog) -> None:
+        """Record how much log there is that is not captured yet."""
+        with self._database.write() as connection:
+            put_value(connection, _source(name), _LOG, json.dumps(asdict(seen)).encode())
+
+    def source_log(self, name: str) -> SourceLog | None:
+        """Return what `note_source_log` last recorded; None if it never did."""
+        with self._database.read() as connection:
+            text = get_value(connection, _source(name), _LOG)
+        return None if text is None else SourceLog(**json.loads(text))
+
     def note_since(self, name: str, what: str) -> None:
         """Record that a condition of `state.since` begins now."""
         with self._database.write() as connection:
@@ -343,6 +356,11 @@ class PipelineWrites:
 def _dagster(name: str) -> str:
     """Return the namespace of what is known of Dagster's work for a pipeline."""
     return f"dagster/{name}"
+
+
+def _source(name: str) -> str:
+    """Return the namespace of what was seen of a pipeline's source."""
+    return f"source/{name}"
 
 
 def _register(

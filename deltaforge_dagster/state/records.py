@@ -112,6 +112,25 @@ class NotedFinding:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceLog:
+    """What was last seen of the log that is not captured yet.
+
+    Attributes:
+        seen_at: When somebody last looked.
+        bytes: Bytes of log after the captured position, of whatever tables; None if the source does not know.
+        growing_since: Since when each look found more of it than the one before; None if the last one did not.
+        unread: Whether it has changes that are to be captured; None if nobody looked for them.
+        retained: Bytes of log that the server keeps because of the pipeline; None if it keeps none.
+    """
+
+    seen_at: float
+    bytes: int | None = None
+    growing_since: float | None = None
+    unread: bool | None = None
+    retained: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The right to work on a pipeline, as its holder remembers it."""
 

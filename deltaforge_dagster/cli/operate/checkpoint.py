@@ -102,7 +102,7 @@ def reset(
         if everything:
             if sink is not None or to is not None:
                 raise NotAllowed("--all resets the whole pipeline: leave --sink and --to out")
-            said = _reset_all(store, before, ask=not yes and _on_terminal())
+            said = _reset_all(store, before, ask=not yes and on_terminal())
         elif sink is None or to is None:
             raise NotAllowed("write --sink SINK --to oldest|tail|range:N, or --all")
         else:
@@ -193,7 +193,8 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
     return said
 
 
-def _on_terminal() -> bool:
+def on_terminal() -> bool:
+    """Return whether a person can be asked."""
     return sys.stdin.isatty()
 
 
@@ -221,8 +222,7 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
             except DeltaforgeError as error:
                 unread = str(error)
         if ask:
-            typer.echo("\n".join(["This deletes:", *_deleted(store, before, dropped)]), err=True)
-            typer.confirm("Continue?", abort=True, err=True)
+            confirm_deletion([*deleted_state(store, before), *dropped])
         after = reset_pipeline(store, Journal(settings.journal_url), before)
         where = (
             "where a new pipeline would: PostgreSQL at the oldest change that the slot still holds, MySQL "
@@ -240,19 +240,27 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
     return said + (f" The source was not checked: {unread}." if unread else "")
 
 
-def _deleted(store: StateStore, row: PipelineRow, dropped: Sequence[str]) -> list[str]:
-    """Return what `reset --all` deletes, one item per line."""
-    lines = [
-        f"  the journal of {row.name} ({size(store.segments.total_bytes(row.name))}), its ranges and positions"
+def confirm_deletion(listed: Sequence[str]) -> None:
+    """List what will be deleted, and ask for confirmation.
+
+    Raises:
+        Abort: The user did not confirm.
+    """
+    typer.echo("\n".join(["This deletes:", *(f"  {one}" for one in listed)]), err=True)
+    typer.confirm("Continue?", abort=True, err=True)
+
+
+def deleted_state(store: StateStore, row: PipelineRow) -> list[str]:
+    """Return what is deleted of a pipeline's state and journal."""
+    listed = [
+        f"the journal of {row.name} ({size(store.segments.total_bytes(row.name))}), its ranges and positions"
     ]
     for one in store.checkpoints.read(row.name).values():
         behind = segments_behind(row, one)
         if behind:
-            lines.append(f"  {pluralize(behind, 'segment')} that sink {one.sink} does not have yet")
+            listed.append(f"{pluralize(behind, 'segment')} that sink {one.sink} does not have yet")
     held = [hold.subject for hold in store.holds.read(row.name) if hold.state != "journaled"]
-    if held:
-        lines.append(f"  held changes of {', '.join(held)}")
-    return lines + [f"  {one}" for one in dropped]
+    return listed + ([f"held changes of {', '.join(held)}"] if held else [])
 
 
 def _as_json(row: PipelineRow, checkpoints: dict[str, CheckpointRow]) -> dict[str, Any]:

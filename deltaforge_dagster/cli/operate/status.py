@@ -19,7 +19,7 @@ from deltaforge_dagster.cli.options import JsonOption
 from deltaforge_dagster.cli.output import answers, print_answer
 from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.errors import Retryable
-from deltaforge_dagster.pipeline.control.catalog import of_row
+from deltaforge_dagster.pipeline.control.catalog import of_row, without_file
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.state.store import StateStore
 
@@ -62,8 +62,9 @@ def status(
 
 
 def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview | NotBegun]:
-    files = installed_files(store)
+    installed = installed_files(store)
     rows = {row.name: row for row in store.pipelines.read()}
+    files = [*installed, *without_file(rows.values(), installed)]
     unbegun = {one.name: one for one in files if one.name not in rows}
     for name in names or ():
         if name not in unbegun:

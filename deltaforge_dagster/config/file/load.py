@@ -77,12 +77,14 @@ class BrokenPipeline:
             pipelines that are loaded together.
         error: All problems.
         warnings: As in `LoadedPipeline`.
+        gone: Whether the file does not exist any more.
     """
 
     path: Path | None
     name: str
     error: SpecError
     warnings: tuple[str, ...] = ()
+    gone: bool = False
 
 
 @dataclass(slots=True)

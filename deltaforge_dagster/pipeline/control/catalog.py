@@ -131,6 +131,33 @@ def of_row(row: PipelineRow, pipelines: Iterable[AnyPipeline]) -> AnyPipeline | 
     return found if found.name == row.name else None
 
 
+def without_file(
+    rows: Iterable[PipelineRow], pipelines: Iterable[AnyPipeline]
+) -> list[BrokenPipeline]:
+    """Return the pipelines of the state store that have no file any more.
+
+    Args:
+        rows: The pipelines of the state store.
+        pipelines: The installed pipelines.
+    """
+    pipelines = list(pipelines)
+    return [
+        _without_file(row.name, Path(row.file))
+        for row in rows
+        if row.file is not None and of_row(row, pipelines) is None
+    ]
+
+
+def is_gone(pipeline: AnyPipeline) -> bool:
+    """Return whether a pipeline has no file any more."""
+    return isinstance(pipeline, BrokenPipeline) and pipeline.gone
+
+
+def _without_file(name: str, path: Path) -> BrokenPipeline:
+    why = "is another pipeline's now" if path.exists() else "is gone"
+    return BrokenPipeline(path, name, SpecError(f"its file {path} {why}"), gone=True)
+
+
 def kept(store: StateStore, *, strict: bool = False) -> list[AnyPipeline]:
     """Return the pipelines that the store keeps."""
     return [of_document(one, strict=strict) for one in store.pipelines.documents()]

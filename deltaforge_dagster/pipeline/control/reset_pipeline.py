@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.store import StateStore
+
+_END_SECONDS = 45.0
 
 
 def reset_pipeline(store: StateStore, journal: Journal, before: PipelineRow) -> PipelineRow:
@@ -18,6 +21,18 @@ def reset_pipeline(store: StateStore, journal: Journal, before: PipelineRow) -> 
     after = store.journals.reset(before.name)
     sweep(journal, before.name, before.uid)
     return after
+
+
+def end_run(store: StateStore, name: str) -> None:
+    """Stop a pipeline, and wait until no run holds it, for at most 45 s: a run ends within 30 s."""
+    if store.pipelines.get(name) is not None:
+        store.pipelines.set_desired_state(name, "stopped")
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        lease = store.leases.get(name)
+        if lease is None or not lease.held_at(store.now()):
+            return
+        time.sleep(0.5)
 
 
 def remove(store: StateStore, journal: Journal, name: str) -> None:

@@ -21,7 +21,7 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.control.code_versions import CodeParts, chain_part, code_parts
 from deltaforge_dagster.state.database.primitives import Kv
-from deltaforge_dagster.state.records import RangeRow
+from deltaforge_dagster.state.records import PipelineRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
 
 
@@ -88,14 +88,24 @@ def former_pipeline(store: StateStore, broken: BrokenPipeline) -> FormerPipeline
     """
     row = store.pipelines.get(broken.name)
     noted = None if row is None else noted_spec(store, broken.name, row.spec_hash)
-    if row is None or noted is None:
-        return None
-    try:
-        spec = PipelineSpec.model_validate_json(json.dumps(noted.content))
-    except ValidationError:
+    spec = None if noted is None else _spec_of(noted)
+    if row is None or noted is None or spec is None:
         return None
     loaded = LoadedPipeline(broken.path, spec, (), row.spec_hash)
     return FormerPipeline(loaded, noted.parts, broken.error)
+
+
+def last_spec(store: StateStore, row: PipelineRow) -> PipelineSpec | None:
+    """Return the spec that a pipeline last used, secrets masked; None if it is unknown, as for `former_pipeline`."""
+    noted = noted_spec(store, row.name, row.spec_hash)
+    return None if noted is None else _spec_of(noted)
+
+
+def _spec_of(noted: NotedSpec) -> PipelineSpec | None:
+    try:
+        return PipelineSpec.model_validate_json(json.dumps(noted.content))
+    except ValidationError:
+        return None
 
 
 class RangeVersions:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
@@ -29,10 +29,12 @@ from deltaforge_dagster.errors import (
     commands_of,
 )
 from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
+from deltaforge_dagster.pipeline.control.specs import last_spec
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.health.gaps import sinks_that_lack
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     Failure,
@@ -52,6 +54,8 @@ NOTED_EVERY = 15.0
 _RELOAD = "press Reload in its UI (Deployment, Code locations)"
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
+_SCHEDULED_SECONDS = 25 * 3600.0
+"""For so long after a tick, something works on a pipeline whose schedule is not at hand."""
 _RETENTION_SECONDS = 3 * 3600.0
 """Retention is due every hour; health warns when it has not run for this long."""
 
@@ -123,6 +127,8 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
         StoreUnavailable: The store cannot be asked.
     """
     row = store.pipelines.get(pipeline.name)
+    if isinstance(pipeline, BrokenPipeline) and pipeline.gone and row is not None:
+        return _health_without_file(store, row, pipeline)
     if row is None and isinstance(pipeline, LoadedPipeline):
         never = (
             "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If a Dagster is running that "
@@ -147,12 +153,59 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
 
 
 def health_without_file(store: StateStore, row: PipelineRow) -> Health:
-    """Return the health of a pipeline whose file is not among those of the installation.
+    """Return the health of a pipeline of which it is not known which file it had.
 
     Raises:
         StoreUnavailable: The store cannot be asked.
     """
     return _health(store, row, None)
+
+
+def _health_without_file(store: StateStore, row: PipelineRow, missing: BrokenPipeline) -> Health:
+    """Return the health of a pipeline whose file is not there: failed, unless somebody elsewhere works with it."""
+    last = last_spec(store, row)
+    if _is_at_work(store, row, last):
+        note = (
+            f"{missing.error}, seen from here; what the process that works on it reports is shown"
+        )
+        return _with_note(_health(store, row, last), note)
+    seen = store.pipelines.source_log(row.name)
+    kept = None
+    if last is not None:
+        source = last.spec.source
+        size = None if seen is None else seen.retained
+        kept = source_types()[source.type].kept_log(source.config, size)
+    text = str(missing.error) + ("" if kept is None else f"; {kept}")
+    if kept is not None and seen is not None and seen.retained is not None:
+        text += f" (measured {_ago(store.now() - seen.seen_at)} ago)"
+    problem = HealthProblem(
+        "file",
+        "error",
+        f"{text}. Restore the file, or remove the pipeline",
+        (f"deltaforge remove {row.name}",),
+        _broken_since(store, missing, row),
+    )
+    return Health("failed", (problem,), _seen_at(row, store.leases.get(row.name), store.now()))
+
+
+def _is_at_work(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> bool:
+    """Whether a process that can load the pipeline's file ticks for it, or runs it."""
+    now, lease = store.now(), store.leases.get(row.name)
+    if lease is not None and lease.held_at(now):
+        return True
+    if row.ticked_at is None or _noted_broken(store, row.name, row) is not None:
+        return False
+    scheduled = spec is not None and spec.spec.engine.dagster.schedule is not None
+    return now - row.ticked_at <= (_SCHEDULED_SECONDS if scheduled else _patience(spec))
+
+
+def _with_note(found: Health, text: str) -> Health:
+    """Return a health with a warning about the file behind its other problems."""
+    return replace(found, problems=(*found.problems, HealthProblem("file", "warning", text)))
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def remedy_of(name: str, kind: str) -> Commands:
@@ -380,10 +433,16 @@ def _silent_since(
     """Return since when a pipeline with a sensor has had neither tick nor run; None if not for unusually long."""
     if spec is None or row.ticked_at is None or spec.spec.engine.dagster.schedule is not None:
         return None
-    options = spec.spec.engine.dagster
     seen = _seen_at(row, lease, now)
-    patience = max(_SILENT_SECONDS, _SILENT_INTERVALS * options.sensor_interval_seconds)
-    return seen if seen is not None and now - seen > patience else None
+    return seen if seen is not None and now - seen > _patience(spec) else None
+
+
+def _patience(spec: PipelineSpec | None) -> float:
+    """Return for how long a pipeline with a sensor may be without a tick."""
+    if spec is None:
+        return _SILENT_SECONDS
+    interval = spec.spec.engine.dagster.sensor_interval_seconds
+    return max(_SILENT_SECONDS, _SILENT_INTERVALS * interval)
 
 
 def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | None:

@@ -16,6 +16,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, note_findings
+from deltaforge_dagster.pipeline.health.unread_log import note_unread_log
 from deltaforge_dagster.sources.base import IdentifyingSource, Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.registry import parse_position
@@ -54,6 +55,7 @@ def inspect_source(
         with closing(build_source()) as source:
             found = source.maintain(parse_position(row.captured_position or row.start_position))
             _note_tables(store, loaded.name, source)
+            note_unread_log(store, loaded.name, source)
         note_findings(store, loaded.name, found)
         journal.check_writable(loaded.name, row.uid, loaded.spec.spec.engine.segment.max_bytes)
     except DeltaforgeError as error:
@@ -120,6 +122,7 @@ class SourceWatch:
                 found = source.maintain(None)
                 _note_tables(self._store, self._name, source)
                 self._note(found)
+                note_unread_log(self._store, self._name, source)
         except Retryable as error:  # capture meets it as well, and records when it tries again
             logger.debug("%s: the source was not looked at: %s", self._name, error)
         except DeltaforgeError as error:  # the stream that is already open may still work

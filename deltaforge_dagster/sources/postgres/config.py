@@ -76,8 +76,8 @@ class PostgresSourceConfig(SourceConfig):
     warning.
     """
     slot: Annotated[Text, AfterValidator(_slot)]
-    """Replication slot; created if missing. Only `deltaforge recover` and `deltaforge checkpoint reset --all` drop it,
-    if nothing can be read from it any more. Lower-case letters, digits and `_`.
+    """Replication slot; created if missing. `deltaforge recover` and `deltaforge checkpoint reset --all` drop it if
+    nothing can be read from it any more, `deltaforge remove` in any case. Lower-case letters, digits and `_`.
     """
     publication: Annotated[Text, AfterValidator(_publication)]
     """Publication; created if missing, with the tables that match, and extended when more tables match.

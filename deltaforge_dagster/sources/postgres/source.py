@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 
 import psycopg
 import pyarrow as pa
@@ -26,7 +26,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes, UnreadLog
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
@@ -194,6 +194,42 @@ class PostgresSource:
             if not dry_run:
                 slots.drop(connection, server, config.slot)
         return [f"replication slot {config.slot!r}, which {reason}"]
+
+    def remove(self, *, spared: Collection[str], dry_run: bool) -> list[str]:
+        """Drop the slot, and the publication if we created it; keep what is in `spared`.
+
+        Raises:
+            SourceUnavailable: No connection, or another process reads the slot.
+            SourceMisconfigured: The slot has another plugin or database, so it is not ours.
+            PermissionMissing: Our role may not drop the publication.
+        """
+        config, server = self._config, self._server
+        dropped = []
+        with server.query(_START_SECONDS) as connection:
+            found = catalog.slot(connection, config.slot)
+            if found is not None and config.slot not in spared:
+                slots.check_owner(found, server, config.slot)
+                dropped.append(f"replication slot {config.slot!r}")
+                if not dry_run:
+                    slots.drop(connection, server, config.slot)
+            lacks = publications.coverage(connection, config.publication, self._patterns)
+            if lacks is not None and lacks.ours and config.publication not in spared:
+                dropped.append(f"publication {config.publication!r}")
+                if not dry_run:
+                    publications.drop(connection, server, config.publication)
+        return dropped
+
+    def unread_log(self, position: Position) -> UnreadLog:
+        """Return the bytes between a position and the end of the log, and what the slot retains.
+
+        Raises:
+            SourceUnavailable: No connection, or the server takes more than 2 seconds.
+        """
+        with self._server.query(_HEAD_SECONDS) as connection:
+            flushed, restart = slots.log_ends(connection, self._config.slot)
+        return UnreadLog(
+            max(0, flushed - _lsn(position)), None if restart is None else max(0, flushed - restart)
+        )
 
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start
         """Return nothing: the log describes its tables itself."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import SecretStr
+
 from deltaforge_dagster.config.engine.engine import ValueOptions
-from deltaforge_dagster.config.postgres_dsn import postgres_dsn
+from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS, postgres_dsn
+from deltaforge_dagster.config.secrets import MASK
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
@@ -19,6 +22,9 @@ from deltaforge_dagster.tables import Column
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
     from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
     from deltaforge_dagster.sources.postgres.source import PostgresSource
+
+
+_SMALL = 100_000
 
 
 class PostgresSourceType(SourceType[PostgresSourceConfig]):
@@ -87,6 +93,34 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
     def names(self, config: PostgresSourceConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
         """Return the names of slot and publication."""
         return {"slot": config.slot, "publication": config.publication}
+
+    def server(self, config: PostgresSourceConfig) -> str:
+        """Return host, port and database."""
+        from psycopg import conninfo  # noqa: PLC0415 - the client library
+
+        given = DSN_DEFAULTS | conninfo.conninfo_to_dict(config.dsn.get_secret_value())
+        return f"{given['host']}:{given['port']}/{given['dbname']}"
+
+    def kept_log(self, config: PostgresSourceConfig, size: int | None) -> str:
+        """Return that the slot retains log."""
+        log = "log"
+        if size is not None:
+            log = (f"{size:,} bytes" if size < _SMALL else f"{size / 1e6:,.1f} MB") + " of log"
+        return f"replication slot {config.slot!r} of {self.server(config)} still retains {log}"
+
+    def masked(self, config: PostgresSourceConfig) -> bool:
+        """Return whether the connection string has a mask in place of its password."""
+        from psycopg import conninfo  # noqa: PLC0415 - the client library
+
+        return conninfo.conninfo_to_dict(config.dsn.get_secret_value()).get("password") == MASK
+
+    def with_secret(self, config: PostgresSourceConfig, secret: str | None) -> PostgresSourceConfig:
+        """Return a config with this password; without one, libpq takes it from PGPASSWORD or a password file."""
+        from psycopg import conninfo  # noqa: PLC0415 - the client library
+
+        given = conninfo.conninfo_to_dict(config.dsn.get_secret_value())
+        given["password"] = secret
+        return config.model_copy(update={"dsn": SecretStr(conninfo.make_conninfo("", **given))})
 
     def warnings(self, config: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return a warning for each key of the connection string that libpq does not know."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from typing import TypeVar
 
 import orjson
@@ -112,6 +112,26 @@ class TursoSource:
         """Return an empty list: change table and triggers never become unusable."""
         del dry_run
         return []
+
+    def remove(self, *, spared: Collection[str], dry_run: bool) -> list[str]:
+        """Drop the triggers and the change table if the pipeline file says that we create them.
+
+        Raises:
+            SourceUnavailable: The database is locked or cannot be reached.
+        """
+        if not self._config.auto_create_triggers or triggers.TABLE in spared:
+            return []
+        with self._ways.of(triggers.MODE).database.session(
+            _START_SECONDS, write=not dry_run
+        ) as session:
+            drops = triggers.made(session)
+            if not dry_run:
+                for statement in drops.values():
+                    session.query(statement)
+        return [
+            f"{'table' if name == triggers.TABLE else 'trigger'} {name} of {self._ways.where}"
+            for name in drops
+        ]
 
     def definitions(self, start: Position) -> dict[str, str]:
         """Return the definitions of captured tables at a start position; empty except in mode `native`."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import SecretStr
+
 from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
-from deltaforge_dagster.sources.turso.config import TursoSourceConfig
+from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.value_types import value_type
 from deltaforge_dagster.sources.value_types import ValueType
@@ -75,6 +77,29 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
     def table_variables(self, pattern: str) -> Mapping[str, str]:
         """Return the variables for the table, and for the database, which is always `main`."""
         return {"source.db": "main", "source.table": pattern}
+
+    def server(self, config: TursoSourceConfig) -> str:
+        """Return the file's path, or the URL."""
+        place = config.place
+        return str(place.path.absolute()) if isinstance(place, DatabaseFile) else place.url
+
+    def kept_log(self, config: TursoSourceConfig, size: int | None) -> str | None:  # noqa: ARG002
+        """Return that triggers fill the change table, if we created them."""
+        if not config.auto_create_triggers:
+            return None
+        from deltaforge_dagster.sources.turso.modes.triggers import TABLE  # noqa: PLC0415 - Arrow
+
+        return f"triggers still write every change into table {TABLE} of {self.server(config)}"
+
+    def masked(self, config: TursoSourceConfig) -> bool:
+        """Return whether the token is masked."""
+        return config.auth_token is not None
+
+    def with_secret(self, config: TursoSourceConfig, secret: str | None) -> TursoSourceConfig:
+        """Return a config with this token."""
+        return config.model_copy(
+            update={"auth_token": None if secret is None else SecretStr(secret)}
+        )
 
     def names(self, config: TursoSourceConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
         """Return the mode, and the name of the change table if we create it."""

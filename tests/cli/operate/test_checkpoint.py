@@ -214,7 +214,7 @@ def test_a_reset_of_everything_asks_on_a_terminal(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal the command lists what it will delete and asks; `--yes` skips that."""
-    monkeypatch.setattr(checkpoint, "_on_terminal", lambda: True)
+    monkeypatch.setattr(checkpoint, "on_terminal", lambda: True)
     command = ["checkpoint", "reset", NAME, "--all"]
 
     result = CliRunner().invoke(app, command, input="n\n")

@@ -139,6 +139,22 @@ def create(
     logger.info("%s: created publication %s for %d tables", server.where, name, len(tables))
 
 
+def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
+    """Drop a publication, if it exists.
+
+    Raises:
+        PermissionMissing: The role may not.
+    """
+    statement = sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name))
+    try:
+        connection.execute(statement)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PermissionMissing(
+            f"{server.where}: role {server.user!r} may not drop publication {name!r}; its owner runs: "
+            f"{statement.as_string(connection)}"
+        ) from error
+
+
 def extend(
     connection: psycopg.Connection, server: PostgresSourceServer, name: str, patterns: TablePatterns
 ) -> None:

@@ -1,8 +1,7 @@
 """The replication slot, by which the server retains its log from a position on.
 
-It is created if missing (`slot_creation`, if that takes time). Only `deltaforge recover` and `deltaforge checkpoint reset
---all` drop it, if nothing can be read from it any more, and only
-confirmed positions move it. A
+It is created if missing (`slot_creation`, if that takes time). `deltaforge recover` and `deltaforge checkpoint reset --all`
+drop it if nothing can be read from it any more, `deltaforge remove` in any case, and only confirmed positions move it. A
 slot that has moved past the position to read from no longer has the changes between, and
 reading on would silently lose them.
 """
@@ -114,6 +113,16 @@ def check(
             f"{server.where}: replication slot {name!r} was made with two_phase: it would send "
             "prepared transactions before it is known whether they are committed; use another name"
         )
+    check_owner(found, server, name)
+    return found
+
+
+def check_owner(found: catalog.ReplicationSlot, server: PostgresSourceServer, name: str) -> None:
+    """Check that a slot may be ours: that it has our plugin and database.
+
+    Raises:
+        SourceMisconfigured: It has others.
+    """
     if found.plugin != _PLUGIN or found.database != server.database:
         raise SourceMisconfigured(
             f"{server.where}: replication slot {name!r} is of plugin {found.plugin!r} in database "
@@ -125,6 +134,19 @@ def check(
             "waits for transactions that are open; it will be tried again"
         )
     return found
+
+
+def log_ends(connection: psycopg.Connection, name: str) -> tuple[int, int | None]:
+    """Return where the durable log ends, and from where a slot retains it; None if there is no such slot."""
+    row = connection.execute(
+        """
+        SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn,
+               (SELECT restart_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s)
+        """,
+        (name,),
+    ).fetchone()
+    assert row is not None
+    return int(row[0]), None if row[1] is None else int(row[1])
 
 
 def useless(

@@ -163,6 +163,18 @@ def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
     return bool(wanted)
 
 
+def made(session: TursoSession) -> dict[str, str]:
+    """Return the DROP statements for the change table and the triggers that fill it, by name; empty without them."""
+    found = session.query("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+    triggers = [
+        str(name) for kind, name, sql in found if kind == "trigger" and f"INTO {TABLE} " in str(sql)
+    ]
+    statements = {name: f"DROP TRIGGER {identifier(name)}" for name in sorted(triggers)}
+    if any(sql == _MADE for _, _, sql in found):
+        statements[TABLE] = f"DROP TABLE {TABLE}"
+    return statements
+
+
 def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
     """Return whether change table and triggers are as `make` would create them."""
     found = {
