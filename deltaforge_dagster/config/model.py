@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
 from deltaforge_dagster.config.engine.engine import Engine, SegmentLimits
 from deltaforge_dagster.config.processors.processors import Processor
+from deltaforge_dagster.config.secrets import secret_values
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.config.sources.base import SourceBlock
@@ -210,3 +211,7 @@ class PipelineSpec(Block):
     def masked(self) -> dict[str, Any]:
         """Return the effective spec, defaults included, as plain JSON values without passwords."""
         return self.model_dump(mode="json")
+
+    def secrets(self) -> dict[str, str]:
+        """Return every secret by its path; a sink or processor is named by its id: `spec.sinks[redis].config.uri`."""
+        return dict(secret_values(self))

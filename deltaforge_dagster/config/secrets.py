@@ -7,6 +7,10 @@ so that a message still names the server. In case of doubt it hides too much.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
 
 MASK = "***"
 """What stands in place of a secret."""
@@ -34,3 +38,18 @@ def mask(text: str) -> str:
     """Return `text` with `***` in place of the password of every URL and of every `password=` value."""
     return _NAMED_SECRET.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1:***@", text))
 
+
+def secret_values(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each secret in a model."""
+    if isinstance(value, SecretStr):
+        yield path, value.get_secret_value()
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from secret_values(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            yield from secret_values(member, f"{path}.{name}")
+    elif isinstance(value, tuple | list):
+        for index, member in enumerate(value):
+            own = getattr(member, "config", member)
+            yield from secret_values(member, f"{path}[{getattr(own, 'id', index)}]")

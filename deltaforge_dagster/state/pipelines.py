@@ -182,6 +182,14 @@ class PipelineRepository:
             connection.execute(update(pipelines).where(pipelines.c.name == name).values(want=want))
             metrics.count(connection, name, metrics.of_desired_state(before, want))
 
+    def try_again(self, name: str) -> None:
+        """Let the next run try every sink at once, and the next tick the source."""
+        with self._database.write() as connection:
+            this = checkpoints.c.pipeline == name
+            connection.execute(update(checkpoints).where(this).values(next_attempt_at=0.0))
+            this = pipelines.c.name == name
+            connection.execute(update(pipelines).where(this).values(probe_after=0.0))
+
     def set_probe(self, name: str, after: float, wait: float) -> None:
         """Set when the sensor may next query the source (`after`), and the wait until then (`wait`)."""
         self._update(name, probe_after=after, probe_wait=wait)

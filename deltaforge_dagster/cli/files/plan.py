@@ -17,13 +17,21 @@ from deltaforge_dagster.cli.files.destinations import destinations
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.secrets import MASK
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.config.sources.base import SourceBlock
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.pipeline.control.code_versions import CodeParts, code_parts
 from deltaforge_dagster.pipeline.control.publication import CHANGES
-from deltaforge_dagster.pipeline.control.spec_changes import Standing, snapshot_due, spec_changes
+from deltaforge_dagster.pipeline.control.secret_changes import changed_secrets, described
+from deltaforge_dagster.pipeline.control.spec_changes import (
+    NEXT_RUN,
+    SpecChange,
+    Standing,
+    snapshot_due,
+    spec_changes,
+)
 from deltaforge_dagster.pipeline.control.specs import kept_form, noted_spec
 from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
@@ -75,13 +83,20 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
         return {"known": "new", **nothing}
     working = _working(store, loaded.name)
     before = row.spec_hash if working is None else working.spec_hash
-    if before == loaded.hash:
+    secrets = changed_secrets(store, loaded)
+    if before == loaded.hash and not secrets:
         return {"known": "the same", **nothing}
     noted = noted_spec(store, loaded.name, before)
     if noted is None:
         return {"known": "another, of a version that kept no specs", **nothing}
     standing = Standing(row, store.checkpoints.read(loaded.name))
     found = spec_changes(noted.content, kept_form(loaded.spec), standing)
+    seen = tuple(one.path for one in found)
+    found += [
+        SpecChange(path, "changed", MASK, MASK, f"{described(path)} changed; {NEXT_RUN}")
+        for path in secrets
+        if not path.startswith(seen)
+    ]
     return {
         "known": "another",
         "changes": [dataclasses.asdict(one) for one in found],
@@ -144,7 +159,7 @@ def _print(planned: dict[str, Any]) -> None:
         said = {
             "new": f"  {name} is new: it has not run yet, and its sensor has not seen it.",
             "the same": f"  Nothing: {name} runs with the same file.",
-            "another": f"  Nothing visible: only secrets of {name} differ, or the spelling of scripts.",
+            "another": f"  Nothing visible of {name}: only the spelling of scripts differs, or a salt.",
         }
         console.print(said.get(known, f"  Not known: {name} ran with {known}."))
     for one in planned["changes"]:

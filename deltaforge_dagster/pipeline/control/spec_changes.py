@@ -20,7 +20,7 @@ _Spec = Mapping[str, Any]
 _Block = Mapping[str, Any]
 
 _STARTED = "has no effect any more: the pipeline has a position"
-_NEXT_RUN = "applies from the next run; an active run notices the changed file and ends"
+NEXT_RUN = "applies from the next run; an active run notices the changed file and ends"
 _RELOADED = (
     "applies when Dagster has reloaded the file: by itself under `deltaforge dev` and where "
     "DELTAFORGE_DAGSTER_URL names the webserver, else by Reload in its UI"
@@ -45,7 +45,7 @@ _CONSEQUENCES = (
     ("spec.journal", "applies to messages that cannot be delivered from now on"),
     ("metadata.tenant", "is part of the idempotency keys of later events: consumers that deduplicate by key take repeated events for new ones"),
     ("metadata", f"is displayed only; in Dagster it {_RELOADED}"),
-    ("", _NEXT_RUN),
+    ("", NEXT_RUN),
 )  # fmt: skip
 """Path prefixes and consequences; the first match counts. A kind of source adds its own (`SourceType.consequences`)."""
 
@@ -58,7 +58,7 @@ _OF_SINKS = {
     ),
     "encoding.schema_registry_url": "later messages have the ids of that registry, so consumers must ask it; schemas are registered there when they are needed",
     "encoding.subject_strategy": "schemas are registered under the new subjects when later messages need them; messages stay as they are",
-    **dict.fromkeys(["encoding.username", "encoding.password", "encoding.ca_file"], _NEXT_RUN),
+    **dict.fromkeys(["encoding.username", "encoding.password", "encoding.ca_file"], NEXT_RUN),
     "key": "later messages have other keys: order per key is kept before the change and after it, not across it",
     "exactly_once": "applies from the next batch, which begins at the checkpoint",
     "required": "decides from the next run which part of its log the source may discard",
@@ -257,7 +257,7 @@ def _of_sink(before: _Block, after: _Block) -> Iterator[SpecChange]:
         own |= kind.consequences
     for place, one, other in _differences(before["config"], after["config"]):
         field = place.partition(".")[0]
-        text = own.get(field) or _OF_SINKS.get(place) or _OF_SINKS.get(field, _NEXT_RUN)
+        text = own.get(field) or _OF_SINKS.get(place) or _OF_SINKS.get(field, NEXT_RUN)
         yield SpecChange(f"{path}.config.{place}", "changed", one, other, text)
 
 

@@ -28,6 +28,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, StartDelayed
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
+from deltaforge_dagster.pipeline.control.secret_changes import note_secrets
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.held_keys import due_entries
 from deltaforge_dagster.positions import Position
@@ -90,6 +91,10 @@ def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
         loaded.name, loaded.hash, [one.id for one in configs], starts, stored=loaded.path is None
     )
     note_spec(store, loaded)
+    if changed := note_secrets(store, loaded):
+        logger.info("%s: other secrets than before: %s", loaded.name, ", ".join(changed))
+        store.pipelines.try_again(loaded.name)
+        row = replace(row, probe_after=0.0)
     file = None if loaded.path is None else str(loaded.path.absolute())
     if row.file != file:
         store.pipelines.note_file(loaded.name, file)

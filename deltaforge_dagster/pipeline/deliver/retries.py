@@ -16,6 +16,7 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
 )
 from deltaforge_dagster.pipeline.backoff import Backoff, RetryPatience
+from deltaforge_dagster.pipeline.control.secret_changes import with_restart_hint
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.state.records import CheckpointRow
 
@@ -83,9 +84,10 @@ class Retries:
         with contextlib.suppress(LeaseLost, StoreUnavailable):  # the deliverer meets the same error
             next_attempt_at = run.store.now() + delay
             tally = meter.drain()
+            text = with_restart_hint(run.store, run.lease.pipeline, error, sink_id)
             run.lease.write(
                 lambda writer: writer.checkpoints.failed(
-                    sink_id, error.text, next_attempt_at, tally, remedy=error.remedy
+                    sink_id, text, next_attempt_at, tally, remedy=error.remedy
                 )
             )
         return delay

@@ -29,6 +29,7 @@ from deltaforge_dagster.errors import (
     commands_of,
 )
 from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
+from deltaforge_dagster.pipeline.control.secret_changes import with_restart_hint
 from deltaforge_dagster.pipeline.control.specs import last_spec
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.health.gaps import sinks_that_lack
@@ -263,8 +264,9 @@ def capture_failed(
             return
     since = known.since if known is not None and known.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
+    text = with_restart_hint(store, name, error)
     store.pipelines.set_failure(
-        name, Failure(by, error.kind, error.text, since, attempt, subject, error.remedy)
+        name, Failure(by, error.kind, text, since, attempt, subject, error.remedy)
     )
 
 

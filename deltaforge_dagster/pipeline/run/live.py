@@ -126,8 +126,13 @@ class LiveRun:
                 self.request_end("hold released")
             # A half-written or broken file is reported by its own failing check; this run continues.
             now = reread(self._store, self._loaded)
-            if isinstance(now, LoadedPipeline) and now.hash != self._loaded.hash:
+            if isinstance(now, LoadedPipeline) and self._differs(now):
                 self.request_end("pipeline file changed")
+
+    def _differs(self, now: LoadedPipeline) -> bool:
+        """Whether the file says something else than what this run works with, be it only another secret."""
+        before = self._loaded
+        return now.hash != before.hash or now.spec.secrets() != before.spec.secrets()
 
     def _holds(self) -> list[HoldRow]:
         return self._store.holds.read(self._loaded.name)

@@ -6,12 +6,14 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from psycopg import conninfo
 
 from deltaforge_dagster.assets.execution import failure_of
+from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
@@ -334,3 +336,26 @@ def test_an_event_that_cannot_be_decoded_stops_capture_only(make_feed: MakeFeed)
     assert len(feed.delivered("customers")) == 3
     assert first.delivered == {"redis": 3}
     assert [row.state for row in feed.store.ranges.read("feed")] == ["closed"]
+
+
+def test_a_password_that_is_corrected(make_feed: MakeFeed) -> None:
+    """A run that a sink refuses ends once the file has the right password, and the next one need not wait."""
+    feed = make_feed(run=PATIENT)
+    right, password = feed.path.read_text(), urlsplit(feed.shop.redis_uri).password
+    assert password is not None
+    feed.path.write_text(right.replace(password, "wrong"))
+    before = feed.loaded.hash
+    insert(feed.shop, 1, 3)
+    refused = feed.begin()
+
+    def error() -> str | None:
+        return feed.store.checkpoints.read(feed.name)["redis"].last_error
+
+    eventually(lambda: "the server refused user or password" in (error() or ""), what="the refusal")
+    feed.path.write_text(right)
+    assert refused.outcome().reason == "pipeline file changed"
+    assert feed.loaded.hash == before
+    register(feed.store, feed.loaded)
+    assert feed.store.checkpoints.read(feed.name)["redis"].next_attempt_at == 0.0
+    feed.catch_up()
+    assert len(feed.delivered("customers")) == 3

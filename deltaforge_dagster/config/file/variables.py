@@ -1,0 +1,38 @@
+"""Which environment variables a block of a pipeline file takes its values from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from deltaforge_dagster.config.env import expand
+from deltaforge_dagster.config.file.document import parse
+
+_MARKED = re.compile("\ue000(\\w+)\ue001")
+"""The name of a variable between two characters of private use."""
+
+
+def variables_of(path: Path, sink: str | None) -> list[str]:
+    """Return the set variables that the source, or the sink with this id, uses; empty if the file cannot be read.
+
+    A sink without an id cannot be told from others without one, so their variables are returned as well.
+    """
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return []
+    marked, _ = expand(text, {name: f"\ue000{name}\ue001" for name in os.environ})
+    document = parse(marked).value
+    spec = document.get("spec") if isinstance(document, dict) else None
+    if not isinstance(spec, dict):
+        return []
+    blocks = [spec.get("source")] if sink is None else _sinks(spec.get("sinks"), sink)
+    return sorted(set(_MARKED.findall(json.dumps(blocks, ensure_ascii=False, default=str))))
+
+
+def _sinks(sinks: Any, sink: str) -> list[Any]:
+    found = [one.get("config") for one in sinks if isinstance(one, dict)] if sinks else []
+    return [one for one in found if isinstance(one, dict) and one.get("id", sink) == sink]
