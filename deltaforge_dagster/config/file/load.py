@@ -78,6 +78,7 @@ class BrokenPipeline:
         error: All problems.
         warnings: As in `LoadedPipeline`.
         gone: Whether the file does not exist any more.
+        unset: Environment variables that it needs and this process does not have; another process may have them.
     """
 
     path: Path | None
@@ -85,6 +86,7 @@ class BrokenPipeline:
     error: SpecError
     warnings: tuple[str, ...] = ()
     gone: bool = False
+    unset: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class _PipelineFile:
     spec: PipelineSpec | None = None
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    unset: tuple[str, ...] = ()
 
     def add(self, problems: Iterable[DocumentProblem]) -> None:
         self.problems += [self._line(problem) for problem in problems]
@@ -227,7 +230,8 @@ def _free_name(path: Path, taken: set[str]) -> str:
 def _outcome(file: _PipelineFile, name: str) -> LoadedPipeline | BrokenPipeline:
     warnings = tuple(file.warnings)
     if file.problems or file.spec is None:
-        return BrokenPipeline(file.path, name, SpecError(*file.problems), warnings)
+        problem = SpecError(*file.problems)
+        return BrokenPipeline(file.path, name, problem, warnings, unset=file.unset)
     return LoadedPipeline(file.path, file.spec, warnings, spec_hash(file.spec))
 
 
@@ -259,6 +263,8 @@ def _read(path: Path, *, strict: bool) -> _PipelineFile:
     file.add(unquoted_nulls(file.document))
     _build(file, file.document.value)
     named = set(re.findall(r"\w+", " ".join(file.problems)))
+    used = (note.name for note in notes if note.name in named)
+    file.unset = tuple(sorted({name for name in used if name not in os.environ}))
     file.warn(DocumentProblem((), note.text, note.line) for note in notes if note.name not in named)
     return file
 

@@ -53,6 +53,7 @@ NOTED_EVERY = 15.0
 """Seconds after which the time of an unchanged check is recorded again."""
 
 _RELOAD = "press Reload in its UI (Deployment, Code locations)"
+_REPORTED = "what the process that works on it reports is shown"
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
 _SCHEDULED_SECONDS = 25 * 3600.0
@@ -130,6 +131,12 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
     row = store.pipelines.get(pipeline.name)
     if isinstance(pipeline, BrokenPipeline) and pipeline.gone and row is not None:
         return _health_without_file(store, row, pipeline)
+    if isinstance(pipeline, BrokenPipeline) and pipeline.unset and row is not None:
+        last = last_spec(store, row)
+        if _is_at_work(store, row, last):
+            lacks = ", ".join(pipeline.unset)
+            note = f"this process cannot check the file, because it lacks {lacks}; {_REPORTED}"
+            return _with_note(_health(store, row, last), note)
     if row is None and isinstance(pipeline, LoadedPipeline):
         never = (
             "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If a Dagster is running that "
@@ -166,9 +173,7 @@ def _health_without_file(store: StateStore, row: PipelineRow, missing: BrokenPip
     """Return the health of a pipeline whose file is not there: failed, unless somebody elsewhere works with it."""
     last = last_spec(store, row)
     if _is_at_work(store, row, last):
-        note = (
-            f"{missing.error}, seen from here; what the process that works on it reports is shown"
-        )
+        note = f"{missing.error}, seen from here; {_REPORTED}"
         return _with_note(_health(store, row, last), note)
     seen = store.pipelines.source_log(row.name)
     kept = None

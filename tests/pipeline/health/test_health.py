@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,12 @@ from typing import cast
 
 import pytest
 
-from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import (
+    BrokenPipeline,
+    LoadedPipeline,
+    load_pipeline,
+    load_pipelines,
+)
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     PositionLost,
@@ -23,6 +29,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.storage import LocalStorage
 from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.health.health import (
     Health,
     capture_failed,
@@ -403,6 +410,40 @@ def test_since_when_a_file_is_broken(
     assert since(noted + 100) == noted + 90, "it was in order meanwhile"
     new = BrokenPipeline(tmp_path / "gone.yaml", "gone", SpecError("odd"))
     assert health(sqlite_store, new).problems[0].since is None
+
+
+def test_a_variable_that_this_process_lacks(
+    sqlite_store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the process with the variable reports counts, until that one finds the file broken, or is silent."""
+    path = tmp_path / "filed.yaml"
+    path.write_text(re.sub(r'dsn: "[^"]*"', 'dsn: "${SHOP_DSN}"', FILE))
+    monkeypatch.setenv("SHOP_DSN", "postgres://app@db/shop")
+    there = load_pipeline(path)
+    register(sqlite_store, there)
+    note_tick(sqlite_store, NAME)
+    capture_failed(sqlite_store, NAME, "run", GONE, None)
+    monkeypatch.delenv("SHOP_DSN")
+    (here,) = load_pipelines(path)
+    assert isinstance(here, BrokenPipeline)
+    assert here.unset == ("SHOP_DSN",)
+    note = (
+        "warning",
+        "file",
+        "this process cannot check the file, because it lacks SHOP_DSN; what the process that works on it reports is shown",
+    )
+    shown = health(sqlite_store, here)
+    assert (shown.status, shown.well) == ("failed", False)
+    assert texts(shown) == [("error", "source", "the slot is gone"), note]
+    capture_works(sqlite_store, NAME, "run")
+    assert texts(health(sqlite_store, here)) == [note]
+    assert health(sqlite_store, here).well
+    later = sqlite_store.now() + 100
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sqlite_store.database), "now", lambda _self: later)
+        assert "SHOP_DSN" in (health(sqlite_store, here).error or "")
+    note_broken(sqlite_store, NAME)
+    assert "SHOP_DSN" in (health(sqlite_store, here).error or "")
 
 
 def test_since_when_capture_is_paused(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
