@@ -113,6 +113,7 @@ class _Now:
             },
             families.BUILD_INFO: _build,
             families.SOURCE_IDLE: self._idle,
+            families.SOURCE_LOG_AHEAD: self._log_ahead,
             families.SINK_STATUS: self._sink_status,
             families.SINK_LAG: self._sink_lag,
             families.LAST_CHECKPOINT_TS: self._last_checkpoint,
@@ -168,6 +169,13 @@ class _Now:
         return {
             (one.pipeline, one.labels["source"]): max(0.0, self._time - one.value)
             for one in self._numbers[families.SOURCE_RECEIVED.name]
+        }
+
+    def _log_ahead(self) -> _Values:
+        return {
+            (one.name, one.spec.spec.source.config.id): log.bytes
+            for one in self._loaded
+            if (log := self._health[one.name].log) is not None and log.bytes is not None
         }
 
     def _sink_status(self) -> _Values:

@@ -28,6 +28,32 @@ class SinkCheckpoint(BaseModel):
     age_seconds: Annotated[float, Field(description="Seconds since the checkpoint last moved.")]
 
 
+class UncapturedLog(BaseModel):
+    """What was last seen of the source's log that is not captured yet."""
+
+    seen_at: Annotated[float, Field(description="Seconds since 1970.")]
+    bytes: Annotated[
+        int | None,
+        Field(
+            description="Bytes of log after the captured position, of whatever tables; null if unknown."
+        ),
+    ]
+    growing_since: Annotated[
+        float | None, Field(description="Since when each look found more than the one before.")
+    ]
+    unread: Annotated[
+        bool | None,
+        Field(description="Whether it has changes to capture; null if nobody looked for them."),
+    ]
+    retained: Annotated[
+        int | None, Field(description="Bytes of log that the server keeps for this pipeline.")
+    ]
+    receiving_rows: Annotated[
+        int, Field(description="Rows so far of a transaction that is being received.")
+    ]
+    receiving_since: Annotated[float | None, Field(description="When its first rows came.")]
+
+
 class Ops(BaseModel):
     """The operational state of a pipeline."""
 
@@ -45,6 +71,7 @@ class Ops(BaseModel):
         float | None, Field(description="Uptime of the live run; null without one.")
     ] = None
     checkpoints: list[SinkCheckpoint]
+    source_log: UncapturedLog | None = None
 
 
 class Trouble(BaseModel):

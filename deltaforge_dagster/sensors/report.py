@@ -10,6 +10,7 @@ Two things hide a reported result in the UI:
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import dagster as dg
@@ -20,6 +21,10 @@ from deltaforge_dagster.assets.health import health_evaluation
 from deltaforge_dagster.pipeline.health.health import Health
 
 _HISTORY = 10
+_GROWTH_SECONDS = 60.0
+
+_growing: dict[str, float] = {}
+"""For each pipeline whose log ahead grows, when that was last written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluat
 def report_health(instance: dg.DagsterInstance, name: str, found: Health) -> None:
     """Write the health of a pipeline when it changes, and the first time.
 
-    A materialization is written with the check, because otherwise the Catalog shows *Never materialized*.
+    A materialization is written with the check, because otherwise the Catalog shows *Never materialized*. It plots the
+    log ahead, so one is also written every minute while that grows, and once it does no more.
     """
     evaluation = health_evaluation(name, found)
     shown = newest_evaluation(instance, evaluation.asset_check_key)
@@ -74,13 +80,27 @@ def report_health(instance: dg.DagsterInstance, name: str, found: Health) -> Non
         evaluation.passed,
         evaluation.description,
     ):
-        metadata = {"status": found.status, "problems": len(found.problems)}
-        instance.report_runless_asset_event(
-            dg.AssetMaterialization(evaluation.asset_key, metadata=metadata)
-        )
+        _materialize(instance, evaluation.asset_key, found)
         instance.report_runless_asset_event(evaluation)
     else:
         report_again(instance, evaluation.asset_check_key)
+        grows = found.log is not None and found.log.growing_since is not None
+        last = _growing.get(name)
+        if (grows and (last is None or time.monotonic() - last >= _GROWTH_SECONDS)) or (
+            not grows and last is not None
+        ):
+            _materialize(instance, evaluation.asset_key, found)
+            if grows:
+                _growing[name] = time.monotonic()
+            else:
+                del _growing[name]
+
+
+def _materialize(instance: dg.DagsterInstance, asset: dg.AssetKey, found: Health) -> None:
+    metadata: dict[str, str | int] = {"status": found.status, "problems": len(found.problems)}
+    if found.log is not None and found.log.bytes is not None:
+        metadata["log_ahead_bytes"] = found.log.bytes
+    instance.report_runless_asset_event(dg.AssetMaterialization(asset, metadata=metadata))
 
 
 def report_turn(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation) -> None:

@@ -130,6 +130,11 @@ SOURCE_RECEIVED = _gauge(
     stored=True,
 )
 SOURCE_IDLE = _gauge("source_idle_seconds", "pipeline source", "Time since something was captured.")
+SOURCE_LOG_AHEAD = _gauge(
+    "source_log_ahead_bytes",
+    "pipeline source",
+    "Log of the source after the captured position, of whatever tables, when last measured.",
+)
 SOURCE_SCHEMA_HITS = _counter(
     "source_schema_cache_hits_total",
     "pipeline source",

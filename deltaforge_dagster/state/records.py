@@ -111,6 +111,10 @@ class NotedFinding:
     since: float
 
 
+LOOK_SECONDS = 30.0
+"""For so long a look at the source's log counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceLog:
     """What was last seen of the log that is not captured yet.
@@ -121,6 +125,8 @@ class SourceLog:
         growing_since: Since when each look found more of it than the one before; None if the last one did not.
         unread: Whether it has changes that are to be captured; None if nobody looked for them.
         retained: Bytes of log that the server keeps because of the pipeline; None if it keeps none.
+        receiving_rows: Rows so far of a transaction that is being received; 0 if none is.
+        receiving_since: When its first rows came.
     """
 
     seen_at: float
@@ -128,6 +134,13 @@ class SourceLog:
     growing_since: float | None = None
     unread: bool | None = None
     retained: int | None = None
+    receiving_rows: int = 0
+    receiving_since: float | None = None
+
+    def all_read(self, now: float) -> bool:
+        """Whether somebody has just looked, and found nothing that is to be captured."""
+        fresh = now - self.seen_at <= LOOK_SECONDS
+        return fresh and not self.receiving_rows and (self.bytes == 0 or self.unread is False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from deltaforge_dagster.assets.names import RUN_TAG, job_name
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
-from deltaforge_dagster.state.records import HeldPart
+from deltaforge_dagster.state.records import HeldPart, SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.api.conftest import Api
 from tests.api.scraped import scrape
@@ -106,3 +106,24 @@ def test_the_server_itself(api: Api) -> None:
         assert names[name] > 0
     accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
     assert "process_cpu_seconds_total" in api.client.get("/metrics", headers=accept).text
+
+
+def test_log_that_is_not_captured(api: Api) -> None:
+    """The metric and the API show what was last measured; nothing before that."""
+    api.create("orders")
+    assert api.client.get("/pipelines/orders").json()["ops"]["source_log"] is None
+    api.store.pipelines.note_source_log(
+        "orders", SourceLog(7.0, 4096, 5.0, unread=True, retained=9)
+    )
+    shown = api.client.get("/pipelines/orders").json()["ops"]["source_log"]
+    assert shown == {
+        "seen_at": 7.0,
+        "bytes": 4096,
+        "growing_since": 5.0,
+        "unread": True,
+        "retained": 9,
+        "receiving_rows": 0,
+        "receiving_since": None,
+    }
+    metrics = api.client.get("/metrics").text
+    assert 'deltaforge_source_log_ahead_bytes{pipeline="orders",source="db"} 4096.0' in metrics

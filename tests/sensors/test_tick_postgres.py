@@ -24,6 +24,7 @@ from deltaforge_dagster.sensors import watch_room
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.sensors.watch_room import WatchRoom
+from deltaforge_dagster.state.records import SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_postgres import StartPostgres
 from tests.pipeline.changes import eventually
@@ -339,3 +340,39 @@ def test_nothing_waits_behind_a_watch(
         assert "no changes" in made.tick(NoRoom(1))
         bench.connection.close()
         bench.connection = psycopg.connect(bench.dsn, autocommit=True)
+
+
+def test_log_that_is_not_captured(
+    postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ticks measure it, also while the pipeline is paused, and say whether it has changes of captured tables."""
+    with PostgresBench(postgres_dsn) as bench:
+        pipeline = ticked(bench)
+
+        def log(statement: str) -> SourceLog:
+            bench.execute("SET synchronous_commit = on", statement)
+            pipeline.answer(None)
+            found = pipeline.health.log
+            assert found is not None
+            assert found.bytes is not None
+            assert found.retained is not None
+            assert found.retained >= found.bytes > 0
+            return found
+
+        first = log("INSERT INTO other SELECT n, 'x' FROM generate_series(1, 1000) n")
+        assert first.unread is False
+        assert first.bytes is not None
+        pipeline.store.pipelines.set_desired_state("orders", "paused")
+        second = log("INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 1000) n")
+        assert second.unread is None
+        assert (second.bytes or 0) > first.bytes + 50_000
+        assert second.growing_since == first.growing_since or first.seen_at
+        third = log("INSERT INTO orders VALUES (0, 'x')")
+        assert third.growing_since == second.growing_since
+        key = health_key("orders")
+        event = pipeline.instance.get_latest_materialization_event(key)
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert event.asset_materialization.metadata["log_ahead_bytes"].value == second.bytes
+        pipeline.store.pipelines.set_desired_state("orders", "running")
+        assert log("INSERT INTO orders VALUES (-1, 'x')").unread is True

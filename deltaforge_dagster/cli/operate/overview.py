@@ -87,6 +87,7 @@ class Overview:
             "committed_position": _fields(row.confirmed_position),
             "captured_segments": row.next_segment - 1,
             "capture_pause": row.capture_pause,
+            "source_log": None if self.health.log is None else asdict(self.health.log),
             "journal_bytes": self.journal_bytes,
             "range": newest
             and {

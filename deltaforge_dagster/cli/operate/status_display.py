@@ -14,7 +14,7 @@ from deltaforge_dagster.cli.output import duration, position, size
 from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.health.health import Health
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.state.records import HoldRow, LeaseRow, RangeRow
+from deltaforge_dagster.state.records import HoldRow, LeaseRow, RangeRow, SourceLog
 
 _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
 
@@ -69,6 +69,8 @@ def _pipeline(one: Overview) -> RenderableType:
         "  captured",
         f"{position(row.captured_position or row.start_position)}, segment {row.next_segment - 1:,}",
     )
+    if one.health.log is not None:
+        facts.add_row("  log ahead", _log_ahead(one.health.log, now))
     if row.capture_pause is not None:
         facts.add_row("  paused", Text(row.capture_pause, style="yellow"))
     for hold in one.holds:
@@ -83,6 +85,19 @@ def _pipeline(one: Overview) -> RenderableType:
     facts.add_row("  seen", _seen(one))
     title = _title(row.name, one.health, one.lag_seconds)
     return Group(title, *_problems(one.health, now), facts)
+
+
+def _log_ahead(log: SourceLog, now: float) -> str:
+    """Return what the source has that is not captured yet."""
+    said = "not measured" if log.bytes is None else size(log.bytes)
+    if log.unread is not None:
+        said += ", with changes to capture" if log.unread else ", without changes to capture"
+    if log.growing_since is not None:
+        said += f", growing for {duration(now - log.growing_since)}"
+    if log.receiving_rows:
+        since = 0.0 if log.receiving_since is None else now - log.receiving_since
+        said += f"; a transaction is being received: {pluralize(log.receiving_rows, 'row')} in {duration(since)}"
+    return f"{said} (seen {duration(now - log.seen_at)} ago)"
 
 
 def _seen(one: Overview) -> str:
@@ -152,7 +167,7 @@ def _sinks(one: Overview) -> RenderableType:
             f"  {checkpoint.sink}",
             f"{checkpoint.segment:,}"
             + ("" if checkpoint.complete else f" row {checkpoint.ordinal:,}"),
-            _behind(one.pipeline.name, view),
+            _behind(one, view),
             duration(view.lag_seconds) if view.segments else "-",
             f"{duration(one.now - checkpoint.updated_at)} ago",
             f"{checkpoint.failures}",
@@ -165,12 +180,14 @@ def _sinks(one: Overview) -> RenderableType:
     return Group(table, *said)
 
 
-def _behind(pipeline: str, view: SinkView) -> str:
+def _behind(one: Overview, view: SinkView) -> str:
+    """Return what a sink lacks: `no` only if nothing is left in the source either, as far as is known."""
     checkpoint = view.checkpoint
-    command = go_on_command(pipeline, checkpoint.sink, checkpoint.state)
+    command = go_on_command(one.pipeline.name, checkpoint.sink, checkpoint.state)
     if not checkpoint.attached:
         return f"detached; {command}"
-    lacks = "no"
+    log = one.health.log
+    lacks = "no" if log is not None and log.all_read(one.now) else "no segment"
     if view.segments:
         lacks = f"{pluralize(view.segments, 'segment')}, {pluralize(view.rows, 'row')}"
     return f"{lacks}; paused: {command}" if checkpoint.paused else lacks

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.engine.engine import SegmentLimits
@@ -29,6 +29,7 @@ from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture.cutter import Hold, SegmentCutter
 from deltaforge_dagster.pipeline.capture.holds import Holds
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.control.unread_log import NOTHING
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.meters import Versions, captured, read_again, read_failed
 from deltaforge_dagster.pipeline.run_context import LeasedRun
@@ -98,6 +99,7 @@ class Capture:
         failing_since: Monotonic time since which nothing could be captured; None while capture works.
         passed: A position that the log has passed without a change for this pipeline, newer than
             everything captured, or None.
+        received: What was read of the log, and is not captured yet.
         in_transaction: Whether changes were read whose commit was not read yet.
         reading: Whether the log is being read and all released holds are in the journal.
         moved_at: Monotonic time of the last capture.
@@ -124,6 +126,7 @@ class Capture:
         self.failing_since: float | None = None
         self.passed: Position | None = None
         self.in_transaction = False
+        self.received = NOTHING
         self.reading = False
         self.moved_at = self._began = time.monotonic()
         self.segments = 0
@@ -321,6 +324,7 @@ class Capture:
                     self._take_over_chunks(cutter)
                     self.passed = cutter.passed
                     self.in_transaction = cutter.in_transaction
+                    self.received = cutter.received
                     if self._paused.is_set():
                         cutter.cut()
                         self._wait_while_paused()
@@ -336,6 +340,7 @@ class Capture:
             raise
         finally:
             self.in_transaction = False
+            self.received = replace(self.received, rows=0, since=None)
             cutter.abandon()
         return start
 

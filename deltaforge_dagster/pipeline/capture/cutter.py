@@ -21,6 +21,7 @@ import pyarrow as pa
 from deltaforge_dagster.config.engine.engine import SegmentLimits
 from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture.holds import kind_of
+from deltaforge_dagster.pipeline.control.unread_log import Received
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.state.records import HeldPart, Trigger
@@ -97,6 +98,8 @@ class SegmentCutter:
         self._end: Position | None = None  # None also while a spilled transaction is open
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
+        self._open_rows = 0
+        self._open_since: float | None = None
 
     def accept(self, batch: ChangeBatch) -> None:
         """Add a batch, and end the segment if it is due; an empty batch only checks whether it is due."""
@@ -104,12 +107,16 @@ class SegmentCutter:
             self.passed = None
             self._waiting.append(batch.rows)
             self._waiting_bytes += batch.rows.nbytes
+            if batch.end is None:
+                self._open_rows += batch.rows.num_rows
+                self._open_since = self._open_since or time.time()
         if batch.held:
             self.passed = None
             self._waiting_held += batch.held
             self._waiting_bytes += sum(len(event.data) for event in batch.held)
         if batch.end is not None:
             self._write_waiting()
+            self._open_rows, self._open_since = 0, None
             self._reached = batch.end
             if self._writer is None and not self._holds:
                 self.passed = batch.end
@@ -126,6 +133,11 @@ class SegmentCutter:
     def reached(self) -> Position:
         """Position up to which the log was read, between two transactions."""
         return self._reached
+
+    @property
+    def received(self) -> Received:
+        """What was accepted, and is not captured yet."""
+        return Received(self.passed, self._open_rows, self._open_since)
 
     @property
     def in_transaction(self) -> bool:

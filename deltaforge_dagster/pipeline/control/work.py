@@ -30,6 +30,7 @@ from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.secret_changes import note_secrets
 from deltaforge_dagster.pipeline.control.specs import note_spec
+from deltaforge_dagster.pipeline.control.unread_log import note_unread_changes
 from deltaforge_dagster.pipeline.held_keys import due_entries
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
@@ -237,7 +238,9 @@ def _query(
             return Work("start", str(delayed))
         return NoWork("start position fixed")
     after = parse_position(pipeline.captured_position or pipeline.start_position)
-    if source.has_changes(after):
+    unread = source.has_changes(after)
+    note_unread_changes(store, loaded.name, unread=unread)
+    if unread:
         return Work("changes", _CHANGED)
     return NoWork("no changes in the source, every sink has what was captured", after)
 

@@ -42,6 +42,7 @@ from deltaforge_dagster.state.records import (
     LeaseRow,
     NotedFinding,
     PipelineRow,
+    SourceLog,
 )
 from deltaforge_dagster.state.since import CAPTURE_PAUSED, FILE_BROKEN, RETENTION, notice_of
 from deltaforge_dagster.state.store import StateStore
@@ -100,11 +101,13 @@ class Health:
         status: The desired state, or `failed` if changes are not captured although they should be.
         problems: What is wrong: errors first, and among them those that prevent capture.
         seen_at: When a run or a tick last worked on it; None if none ever did.
+        log: What was last seen of the log that is not captured yet; None if nobody has looked.
     """
 
     status: Status
     problems: tuple[HealthProblem, ...] = ()
     seen_at: float | None = None
+    log: SourceLog | None = None
 
     @property
     def well(self) -> bool:
@@ -375,7 +378,12 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
         text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
         others.append(HealthProblem("definitions", "warning", text, since=row.outdated_since))
     problems = sorted([*capture, *others], key=lambda one: one.severity != "error")
-    return Health("failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now))
+    return Health(
+        "failed" if failed else row.want,
+        tuple(problems),
+        _seen_at(row, lease, now),
+        store.pipelines.source_log(row.name),
+    )
 
 
 def _capture(

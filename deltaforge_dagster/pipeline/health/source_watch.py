@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.control.unread_log import Received, note_unread_log
 from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, note_findings
-from deltaforge_dagster.pipeline.health.unread_log import note_unread_log
 from deltaforge_dagster.sources.base import IdentifyingSource, Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.registry import parse_position
@@ -49,7 +49,11 @@ def inspect_source(
         all is well, and if there is nothing to check: the pipeline has no start position yet, or must not capture.
     """
     row = store.pipelines.get(loaded.name)
-    if row is None or row.start_position is None or row.want != "running":
+    if row is None or row.start_position is None:
+        return None
+    if row.want != "running":
+        with suppress(DeltaforgeError), closing(build_source()) as source:
+            note_unread_log(store, loaded.name, source)
         return None
     try:
         with closing(build_source()) as source:
@@ -84,6 +88,7 @@ class SourceWatch:
         loaded: The pipeline.
         build_source: Creates a source for this thread.
         warn: Called with each new finding.
+        received: Returns what the run has read of the log, and not captured yet.
     """
 
     def __init__(
@@ -92,7 +97,9 @@ class SourceWatch:
         loaded: LoadedPipeline,
         build_source: Callable[[], Source],
         warn: Callable[[str], None],
+        received: Callable[[], Received],
     ) -> None:
+        self._received = received
         self._store = store
         self._name = loaded.name
         self._seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
@@ -122,7 +129,7 @@ class SourceWatch:
                 found = source.maintain(None)
                 _note_tables(self._store, self._name, source)
                 self._note(found)
-                note_unread_log(self._store, self._name, source)
+                note_unread_log(self._store, self._name, source, self._received())
         except Retryable as error:  # capture meets it as well, and records when it tries again
             logger.debug("%s: the source was not looked at: %s", self._name, error)
         except DeltaforgeError as error:  # the stream that is already open may still work

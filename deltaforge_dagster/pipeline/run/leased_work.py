@@ -136,8 +136,13 @@ class LeasedWork:
                 self._warm_start = WarmStart(
                     self._store, self._loaded.name, self._context.build_source, self._observer.warn
                 )
+                capture = self._capture
                 self._source_watch = SourceWatch(
-                    self._store, self._loaded, self._context.build_source, self._observer.warn
+                    self._store,
+                    self._loaded,
+                    self._context.build_source,
+                    self._observer.warn,
+                    lambda: capture.received,
                 )
             ended = self._supervise(ranges, goal)
         except LeaseLost:

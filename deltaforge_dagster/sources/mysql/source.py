@@ -18,7 +18,13 @@ from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, LogSection, ReadLimits, SourceNotes
+from deltaforge_dagster.sources.base import (
+    ChangeBatch,
+    LogSection,
+    ReadLimits,
+    SourceNotes,
+    UnreadLog,
+)
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection import identity, server_log
@@ -272,12 +278,21 @@ class MysqlSource:
 
     def behind(self, position: Position) -> int:
         """Return how many bytes of log there are after a position; 0 if unknown."""
-        place = _binlog(position)
-        with contextlib.suppress(DeltaforgeError), self._server.query(_HEAD_SECONDS) as session:
-            files = server_log.log_files(session)
-            later = [size for name, size in files.items() if place < BinlogPosition(name, 0)]
-            return sum(later) + max(files.get(place.file, 0) - place.pos, 0)
+        with contextlib.suppress(DeltaforgeError):
+            return self.unread_log(position).bytes
         return 0
+
+    def unread_log(self, position: Position) -> UnreadLog:
+        """Return how many bytes of log there are after a position. The server keeps none for a pipeline.
+
+        Raises:
+            DeltaforgeError: The server does not answer within 2 seconds, or refuses.
+        """
+        place = _binlog(position)
+        with self._server.query(_HEAD_SECONDS) as session:
+            files = server_log.log_files(session)
+        later = [size for name, size in files.items() if place < BinlogPosition(name, 0)]
+        return UnreadLog(sum(later) + max(files.get(place.file, 0) - place.pos, 0))
 
     def warm(self) -> None:
         """Compile the kernels, or load them from the cache."""

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.cli.operate import remove
 from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.pipeline.control.unread_log import note_unread_log
 from deltaforge_dagster.pipeline.control.work import begin
 from deltaforge_dagster.pipeline.health.health import note_tick
-from deltaforge_dagster.pipeline.health.unread_log import note_unread_log
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state.store import StateStore
 from tests.sensors.test_tick_postgres import FILE

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.state.records import SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.control.test_catalog import FILE
 from tests.state.make import NAME, capture, deliver, expire, held
@@ -63,7 +64,7 @@ def test_status_of_a_live_pipeline(store: StateStore) -> None:
     assert shown[6][1].startswith("run run-1 (epoch 1), ")
     assert shown[7] == ["seen", "a run is at work"]
     assert shown[8] == ["sink", "segment", "behind", "lag", "moved", "failures", "next attempt"]
-    assert shown[9][:4] == ["cache", "3", "no", "-"]
+    assert shown[9][:4] == ["cache", "3", "no segment", "-"], "nobody has looked at the source"
     assert shown[10][:3] == ["file", "2 row 1", "2 segments, 4 rows"]
     assert " d" in shown[10][3], "its changes are of 1970"
     assert shown[10][5] == "1"
@@ -171,3 +172,33 @@ def test_memory_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert result.exit_code == 2
     assert "memory" in result.stderr
+
+
+def test_what_is_not_read_yet(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink is not behind only if somebody has just found that the source has nothing left; the line says how much it has."""
+    deliver(store, held(store, "cache"), "cache", 0)
+    now = store.now()
+    monkeypatch.setattr(type(store.database), "now", lambda _self: now)
+
+    def shown(log: SourceLog) -> tuple[str, str]:
+        store.pipelines.note_source_log(NAME, log)
+        found = {line[0]: line for line in lines("status")}
+        return found["log ahead"][1], found["cache"][2]
+
+    assert shown(SourceLog(now, 0)) == ("0 B (seen 0 s ago)", "no")
+    assert shown(SourceLog(now, 2048, unread=False)) == (
+        "2.0 KiB, without changes to capture (seen 0 s ago)",
+        "no",
+    )
+    assert shown(SourceLog(now, 2048))[1] == "no segment"
+    assert shown(SourceLog(now, 5 << 20, now - 180, unread=True)) == (
+        "5.0 MiB, with changes to capture, growing for 3 min (seen 0 s ago)",
+        "no segment",
+    )
+    assert shown(SourceLog(now, 0, receiving_rows=1200, receiving_since=now - 7)) == (
+        "0 B; a transaction is being received: 1,200 rows in 7 s (seen 0 s ago)",
+        "no segment",
+    )
+    assert shown(SourceLog(now - 60, 0)) == ("0 B (seen 1 min ago)", "no segment")
+    (found,) = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["pipelines"]
+    assert found["source_log"]["bytes"] == 0

@@ -22,9 +22,11 @@ from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.registry import parse_position
+from deltaforge_dagster.state.records import SourceLog
 from deltaforge_lab.servers.http import HttpAnswer, HttpServer
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
+from tests.faulty_proxy import FaultyProxy
 from tests.fix_spark import SparkAddress
 from tests.pipeline.live import Feed, opened_feed
 
@@ -359,3 +361,36 @@ def test_a_password_that_is_corrected(make_feed: MakeFeed) -> None:
     assert feed.store.checkpoints.read(feed.name)["redis"].next_attempt_at == 0.0
     feed.catch_up()
     assert len(feed.delivered("customers")) == 3
+
+
+def test_a_transaction_that_is_being_received(make_feed: MakeFeed) -> None:
+    """What has come of it shows, and what has not, for as long as it is not whole; afterwards nothing is ahead."""
+    feed = make_feed(run=PATIENT, dagster="{sensor_interval_seconds: 1}")
+    address = urlsplit(feed.shop.dsn)
+    assert address.hostname is not None
+    assert address.port is not None
+    target = address.hostname, address.port
+    with FaultyProxy(target, 1 << 20, 1, 7, faults=["delay"], most_delay=10_000.0) as proxy:
+        direct = feed.path.read_text()
+        feed.path.write_text(direct.replace(feed.shop.dsn, proxy.through(feed.shop.dsn)))
+        slow = feed.begin()
+        insert(feed.shop, 1, 100_000)
+
+        def log() -> SourceLog:
+            return feed.store.pipelines.source_log(feed.name) or SourceLog(0.0)
+
+        eventually(lambda: log().receiving_rows > 0, what="the first rows")
+        seen = log()
+        assert seen.receiving_rows < 100_000
+        assert (seen.bytes or 0) > 1 << 20
+        assert seen.receiving_since is not None
+        assert not seen.all_read(seen.seen_at)
+        row = feed.store.pipelines.get(feed.name)
+        assert row is not None
+        assert row.next_segment == 1
+    slow.run.request_end()
+    slow.outcome()
+    feed.path.write_text(direct)
+    feed.catch_up()
+    assert (log().receiving_rows, log().receiving_since) == (0, None)
+    assert len(feed.delivered("customers")) == 100_000
