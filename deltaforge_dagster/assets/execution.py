@@ -26,6 +26,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
 from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.health.health import sinks_by_error
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 from deltaforge_dagster.pipeline.plural import pluralize
@@ -169,8 +170,10 @@ def failure_of(outcome: RunOutcome) -> str | None:
         return "the lease was lost: the state store could not be reached, or another run has taken over"
     attached = outcome.delivered.keys() - set(outcome.detached)
     if attached and attached == outcome.sink_errors.keys():
-        problems = [f"{sink}: {error}" for sink, error in sorted(outcome.sink_errors.items())]
-        return "every sink is down: " + "; ".join(problems)
+        problems = sinks_by_error(outcome.sink_errors).items()
+        return "every sink is down: " + "; ".join(
+            f"{', '.join(sinks)}: {error}" for error, sinks in problems
+        )
     return None
 
 

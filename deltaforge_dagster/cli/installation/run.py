@@ -38,12 +38,13 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.committed import committed_without
+from deltaforge_dagster.pipeline.health.health import HealthProblem, health, sinks_by_error
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.replay.closed_ranges import (
     keeps_what_it_has,
     split_by_delivery,
 )
-from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.resources.platform import Platform, existing_store
 from deltaforge_dagster.state.store import StateStore
 
 _INTERRUPTED = dg.DagsterExecutionInterruptedError.__name__
@@ -77,8 +78,12 @@ def run(
     try:
         with _progress(settings, loaded):
             result = _execute(settings, loaded, tags=tags)
-        outcome = _outcome(result)
-        success = result.success and _delivered(loaded, outcome) and not outcome["problems"]
+        outcome = _with_problems(settings, loaded, _outcome(result))
+        success = (
+            result.success
+            and _delivered(loaded, outcome)
+            and not any(problem["severity"] == "error" for problem in outcome["problems"])
+        )
     finally:
         if json_output:
             typer.echo(json.dumps({"pipeline": loaded.name, "success": success, **outcome}))
@@ -88,6 +93,22 @@ def run(
         _report(loaded.name, outcome)
     if not success:
         raise typer.Exit(1)
+
+
+def _with_problems(
+    settings: Settings, loaded: LoadedPipeline, outcome: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the outcome of a run that worked with the problems that `status` shows now.
+
+    A state store in the memory of the run is gone; then the problems are those at its end.
+    """
+    if not {"captured", "error"} & outcome.keys():
+        return outcome
+    with existing_store(settings) as store:
+        if store is None:
+            return {"problems": [], **outcome}
+        problems = [problem.to_json() for problem in health(store, loaded).problems]
+    return {**outcome, "problems": problems}
 
 
 def _delivered(loaded: LoadedPipeline, outcome: Mapping[str, Any]) -> bool:
@@ -111,12 +132,14 @@ def _report(pipeline: str, outcome: Mapping[str, Any]) -> None:
     typer.echo(_sentence(outcome))
     if outcome["capture_error"] is not None:
         typer.secho(f"error: {outcome['capture_error']}", fg=typer.colors.RED, err=True)
-    for problem in outcome["problems"]:
-        said = outcome["capture_error"] is not None and outcome["capture_error"] in problem
-        if not (said or problem.startswith("sink ")):
-            typer.secho(f"error: {problem}", fg=typer.colors.RED, err=True)
-    for sink, error in sorted(outcome["sink_errors"].items()):
-        typer.echo(f"{sink} is behind and fails: {error}")
+    said = outcome["capture_error"] or ""
+    for problem in (HealthProblem(**fields) for fields in outcome["problems"]):
+        named = problem.text in said or problem.subject.startswith("sink")
+        if problem.severity == "error" and not named:
+            typer.secho(f"error: {problem.line}", fg=typer.colors.RED, err=True)
+    for error, sinks in sinks_by_error(outcome["sink_errors"]).items():
+        fail = "is behind and fails" if len(sinks) == 1 else "are behind and fail"
+        typer.echo(f"{', '.join(sinks)} {fail}: {error}")
 
 
 def replay(

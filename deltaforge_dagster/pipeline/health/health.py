@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -55,6 +55,7 @@ NOTED_EVERY = 15.0
 
 _RELOAD = "press Reload in its UI (Deployment, Code locations)"
 _REPORTED = "what the process that works on it reports is shown"
+_SINK, _SINKS = "sink ", "sinks "
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
 _SCHEDULED_SECONDS = 25 * 3600.0
@@ -367,6 +368,43 @@ def _passes(failure: Failure) -> bool:
     return failure.next_attempt_at is not None and failure.subject == "source"
 
 
+def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return sinks by their error, each error once: a server that is down fails every sink that it has.
+
+    Args:
+        errors: The error of each sink.
+    """
+    sinks: dict[str, list[str]] = {}
+    for sink, error in sorted(errors.items()):
+        sinks.setdefault(error.removeprefix(f"sink {sink}: "), []).append(sink)
+    return sinks
+
+
+def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
+    """Return problems with each text once: sinks that fail for the same reason are one problem."""
+    merged: dict[tuple[str, str, str | None], HealthProblem] = {}
+    for problem in problems:
+        is_sink = problem.subject.startswith(_SINK)
+        key = problem.severity, problem.text if is_sink else problem.line, problem.remedy
+        known = merged.get(key)
+        if known is None:
+            merged[key] = problem
+        elif known.subject != problem.subject:
+            names = known.subject.removeprefix(_SINKS).removeprefix(_SINK)
+            subject = f"{_SINKS}{names}, {problem.subject.removeprefix(_SINK)}"
+            merged[key] = replace(
+                known,
+                subject=subject,
+                since=_first(known.since, problem.since),
+                next_attempt_at=_first(known.next_attempt_at, problem.next_attempt_at),
+            )
+    return list(merged.values())
+
+
+def _first(one: float | None, other: float | None) -> float | None:
+    return min((time for time in (one, other) if time is not None), default=None)
+
+
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
     now, lease = store.now(), store.leases.get(row.name)
     capture = list(_capture(store, row, spec, lease, now)) if row.want == "running" else []
@@ -377,7 +415,7 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
     if row.outdated_since is not None and spec is not None:
         text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
         others.append(HealthProblem("definitions", "warning", text, since=row.outdated_since))
-    problems = sorted([*capture, *others], key=lambda one: one.severity != "error")
+    problems = sorted(_once([*capture, *others]), key=lambda one: one.severity != "error")
     return Health(
         "failed" if failed else row.want,
         tuple(problems),

@@ -91,6 +91,7 @@ class LeasedWork:
         self._warm_start: WarmStart | None = None
         self._source_watch: SourceWatch | None = None
         self._waited_for: str | None = None
+        self._first_range = 1
 
     @property
     def reading(self) -> bool:
@@ -111,6 +112,7 @@ class LeasedWork:
             opened=self._observer.range_opened,
         )
         ranges.close_left_open()
+        self._first_range = pipeline.next_range
         self._observer.publish()
         try:
             pipeline, goal = self._start_position(pipeline)
@@ -304,7 +306,7 @@ class LeasedWork:
         found = health(self._store, self._loaded)
         return RunOutcome(
             reason=reason,
-            captured=0 if capture is None else capture.rows,
+            captured=self._captured(),
             segments=0 if capture is None else capture.segments,
             ranges=ranges.closed,
             delivered=self._deliverers.sent,
@@ -316,5 +318,10 @@ class LeasedWork:
             paused=self._pressure.paused,
             detached=tuple(one.sink for one in sinks if not one.attached),
             paused_sinks=tuple(one.sink for one in sinks if one.paused),
-            problems=tuple(one.line for one in found.problems if one.severity == "error"),
+            problems=found.problems,
         )
+
+    def _captured(self) -> int:
+        """Return how many changes the journal's ranges have from this run."""
+        rows = self._store.ranges.read(self._loaded.name, first=self._first_range)
+        return sum(one.rows for one in rows if one.epoch == self._run.lease.epoch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from deltaforge_dagster.pipeline.health.health import HealthProblem
+
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
@@ -14,7 +16,7 @@ class RunOutcome:
         reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
             `pipeline file changed`, `hold released`, `journal full`, `lease lost`, `capture failed`,
             `interrupted`, or `held elsewhere`.
-        captured: Number of captured changes.
+        captured: Number of changes that the run has put into the journal, rows of snapshots included.
         delivered: Number of messages sent, by sink.
         capture_error: Why capture failed or is failing, None if it works.
         sink_errors: The last error of each failing sink.
@@ -24,7 +26,7 @@ class RunOutcome:
         paused: Why capture was paused at the end, None if it was not.
         detached: Sinks that get nothing until they are attached again.
         paused_sinks: Sinks that get nothing until they are resumed; the journal keeps everything for them.
-        problems: The errors that `deltaforge status` shows at the end of the run.
+        problems: What `deltaforge status` shows at the end of the run.
     """
 
     reason: str
@@ -40,7 +42,7 @@ class RunOutcome:
     paused: str | None = None
     detached: tuple[str, ...] = ()
     paused_sinks: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[HealthProblem, ...] = ()
 
     @property
     def held(self) -> bool:

@@ -20,10 +20,10 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
+from deltaforge_dagster.cli.installation import run
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.health.health import Health, HealthProblem
-from deltaforge_dagster.pipeline.run import leased_work as module
 from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.database.tables import leases
@@ -194,7 +194,7 @@ def test_a_sink_that_fails_is_named(
         "failed", (HealthProblem("publication", "error", "t is not sent", ("ALTER x",)),)
     )
     with monkeypatch.context() as patch:
-        patch.setattr(module, "health", lambda *_: unsent)
+        patch.setattr(run, "health", lambda *_: unsent)
         uncaptured = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
     assert uncaptured.exit_code == 1
     assert "error: publication: t is not sent; run: ALTER x" in uncaptured.stderr
@@ -223,6 +223,10 @@ def test_a_sink_that_fails_is_named(
         {"lost": 1},
     )
     assert "lost.jsonl" in answer["sink_errors"]["lost"]
+    shown = CliRunner().invoke(app, ["status", "--json"])
+    (status,) = json.loads(shown.stdout)["pipelines"]
+    assert [problem["subject"] for problem in answer["problems"]] == ["sink lost"]
+    assert answer["problems"] == status["problems"]
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
@@ -253,7 +257,7 @@ def test_a_run_that_loses_its_lease_fails(tmp_path: Path, as_json: bool) -> None
     lost = "the lease was lost: the state store could not be reached, or another run has taken over"
     if as_json:
         answer = json.loads(result.stdout.splitlines()[-1])
-        assert answer == {"pipeline": "shop", "success": False, "error": lost}
+        assert answer == {"pipeline": "shop", "success": False, "error": lost, "problems": []}
     else:
         assert f"error: {lost}\n" in result.stderr
     assert lease is not None

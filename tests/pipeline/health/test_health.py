@@ -322,7 +322,7 @@ def test_a_quorum_of_sinks(
     assert lease is not None
     with sqlite_store.fenced(lease) as writer:
         for one in failing:
-            writer.checkpoints.failed(one, "connection refused", 7.0)
+            writer.checkpoints.failed(one, f"{one} refused", 7.0)
     found = health(sqlite_store, load_pipeline(tmp_path / "filed.yaml"))
     assert [one.severity for one in found.problems] == [severity] * len(failing)
 
@@ -349,6 +349,30 @@ def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> No
         writer.checkpoints.advance("redis", 0, -1, True, None)
     assert health(sqlite_store, loaded).problems == ()
     assert sqlite_store.checkpoints.read(NAME)["redis"].failing_since is None
+
+
+def test_an_outage_of_every_sink_is_named_once(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """Sinks that fail for the same reason are one problem, tried again when the first of them is; others stay."""
+    path = tmp_path / "filed.yaml"
+    more = "".join(
+        f'    - {{type: redis, config: {{id: {name}, uri: "redis://localhost", stream: s}}}}\n'
+        for name in ("second", "third")
+    )
+    path.write_text(FILE.rstrip() + f"\n{more}")
+    loaded = load_pipeline(path)
+    register(sqlite_store, loaded)
+    lease = sqlite_store.leases.acquire(NAME, "run", 900.0)
+    assert lease is not None
+    with sqlite_store.fenced(lease) as writer:
+        writer.checkpoints.failed("redis", "sink redis: connection refused", 9.0)
+        writer.checkpoints.failed("second", "sink second: connection refused", 7.0)
+        writer.checkpoints.failed("third", "sink third: timed out", 8.0)
+    found = health(sqlite_store, loaded)
+    assert texts(found) == [
+        ("error", "sinks redis, second", "connection refused"),
+        ("error", "sink third", "timed out"),
+    ]
+    assert found.problems[0].next_attempt_at == 7.0
 
 
 def test_tables_whose_older_rows_lack_a_column(

@@ -138,8 +138,8 @@ def test_a_table_that_is_not_sent(make_feed: MakeFeed) -> None:
     )
     statement = f'ALTER PUBLICATION "{config.publication}" ADD TABLE "public"."customers"'
     (problem,) = feed.catch_up().problems
-    assert problem.startswith("publication: not captured")
-    assert statement in problem
+    assert problem.line.startswith("publication: not captured")
+    assert problem.remedy == statement
     feed.shop.execute(statement)
     assert feed.catch_up().problems == ()
     assert health(feed.store, feed.loaded).problems == ()
@@ -279,13 +279,16 @@ def test_a_run_with_a_failing_sink_ends_by_idling(
         delivered={"redis": 10, "lines": 0},
         sink_errors={"lines": error},
         behind={"lines": outcome.segments},
-        problems=("sink lines: injected fault (fail_before)",),
+        problems=health(feed.store, feed.loaded).problems,
     )
     checkpoint = feed.store.checkpoints.read("feed")["lines"]
     assert (checkpoint.segment, checkpoint.last_error) == (0, error)
     assert checkpoint.failures > 0
     assert checkpoint.next_attempt_at > before
     assert feed.store.ranges.unpublished("feed") == []
+    (problem,) = outcome.problems
+    assert problem.line == "sink lines: injected fault (fail_before)"
+    assert outcome.captured == sum(row.rows for row in feed.store.segments.read("feed"))
 
     (faults / "lines").unlink()
     assert feed.catch_up().delivered == {"redis": 0, "lines": 10}
