@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.control.work import sensing_behind
 from deltaforge_dagster.pipeline.health.health import Health, health, health_without_file
 from deltaforge_dagster.state.records import (
     CheckpointRow,
@@ -55,6 +57,7 @@ class Overview:
         holds: Its holds.
         dead_letters: Figures of its dead letters.
         snapshot: The newest snapshot with the progress of each table, None if there is none.
+        unsensed: How many segments of the journal have not been sensed; None without sensing.
         health: Whether it works, and its problems.
         now: The state store's current time.
     """
@@ -67,6 +70,7 @@ class Overview:
     holds: Sequence[HoldRow]
     dead_letters: DeadLetterDepth
     snapshot: tuple[SnapshotRow, Mapping[str, SnapshotProgress]] | None
+    unsensed: int | None
     health: Health
     now: float
 
@@ -99,6 +103,7 @@ class Overview:
             },
             "run_id": lease.run_id if lease is not None and held else None,
             "sinks": [self._sink(one) for one in self.sinks],
+            "unsensed_segments": self.unsensed,
             "holds": [asdict(one) for one in self.holds],
             "dead_letters": asdict(self.dead_letters),
             "snapshot": self.snapshot
@@ -174,9 +179,17 @@ def overview(store: StateStore, row: PipelineRow, file: AnyPipeline | None) -> O
         snapshot=(snapshots[0], store.snapshots.progress(row.name, snapshots[0].snapshot))
         if snapshots
         else None,
+        unsensed=_unsensed(store, file),
         health=health_without_file(store, row) if file is None else health(store, file),
         now=now,
     )
+
+
+def _unsensed(store: StateStore, file: AnyPipeline | None) -> int | None:
+    sensing = file.spec.spec.schema_sensing if isinstance(file, LoadedPipeline) else None
+    if not isinstance(file, LoadedPipeline) or sensing is None or not sensing.enabled:
+        return None
+    return sensing_behind(store, file)
 
 
 def _view(store: StateStore, row: PipelineRow, one: CheckpointRow, now: float) -> SinkView:

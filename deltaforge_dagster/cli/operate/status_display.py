@@ -78,6 +78,8 @@ def _pipeline(one: Overview) -> RenderableType:
             facts.add_row("  held", _released(hold))
     facts.add_row("  confirmed", position(row.confirmed_position))
     facts.add_row("  journal", size(one.journal_bytes))
+    if one.unsensed:
+        facts.add_row("  sensing", f"{pluralize(one.unsensed, 'segment')} behind")
     if one.snapshot is not None:
         facts.add_row("  snapshot", _snapshot(one))
     facts.add_row("  range", _range(one.newest, now) if one.newest else "none yet")

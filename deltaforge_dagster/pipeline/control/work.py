@@ -7,6 +7,7 @@ A run is started if and only if nobody holds the lease and one of these is true:
 - dead letters must be delivered again, or no longer wait for anything;
 - pending changes of a sink that writes tables are old enough to be folded;
 - a table of a lake is to be loaded again, and no snapshot is in the way;
+- segments of the journal have not been sensed, and the last attempt did not fail;
 - a hold was released, so that its events can be written to the journal;
 - chunks of a snapshot were read and wait to be merged;
 - the source needs longer than a moment to make what the pipeline starts with;
@@ -32,6 +33,7 @@ from deltaforge_dagster.pipeline.control.secret_changes import note_secrets
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.control.unread_log import note_unread_changes
 from deltaforge_dagster.pipeline.held_keys import due_entries
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import AwaitableStart, Source
@@ -55,6 +57,7 @@ Reason = Literal[
     "resync",
     "hold released",
     "chunks read",
+    "sensing",
     "changes",
 ]
 
@@ -198,6 +201,7 @@ def find_work(
         or _redriven(store, pipeline, now)
         or _folded(store, loaded, now)
         or _resync(store, pipeline, now)
+        or _unsensed(store, loaded)
     )
     if work is not None:
         return work
@@ -332,6 +336,27 @@ def _resync(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None
         if one.begun or store.snapshots.unfinished(pipeline.name) is None:
             return Work("resync", f"{one.table_name} is to be loaded again into sink {one.sink}")
     return None
+
+
+def _unsensed(store: StateStore, loaded: LoadedPipeline) -> Work | None:
+    progress = store.sensing.progress(loaded.name)
+    if progress is not None and progress.problem is not None:
+        return None  # what fails is tried again by the next run that has other work
+    behind = sensing_behind(store, loaded)
+    if behind == 0:
+        return None
+    return Work("sensing", f"sensing lacks {behind} of the journal's segments")
+
+
+def sensing_behind(store: StateStore, loaded: LoadedPipeline) -> int:
+    """Return how many segments of the journal are ready to be sensed and are not; 0 without sensing."""
+    options = loaded.spec.spec.schema_sensing
+    progress = store.sensing.progress(loaded.name) if options and options.enabled else None
+    if progress is None:
+        return 0
+    chained = bool(loaded.spec.spec.processors)
+    segments = PendingSegments(store, loaded.name, chained=chained)
+    return len(segments.segments(first=progress.segment + 1))
 
 
 def _paused(store: StateStore, pipeline: PipelineRow) -> str | None:

@@ -83,6 +83,12 @@ _SLICES = StructType(
 )
 
 
+def are_few(segments: Sequence[SegmentRow]) -> bool:
+    """Return whether segments have so few rows that a Spark job costs more than doing its work in the run."""
+    rows, size = sum(one.rows for one in segments), sum(one.bytes for one in segments)
+    return rows <= SMALL_ROWS and size <= SMALL_BYTES
+
+
 class Encoder:
     """Encodes segments of one pipeline for all of its sinks; may be used by several threads at once.
 
@@ -156,10 +162,7 @@ class Encoder:
             JournalDamaged: A segment's file is missing, unreadable, or not what its row says.
             SettingsError: The server lacks our package, or does not share the journal with us.
         """
-        small = (
-            sum(one.rows for one in segments) <= SMALL_ROWS
-            and sum(one.bytes for one in segments) <= SMALL_BYTES
-        )
+        small = are_few(segments)
         contained = (one for segment in segments for one in segment.schema_versions.items())
         plan = self._plan_for(
             (table, one) for table, found in contained for one in fingerprints(found)

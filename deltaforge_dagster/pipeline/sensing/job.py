@@ -67,6 +67,10 @@ class SensingJob:
                 rows = [{"error": DeltaforgeError.__name__, "text": text}]
             yield pa.RecordBatch.from_pylist(rows, REPORT)
 
+    def report(self) -> pa.Table:
+        """Examine the segments in this process; return what a Spark task would."""
+        return pa.Table.from_batches(self.run([pa.RecordBatch.from_pylist([{"id": 0}])]), REPORT)
+
     def _learned(self) -> list[Learned]:
         journal = Journal(self.journal_url)
         tables = SensedTables(self.options, self.versions, self.states)

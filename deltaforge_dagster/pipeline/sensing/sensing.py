@@ -2,8 +2,8 @@
 
 It takes segments in the journal's order once they are ready for sinks, has one Spark task examine them, and stores
 the findings together with the segment's number, in one fenced transaction. So a segment counts once, however often
-runs are killed. Nothing waits for sensing, not even retention: a segment that was deleted before its turn is
-counted as skipped.
+runs are killed. Few rows are examined in the run, as they are encoded there: a short run has no Spark. Nothing waits for
+sensing but the end of a run, for a time; not even retention: a segment that was deleted before its turn is counted as skipped.
 
 Errors are stored for the check `sensing`, and retried with back-off.
 """
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.model import PipelineSpec
@@ -27,6 +28,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.encode.encoder import are_few
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
@@ -136,6 +138,8 @@ class Sensing:
                 if self._inspect_segments():
                     continue
                 backoff.reset()
+                if ending:
+                    return
                 self._ending.wait(_PAUSE_SECONDS)
                 self._news.wait(_PAUSE_SECONDS)
             except LeaseLost:
@@ -216,9 +220,13 @@ class Sensing:
                 if name in named or name not in self._versions
             },
         )
+        return learned_by(job.report() if are_few(rows) else self._by_spark(job, rows))
+
+    def _by_spark(self, job: SensingJob, rows: Sequence[SegmentRow]) -> pa.Table:
+        """Return the report of one Spark task."""
         what = f"segments {rows[0].segment} to {rows[-1].segment}"
         try:
-            report = (
+            return (
                 self._sessions.session()
                 .range(0, 1, 1, 1)
                 .mapInArrow(job.run, spark_schema(REPORT))
@@ -231,7 +239,6 @@ class Sensing:
                 f"{what}: the Spark job of sensing failed ({spark_condition(error)}); see the "
                 "server's log"
             ) from None
-        return learned_by(report)
 
     def _versions_of(
         self, tables: Collection[str], fingerprints: Collection[str]

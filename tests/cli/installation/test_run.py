@@ -27,6 +27,7 @@ from deltaforge_dagster.pipeline.health.health import Health, HealthProblem
 from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.database.tables import leases
+from deltaforge_dagster.state.metric_families import SCHEMA_EVENTS
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import SparkAddress
 from tests.state.make import NAME, capture, deliver, held
@@ -380,3 +381,26 @@ def test_what_a_run_imports(
         "in the end": ["grpc", "numba", "pyspark"],
     }, done.stderr
     assert '{"id":7}' in (tmp_path / "good.jsonl").read_text()
+
+
+def test_few_rows_are_sensed_without_spark(tmp_path: Path) -> None:
+    """A short run knows all that it has captured when it ends; `status` says nothing of it, and no Spark was started."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as shop:
+        shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, doc TEXT)")
+        text = TWO_SINKS.format(folder=tmp_path).replace(",\n        snapshot: {mode: initial}", "")
+        sensing = "  schema_sensing: {enabled: true, sampling: {warmup_events: 20}}\n"
+        (tmp_path / "pipelines" / "shop.yaml").write_text(text + sensing)
+        for count in (0, 1, 2):
+            shop.executemany("INSERT INTO t VALUES (NULL, '{}')", [()] * count)
+            assert CliRunner().invoke(app, ["run", "shop", "--until-caught-up"]).exit_code == 0
+    store = StateStore.open(Settings.from_env().state_url)
+    sensed = sum(one.value for one in store.metrics.read() if one.name == SCHEMA_EVENTS.name)
+    assert sensed == 3
+    progress, row = store.sensing.progress("shop"), store.pipelines.get("shop")
+    store.close()
+    assert progress is not None
+    assert row is not None
+    assert progress.segment == row.next_segment - 1
+    (status,) = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["pipelines"]
+    assert status["unsensed_segments"] == 0
+    assert not (Settings.from_env().home / "spark").exists()

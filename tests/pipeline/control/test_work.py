@@ -13,10 +13,12 @@ from deltaforge_dagster.pipeline.control.work import (
     Work,
     find_work,
     next_probe,
+    sensing_behind,
 )
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.records import HeldPart, Lease, NewSegment
+from deltaforge_dagster.state.sensing import Findings
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import PlayedSource, transaction
@@ -352,3 +354,36 @@ def test_pending_changes_that_are_old(sqlite_store: StateStore, tmp_path: Path) 
     assert "folded" in found("{type: delta, config: {id: lake, path: /tmp/lake}}")
     store.checkpoints.pause("p", "lake")
     assert "folded" not in found(sink, 1e-9)
+
+
+def test_segments_that_are_not_sensed_are_work(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """Once sensing has begun; not while it fails, which only another run's work can show to be over."""
+    path = tmp_path / "p.yaml"
+    path.write_text(PIPELINE + "  schema_sensing: {enabled: true}\n")
+    loaded = load_pipeline(path)
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+    lease = held(sqlite_store)
+    with sqlite_store.fenced(lease) as writer:
+        writer.sensing.note(Findings(0))
+    capture_one(sqlite_store, lease, close=True)
+    with sqlite_store.fenced(lease) as writer:
+        for sink in ("one", "two"):
+            writer.checkpoints.advance(sink, 1, 0, True, None)
+        writer.lease.release()
+
+    found = find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+    assert isinstance(found, Work)
+    assert (found.reason, found.detail) == ("sensing", "sensing lacks 1 of the journal's segments")
+    assert sensing_behind(sqlite_store, load_pipeline(path)) == 1
+
+    lease = held(sqlite_store)
+    with sqlite_store.fenced(lease) as writer:
+        writer.sensing.fail("no idea")
+        writer.lease.release()
+    assert isinstance(find_work(sqlite_store, loaded, lambda: PlayedSource([])), NoWork)
+    lease = held(sqlite_store)
+    with sqlite_store.fenced(lease) as writer:
+        writer.sensing.note(Findings(1))
+        writer.lease.release()
+    assert isinstance(find_work(sqlite_store, loaded, lambda: PlayedSource([])), NoWork)
+    assert sensing_behind(sqlite_store, loaded) == 0

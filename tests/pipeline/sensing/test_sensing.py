@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.pipeline.sensing import views
 from deltaforge_dagster.pipeline.sensing.job import learned_by
@@ -78,8 +79,9 @@ def looked_at(feed: Feed) -> float:
     return sum(one.value for one in feed.store.metrics.read() if one.name == SCHEMA_EVENTS.name)
 
 
-def test_documents_and_drift(feed: Feed, shop: Shop) -> None:
+def test_documents_and_drift(feed: Feed, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark learns from what the chain left, run after run; each row counts once, and sinks have all."""
+    monkeypatch.setattr(encoder, "SMALL_ROWS", -1)
     run = feed.begin()
     insert(shop, 1, 50)
     shop.execute("UPDATE customers SET name = 'dropped' WHERE id = 1")
