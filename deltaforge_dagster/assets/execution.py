@@ -163,7 +163,13 @@ def _source_problem(run_context: RunContext) -> str | None:
 
 def failure_of(outcome: RunOutcome) -> str | None:
     """Return why a run failed: capture failed, the lease was lost, or every sink is down; else None."""
-    asked = outcome.reason in {"asked", "paused", "stopped", "pipeline file changed"}
+    asked = outcome.reason in {
+        "asked",
+        "paused",
+        "stopped",
+        "pipeline file changed",
+        "pipeline file removed",
+    }
     if outcome.capture_error is not None and not asked:
         return f"capture failed: {outcome.capture_error}"
     if outcome.reason == "lease lost":

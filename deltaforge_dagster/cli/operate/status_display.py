@@ -69,8 +69,8 @@ def _pipeline(one: Overview) -> RenderableType:
         "  captured",
         f"{position(row.captured_position or row.start_position)}, segment {row.next_segment - 1:,}",
     )
-    if one.health.log is not None:
-        facts.add_row("  log ahead", _log_ahead(one.health.log, now))
+    if one.health.log is not None and (ahead := _log_ahead(one.health.log, now)):
+        facts.add_row("  log ahead", ahead)
     if row.capture_pause is not None:
         facts.add_row("  paused", Text(row.capture_pause, style="yellow"))
     for hold in one.holds:
@@ -90,16 +90,17 @@ def _pipeline(one: Overview) -> RenderableType:
 
 
 def _log_ahead(log: SourceLog, now: float) -> str:
-    """Return what the source has that is not captured yet."""
-    said = "not measured" if log.bytes is None else size(log.bytes)
+    """Return what the source has that is not captured yet; empty if nothing is known of it."""
+    said = [] if log.bytes is None else [size(log.bytes)]
     if log.unread is not None:
-        said += ", with changes to capture" if log.unread else ", without changes to capture"
+        said.append("with changes to capture" if log.unread else "without changes to capture")
     if log.growing_since is not None:
-        said += f", growing for {duration(now - log.growing_since)}"
+        said.append(f"growing for {duration(now - log.growing_since)}")
     if log.receiving_rows:
         since = 0.0 if log.receiving_since is None else now - log.receiving_since
-        said += f"; a transaction is being received: {pluralize(log.receiving_rows, 'row')} in {duration(since)}"
-    return f"{said} (seen {duration(now - log.seen_at)} ago)"
+        rows = f"{pluralize(log.receiving_rows, 'row')} in {duration(since)}"
+        said.append(f"a transaction is being received: {rows}")
+    return f"{', '.join(said)} (seen {duration(now - log.seen_at)} ago)" if said else ""
 
 
 def _seen(one: Overview) -> str:

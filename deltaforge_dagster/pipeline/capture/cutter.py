@@ -21,7 +21,7 @@ import pyarrow as pa
 from deltaforge_dagster.config.engine.engine import SegmentLimits
 from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture.holds import kind_of
-from deltaforge_dagster.pipeline.control.unread_log import Received
+from deltaforge_dagster.pipeline.control.unread_log import ReadAhead
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.state.records import HeldPart, Trigger
@@ -135,9 +135,9 @@ class SegmentCutter:
         return self._reached
 
     @property
-    def received(self) -> Received:
+    def received(self) -> ReadAhead:
         """What was accepted, and is not captured yet."""
-        return Received(self.passed, self._open_rows, self._open_since)
+        return ReadAhead(self.passed, self._open_rows, self._open_since)
 
     @property
     def in_transaction(self) -> bool:

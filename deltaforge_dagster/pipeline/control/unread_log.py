@@ -15,7 +15,7 @@ _NOTED_EVERY = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReadAhead:
     """What a run has read of the log, and not captured yet.
 
     Attributes:
@@ -29,11 +29,11 @@ class Received:
     since: float | None = None
 
 
-NOTHING = Received()
+NOTHING = ReadAhead()
 
 
 def note_unread_log(
-    store: StateStore, name: str, source: Source, received: Received = NOTHING
+    store: StateStore, name: str, source: Source, received: ReadAhead = NOTHING
 ) -> None:
     """Measure how much log there is that is not captured, and record it.
 
@@ -55,8 +55,8 @@ def note_unread_log(
         position = max(position, received.passed)
     found = source.unread_log(position) if isinstance(source, MeasuredSource) else None
     before, now = store.pipelines.source_log(name), store.now()
-    if found is None and not received.rows and not (before and before.receiving_rows):
-        return
+    if found is None and received is NOTHING:
+        return  # what a tick knows of it is whether there are changes
     seen = SourceLog(
         now,
         None if found is None else found.bytes,

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.control.unread_log import Received, note_unread_log
+from deltaforge_dagster.pipeline.control.unread_log import ReadAhead, note_unread_log
 from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, note_findings
 from deltaforge_dagster.sources.base import IdentifyingSource, Source
 from deltaforge_dagster.sources.findings import Finding
@@ -97,7 +97,7 @@ class SourceWatch:
         loaded: LoadedPipeline,
         build_source: Callable[[], Source],
         warn: Callable[[str], None],
-        received: Callable[[], Received],
+        received: Callable[[], ReadAhead],
     ) -> None:
         self._received = received
         self._store = store

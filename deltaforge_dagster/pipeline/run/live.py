@@ -55,6 +55,7 @@ class LiveRun:
         self._observer = options.observer
         self._asked_to_end: str | None = None
         self._want: DesiredState = "running"
+        self._missing = False
         self._work: LeasedWork | None = None
 
     @property
@@ -115,7 +116,7 @@ class LiveRun:
         return self._work
 
     def _check_desired_state(self) -> None:
-        """After each renewal: request the end if the desired state or the pipeline file has changed."""
+        """After each renewal: request the end if the desired state or the pipeline file has changed, or the file is gone."""
         with contextlib.suppress(StoreUnavailable):
             row = self._store.pipelines.get(self._loaded.name)
             if row is not None and row.want != self._want:
@@ -128,6 +129,10 @@ class LiveRun:
             now = reread(self._store, self._loaded)
             if isinstance(now, LoadedPipeline) and self._differs(now):
                 self.request_end("pipeline file changed")
+            # Some editors delete a file before they write it again.
+            if now is None and self._missing:
+                self.request_end("pipeline file removed")
+            self._missing = now is None
 
     def _differs(self, now: LoadedPipeline) -> bool:
         """Whether the file says something else than what this run works with, be it only another secret."""

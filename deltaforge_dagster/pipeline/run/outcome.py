@@ -14,7 +14,7 @@ class RunOutcome:
 
     Attributes:
         reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
-            `pipeline file changed`, `hold released`, `journal full`, `lease lost`, `capture failed`,
+            `pipeline file changed`, `pipeline file removed`, `hold released`, `journal full`, `lease lost`, `capture failed`,
             `interrupted`, or `held elsewhere`.
         captured: Number of changes that the run has put into the journal, rows of snapshots included.
         delivered: Number of messages sent, by sink.

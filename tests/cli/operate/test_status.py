@@ -196,7 +196,7 @@ def test_what_is_not_read_yet(store: StateStore, monkeypatch: pytest.MonkeyPatch
         "no segment",
     )
     assert shown(SourceLog(now, 0, receiving_rows=1200, receiving_since=now - 7)) == (
-        "0 B; a transaction is being received: 1,200 rows in 7 s (seen 0 s ago)",
+        "0 B, a transaction is being received: 1,200 rows in 7 s (seen 0 s ago)",
         "no segment",
     )
     assert shown(SourceLog(now - 60, 0)) == ("0 B (seen 1 min ago)", "no segment")

@@ -13,6 +13,7 @@ import pytest
 from psycopg import conninfo
 
 from deltaforge_dagster.assets.execution import failure_of
+from deltaforge_dagster.pipeline.control.catalog import without_file
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.lease import HeldLease
@@ -397,3 +398,23 @@ def test_a_transaction_that_is_being_received(make_feed: MakeFeed) -> None:
     feed.catch_up()
     assert (log().receiving_rows, log().receiving_since) == (0, None)
     assert len(feed.delivered("customers")) == 100_000
+
+
+def test_a_file_that_is_deleted(make_feed: MakeFeed) -> None:
+    """Its run ends, and the pipeline has failed; once the file is back, everything goes on."""
+    feed = make_feed(run=PATIENT)
+    text = feed.path.read_text()
+    working = feed.begin()
+    insert(feed.shop, 1, 3)
+    eventually(lambda: len(feed.delivered("customers")) == 3, what="the rows")
+    feed.path.unlink()
+    assert working.outcome().reason == "pipeline file removed"
+    (gone,) = without_file(feed.store.pipelines.read(), [])
+    found = health(feed.store, gone)
+    assert found.status == "failed"
+    (problem,) = found.problems
+    assert problem.remedy == "deltaforge remove feed"
+    feed.path.write_text(text)
+    assert without_file(feed.store.pipelines.read(), []) == []
+    insert(feed.shop, 4, 4)
+    assert feed.catch_up().delivered == {"redis": 1}
