@@ -78,6 +78,7 @@ def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
         "lag_seconds": 0.0,
         "dlq_entries": 0,
         "sink_errors": {},
+        "source_log": None,
         "uptime_seconds": None,
         "checkpoints": shown.json()["ops"]["checkpoints"],
     }
