@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -182,8 +181,7 @@ def installation(
     wait(lambda: len(made.events) == ROWS and made.equal(), what="the snapshot")
     yield made
     store = deployment.store()
-    if store.pipelines.get(NAME) is not None:
-        store.pipelines.set_desired_state(NAME, "stopped")
+    store.pipelines.set_desired_state(NAME, "stopped")
     store.close()
 
 
@@ -211,41 +209,6 @@ def test_what_the_ui_offers(installation: Installation) -> None:
     status = here.deployment.command("status", "--json")
     assert status.wait() == 0, status.output
     assert json.loads(status.last_line)["pipelines"][0]["problems"] == []
-    removal(here)
-
-
-def slots(dsn: str) -> list[str]:
-    """Return the names of a database's slots."""
-    query = (
-        "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
-    )
-    with psycopg.connect(dsn) as connection:
-        return [str(name) for (name,) in connection.execute(query)]
-
-
-def removal(here: Installation) -> None:
-    """A deleted file is a failed pipeline; what `status` prints then takes it away, and sinks keep what they have."""
-    sent, copies = here.events, here.copies()
-    (here.deployment.pipelines / f"{NAME}.yaml").unlink()
-
-    def problems() -> list[dict[str, Any]]:
-        status = here.deployment.command("status", "--json")
-        status.wait()
-        (shown,) = json.loads(status.last_line)["pipelines"]
-        return list(shown["problems"]) if shown["status"] == "failed" else []
-
-    (problem,) = wait(problems, what="the failure")
-    (slot,) = slots(here.shop.dsn)
-    assert f"replication slot '{slot}' of " in problem["text"]
-    assert " of log (measured " in problem["text"]
-    password = psycopg.conninfo.conninfo_to_dict(here.shop.dsn)["password"]
-    here.deployment.environment["PGPASSWORD"] = str(password)
-    removed = here.deployment.command(*shlex.split(problem["remedy"])[1:], "--yes")
-    assert removed.wait() == 0, removed.output
-    assert slots(here.shop.dsn) == []
-    wait(lambda: asset_key(NAME, CHANGES) not in here.webserver.assets(), what="the reload")
-    assert here.events == sent
-    assert here.copies() == copies
 
 
 def ranges(here: Installation, first: int) -> None:
