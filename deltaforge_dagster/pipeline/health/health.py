@@ -382,7 +382,7 @@ def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     """Return problems with each text once: sinks that fail for the same reason are one problem."""
-    merged: dict[tuple[str, str, str | None], HealthProblem] = {}
+    merged: dict[tuple[str, str, Commands], HealthProblem] = {}
     for problem in problems:
         is_sink = problem.subject.startswith(_SINK)
         key = problem.severity, problem.text if is_sink else problem.line, problem.remedy

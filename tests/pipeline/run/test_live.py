@@ -140,7 +140,7 @@ def test_a_table_that_is_not_sent(make_feed: MakeFeed) -> None:
     statement = f'ALTER PUBLICATION "{config.publication}" ADD TABLE "public"."customers"'
     (problem,) = feed.catch_up().problems
     assert problem.line.startswith("publication: not captured")
-    assert problem.remedy == statement
+    assert problem.remedy == (statement,)
     feed.shop.execute(statement)
     assert feed.catch_up().problems == ()
     assert health(feed.store, feed.loaded).problems == ()
@@ -413,7 +413,7 @@ def test_a_file_that_is_deleted(make_feed: MakeFeed) -> None:
     found = health(feed.store, gone)
     assert found.status == "failed"
     (problem,) = found.problems
-    assert problem.remedy == "deltaforge remove feed"
+    assert problem.remedy == ("deltaforge remove feed",)
     feed.path.write_text(text)
     assert without_file(feed.store.pipelines.read(), []) == []
     insert(feed.shop, 4, 4)

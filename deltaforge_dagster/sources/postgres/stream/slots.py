@@ -114,6 +114,11 @@ def check(
             "prepared transactions before it is known whether they are committed; use another name"
         )
     check_owner(found, server, name)
+    if found.confirmed_lsn is None:
+        raise StartDelayed(
+            f"{server.where}: replication slot {name!r} is being made by process {found.active_pid}, and the server "
+            "waits for transactions that are open; it will be tried again"
+        )
     return found
 
 
@@ -128,12 +133,6 @@ def check_owner(found: catalog.ReplicationSlot, server: PostgresSourceServer, na
             f"{server.where}: replication slot {name!r} is of plugin {found.plugin!r} in database "
             f"{found.database!r}; use another name"
         )
-    if found.confirmed_lsn is None:
-        raise StartDelayed(
-            f"{server.where}: replication slot {name!r} is being made by process {found.active_pid}, and the server "
-            "waits for transactions that are open; it will be tried again"
-        )
-    return found
 
 
 def log_ends(connection: psycopg.Connection, name: str) -> tuple[int, int | None]:
