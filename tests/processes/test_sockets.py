@@ -22,8 +22,8 @@ sys.stdin.read()
 """
 
 
-def test_only_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
-    """A socket in use stays, and so do young ones, other files and other names."""
+def test_killed_processes(tmp_path: Path) -> None:
+    """Only their sockets are removed: those in use stay, and so do young ones, other files and other names."""
     names = {name: f".{uuid.uuid4()}.sock" for name in ("live", "killed", "young", "plain")}
     paths = {name: tmp_path / file for name, file in names.items()} | {"other": tmp_path / "a.sock"}
     with socket.socket(socket.AF_UNIX) as live:
