@@ -117,7 +117,7 @@ def test_a_pipeline_without_its_file(
             r" still retains ([\d,]+ bytes|[\d.]+ MB) of log \(measured \d+ s ago\)\. Restore the file, ",
             problem["text"],
         )
-        words = shlex.split(problem["remedy"])[1:]
+        words = shlex.split(problem["remedy"][0])[1:]
 
         monkeypatch.delenv("PGPASSWORD")
         assert "If the server wants a password: set PGPASSWORD" in call(*words, code=1).stderr
@@ -194,7 +194,7 @@ def test_triggers(store: StateStore, added: Callable[[str], Path], tmp_path: Pat
         f"triggers still write every change into table _df_cdc_changes of {tmp_path}"
         in (problem["text"])
     )
-    call(*shlex.split(problem["remedy"])[1:], answer="y\n")
+    call(*shlex.split(problem["remedy"][0])[1:], answer="y\n")
     database.execute("INSERT INTO t VALUES (1)")
     assert (
         database.execute("SELECT name FROM sqlite_schema WHERE name LIKE '%df%'").fetchall() == []

@@ -63,7 +63,7 @@ def test_pause_and_resume(store: StateStore) -> None:
     assert said[0].startswith("cache is paused; ")
     assert said[0].endswith("Everything from segment 3 on is kept for it.")
     shown = lines("status")
-    assert ["cache", "2", "no; paused: deltaforge sink resume orders cache"] in [
+    assert ["cache", "2", "no segment; paused: deltaforge sink resume orders cache"] in [
         line[:3] for line in shown
     ]
 
