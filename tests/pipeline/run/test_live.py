@@ -142,6 +142,9 @@ def test_a_table_that_is_not_sent(make_feed: MakeFeed) -> None:
     assert problem.line.startswith("publication: not captured")
     assert problem.remedy == (statement,)
     feed.shop.execute(statement)
+    (gap,) = feed.catch_up().problems
+    assert gap.line.startswith("table public.customers: the table was dropped")
+    assert feed.store.gaps.acknowledge(feed.name) == ["public.customers"]
     assert feed.catch_up().problems == ()
     assert health(feed.store, feed.loaded).problems == ()
 
