@@ -103,7 +103,7 @@ def _log_grants(session: MysqlSession, server: MysqlSourceServer) -> list[Findin
             "note",
             f"user {server.user!r} may ask about the binary log; whether it may read it as a replica does, "
             "MariaDB only shows when that begins",
-            f"GRANT REPLICATION SLAVE ON *.* TO '{server.user}'@'...'",
+            f"GRANT REPLICATION SLAVE ON *.* TO {session.account}",
         )
     ]
 
@@ -250,7 +250,7 @@ def _reading(
         return []
     text = f"user {server.user!r} may not read {listed(_full(unreadable))}"
     grants = [
-        f"GRANT SELECT ON {quoted(db)}.{quoted(table)} TO '{server.user}'@'...'"
+        f"GRANT SELECT ON {quoted(db)}.{quoted(table)} TO {session.account}"
         for db, table in unreadable
     ]
     if snapshot:
@@ -282,10 +282,7 @@ def _locking(
             "warning",
             f"user {server.user!r} may not lock tables in {listed(refused)}, as far as can be told without "
             "locking one; a snapshot of a server without GTIDs does so",
-            [
-                f"GRANT LOCK TABLES, SELECT ON {quoted(db)}.* TO '{server.user}'@'...'"
-                for db in refused
-            ],
+            [f"GRANT LOCK TABLES, SELECT ON {quoted(db)}.* TO {session.account}" for db in refused],
         )
     ]
 
@@ -383,7 +380,7 @@ def _absent(
                 "tables",
                 "warning",
                 f"not there, or not for user {server.user!r} to see: {listed(not_visible)}",
-                f"GRANT SELECT ON *.* TO '{server.user}'@'...'",
+                f"GRANT SELECT ON *.* TO {session.account}",
             )
         )
     return found

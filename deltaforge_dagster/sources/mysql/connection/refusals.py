@@ -8,6 +8,8 @@ of a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from deltaforge_dagster.errors import (
     AuthFailed,
     CorruptLog,
@@ -67,7 +69,9 @@ _DUMP_ENDS: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
 )  # fmt: skip
 
 
-def translate(number: int, message: str, where: str, user: str) -> DeltaforgeError:
+def translate(
+    number: int, message: str, where: str, user: str, account: Callable[[], str]
+) -> DeltaforgeError:
     """Return our error for an error of the server.
 
     Args:
@@ -75,22 +79,22 @@ def translate(number: int, message: str, where: str, user: str) -> DeltaforgeErr
         message: Its text; only the first line is used.
         where: The server's address, as in `MysqlSourceServer.where`.
         user: The user as whom we are logged in.
+        account: Returns the account of the server that this is, quoted for its statements.
     """
     text = one_line(message)
     if number == _DUMP_ENDED:
         return _dump_ended(text, where)
     # MariaDB calls REPLICATION CLIENT the BINLOG MONITOR privilege, and grants it under either name.
     if number == _PRIVILEGE_MISSING and ("REPLICATION" in text or "BINLOG MONITOR" in text):
-        return may_not_replicate(where, user)
+        return _may_not_replicate(where, user, account())
     kind, sentence = _REFUSALS.get(number, (SourceUnavailable, "{text}"))
     return kind(f"{where}: {sentence.format(user=user, text=text)} (error {number})")
 
 
-def may_not_replicate(where: str, user: str) -> PermissionMissing:
-    """Return the error for a user that may not read the binary log."""
+def _may_not_replicate(where: str, user: str, account: str) -> PermissionMissing:
     return PermissionMissing(
         f"{where}: user {user!r} may not read the binary log",
-        remedy=f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO '{user}'@'...'",
+        remedy=f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {account}",
     )
 
 

@@ -27,6 +27,7 @@ from deltaforge_dagster.sources.mysql.connection.tls import TlsContext, tls_cont
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _CONNECT_SECONDS = 2.0
+_ACCOUNT_SECONDS = 5.0
 _CLIENT_ERRORS = range(2000, 3000)
 _TLS_ERROR = 2026
 
@@ -52,6 +53,16 @@ class MysqlSession:
         """The server's version as numbers; MariaDB puts `5.5.5-` before its own."""
         found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", self.server_version)
         return tuple(map(int, found.groups())) if found else ()
+
+    @property
+    def account(self) -> str:
+        """The account that the server has taken us for, as its statements name it: `'name'@'host'`.
+
+        Its host is the pattern by which the server chose the account, not the machine from which we come.
+        """
+        ((account,),) = self.texts("SELECT CURRENT_USER()")
+        name, _, host = (account or b"").decode().rpartition("@")
+        return _account(name, host)
 
     def rows(self, statement: str, *parameters: object) -> list[dict[str, Any]]:
         """Run a statement and return its rows, with the values by column name."""
@@ -120,6 +131,14 @@ class MysqlSourceServer:
     def user(self) -> str:
         """The user as whom we log in."""
         return self.dsn.user
+
+    def account(self) -> str:
+        """Return the account that the server takes us for, as `MysqlSession.account`; for any host if it cannot say."""
+        try:
+            with self.query(_ACCOUNT_SECONDS) as session:
+                return session.account
+        except DeltaforgeError:
+            return _account(self.user, "%")
 
     @contextmanager
     def query(self, seconds: float) -> Generator[MysqlSession]:
@@ -268,12 +287,18 @@ class MysqlSourceServer:
     def _problem(self, error: pymysql.MySQLError) -> DeltaforgeError:
         cause = getattr(error, "original_exception", None)  # PyMySQL wraps an OSError
         if isinstance(cause, ssl.SSLError):
-            return translate(_TLS_ERROR, f"no TLS ({cause.reason})", self.where, self.user)
+            return translate(
+                _TLS_ERROR, f"no TLS ({cause.reason})", self.where, self.user, self.account
+            )
         number = _number(error)
         text = str(error.args[-1]) if error.args else ""
         if number in _CLIENT_ERRORS and number != _TLS_ERROR:
             return SourceUnavailable(f"{self.where}: connection lost (error {number})")
-        return translate(number, text, self.where, self.user)
+        return translate(number, text, self.where, self.user, self.account)
+
+
+def _account(name: str, host: str) -> str:
+    return "@".join("'" + part.replace("'", "''") + "'" for part in (name, host))
 
 
 def _number(error: pymysql.MySQLError) -> int:

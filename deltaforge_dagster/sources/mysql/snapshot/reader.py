@@ -362,7 +362,7 @@ class MysqlReader:
                 raise PermissionMissing(
                     f"{server.where}: user {server.user!r} may not lock {table}, which a snapshot"
                     " needs on a server without GTIDs",
-                    remedy=f"GRANT LOCK TABLES, SELECT ON {table.split('.', maxsplit=1)[0]}.* TO '{server.user}'@'...'",
+                    remedy=f"GRANT LOCK TABLES, SELECT ON {table.split('.', maxsplit=1)[0]}.* TO {session.account}",
                 ) from error
             yield session
             _run(session, "UNLOCK TABLES")

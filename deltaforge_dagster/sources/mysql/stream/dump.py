@@ -108,4 +108,6 @@ def refusal(server: MysqlSourceServer, packet: bytes) -> DeltaforgeError:
             f"{server.where}: the server ended the stream; is it shutting down?"
         )
     (number,) = struct.unpack_from("<H", packet, 1)
-    return translate(number, packet[9:].decode(errors="replace"), server.where, server.user)
+    return translate(
+        number, packet[9:].decode(errors="replace"), server.where, server.user, server.account
+    )
