@@ -7,6 +7,7 @@ import re
 from pydantic import SecretStr
 
 from deltaforge_dagster.config.blocks import resolved
+from deltaforge_dagster.config.owned import server_place
 from deltaforge_dagster.config.urls import check_encoded
 from deltaforge_dagster.errors import SpecError
 
@@ -59,6 +60,20 @@ def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
     if not valid:
         raise SpecError(_WRONG)
     return text, ignored
+
+
+def postgres_place(dsn: SecretStr) -> tuple[str, str]:
+    """Return the server, as a place (`config.owned`), and the name of the database of a checked connection string."""
+    from psycopg import conninfo  # noqa: PLC0415 - the client library
+
+    given = conninfo.conninfo_to_dict(dsn.get_secret_value())
+    default = DSN_DEFAULTS
+    names = str(given.get("host") or given.get("hostaddr") or default["host"]).split(",")
+    ports = str(given.get("port") or default["port"]).split(",")
+    ports *= len(names) if len(ports) == 1 else 1
+    servers = sorted(server_place(*one) for one in zip(names, ports, strict=False))
+    database = given.get("dbname") or default["dbname"]
+    return ",".join(servers), str(database)
 
 
 _WRONG = (

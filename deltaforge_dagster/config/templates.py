@@ -8,6 +8,7 @@ when the pipeline file is loaded; variables are resolved for each event when mes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import SpecError
@@ -85,6 +86,15 @@ class Template:
     def variables(self) -> tuple[Variable, ...]:
         """The variables in order of appearance; empty when every event gives the same text."""
         return tuple(part for part in self.parts if isinstance(part, Variable))
+
+
+def filled(text: str, known: Mapping[str, str]) -> str:
+    """Return a template with the variables that are known, by their dotted paths; others stay as they are."""
+    parts = []
+    for part in compile_template(text).parts:
+        path = ".".join(part.path) if isinstance(part, Variable) else None
+        parts.append(str(part) if path is None else known.get(path, f"${{{path}}}"))
+    return "".join(parts)
 
 
 def unknown_variable(template: Template) -> str | None:

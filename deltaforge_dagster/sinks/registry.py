@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel
 
 from deltaforge_dagster.config.engine.engine import RunLimits
+from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock, SinkConfig
+from deltaforge_dagster.config.templates import filled
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.sinks.tables.config import StagedSinkConfig, TableSinkConfig
 from deltaforge_dagster.sources.findings import Finding
@@ -161,6 +163,15 @@ class SinkType(ABC, Generic[_Config]):
         """Return the names of other objects that the sink creates or uses on servers, by kind of object."""
         return {}
 
+    def owned(
+        self,
+        config: _Config,  # noqa: ARG002
+        pipeline: str,  # noqa: ARG002
+        tables: CapturedTables,  # noqa: ARG002
+    ) -> Sequence[OwnedResource]:
+        """Return what the sink writes and cannot share with another pipeline, as far as the file determines it."""
+        return ()
+
     def metadata(self, config: _Config) -> Mapping[str, Any]:  # noqa: ARG002
         """Return metadata of the sink's asset in Dagster beside that of every sink; no secrets."""
         return {}
@@ -205,11 +216,42 @@ class MessageSinkType(SinkType[_MessageConfig]):
 
 
 class TableSinkType(SinkType[_StagedConfig]):
-    """A kind of sink whose destinations are tables: Spark types and folds the changes of the journal, by table."""
+    """A kind of sink whose destinations are tables: Spark types and folds the changes of the journal, by table.
+
+    Attributes:
+        owns: What a destination is called in the singular.
+    """
+
+    owns: str = "table"
 
     @abstractmethod
     def column_types(self) -> TargetTypes:
         """Return what a column of its tables can be."""
+
+    @abstractmethod
+    def owned_place(self, config: _StagedConfig) -> tuple[str, ...]:
+        """Return what has the tables, without user and password (`OwnedResource.place`)."""
+
+    def owned(
+        self,
+        config: _StagedConfig,
+        pipeline: str,  # noqa: ARG002
+        tables: CapturedTables,
+    ) -> Sequence[OwnedResource]:
+        """Return each destination that the file determines, and those of the patterns with wildcards.
+
+        Which tables match a wildcard is not known, so only what the same template makes of the same tables is the same.
+        """
+        place, field = self.owned_place(config), config.destination_field
+        template = config.full_destination
+        owned = []
+        for variables in tables.patterns:
+            name = filled(template, config.variables(variables))
+            if not any(wildcard in name for wildcard in ("*", "%", "${source.")):
+                owned.append(OwnedResource(self.owns, place, name, field))
+        of_source = (*place, template, *tables.place)
+        what = f"{self.owns} for the source's"
+        return owned + [OwnedResource(what, of_source, name, field) for name in tables.names]
 
     def problems(self, config: _StagedConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
         """Return nothing: most models find what can be found without connecting."""

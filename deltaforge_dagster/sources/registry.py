@@ -17,13 +17,14 @@ from __future__ import annotations
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from deltaforge_dagster.config.engine.engine import Engine, ValueOptions
+from deltaforge_dagster.config.owned import OwnedResource
 from deltaforge_dagster.config.sources.base import DECLARED, SourceBlock, SourceConfig
 from deltaforge_dagster.errors import CorruptLog, NotAllowed
 from deltaforge_dagster.kinds import Kinds, find_kinds
@@ -188,10 +189,6 @@ class SourceType(ABC, Generic[_Config]):
         """Return the names of what the source creates or uses on the server, such as a slot, by what each is."""
         return {}
 
-    def server(self, config: _Config) -> str:  # noqa: ARG002
-        """Return what tells the server or database of a config from others, without secrets."""
-        return ""
-
     def kept_log(self, config: _Config, size: int | None) -> str | None:  # noqa: ARG002
         """Return what the server keeps for a pipeline that nobody works on, as a clause; None if it keeps nothing.
 
@@ -206,6 +203,14 @@ class SourceType(ABC, Generic[_Config]):
     def with_secret(self, config: _Config, secret: str | None) -> _Config:  # noqa: ARG002
         """Return a config that was stored with its secret masked, with this one, or with None: its client looks elsewhere."""
         return config
+
+    def database_place(self, config: _Config) -> tuple[str, ...]:
+        """Return what identifies the database, without user and password (`config.owned`)."""
+        return (self.name, config.id)
+
+    def owned(self, config: _Config) -> Sequence[OwnedResource]:  # noqa: ARG002
+        """Return what the source uses on the server and cannot share with another pipeline."""
+        return ()
 
     def warnings(self, config: Mapping[str, Any]) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return (field, text) for each part of a `config` block that will be ignored.

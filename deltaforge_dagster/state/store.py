@@ -30,6 +30,7 @@ from deltaforge_dagster.state.journals import JournalRepository
 from deltaforge_dagster.state.lake_commits import LakeCommitRepository, LakeCommitWrites
 from deltaforge_dagster.state.leases import LeaseRepository, LeaseWrites, check_lease
 from deltaforge_dagster.state.metrics import MetricRepository, MetricWrites
+from deltaforge_dagster.state.owners import OwnerRepository
 from deltaforge_dagster.state.pipelines import PipelineRepository, PipelineWrites
 from deltaforge_dagster.state.ranges import RangeRepository, RangeWrites
 from deltaforge_dagster.state.records import Lease
@@ -47,6 +48,7 @@ class StateStore:
     Attributes:
         database: For the primitives: `Kv(store.database, namespace)`.
         pipelines: Registration, start, desired state, and documents of pipelines without a file.
+        owners: Which pipeline has what cannot be shared.
         leases: The right of a run to work on a pipeline.
         ranges: The partitions of the journal, and which of them are published.
         segments: The segments of the journal.
@@ -68,6 +70,7 @@ class StateStore:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.pipelines = PipelineRepository(database)
+        self.owners = OwnerRepository(database)
         self.leases = LeaseRepository(database)
         self.ranges = RangeRepository(database)
         self.segments = SegmentRepository(database)

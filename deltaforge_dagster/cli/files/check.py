@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 
@@ -12,7 +13,11 @@ from rich.text import Text
 from deltaforge_dagster.cli.files.destinations import destinations
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed
+from deltaforge_dagster.pipeline.control.owners import conflicts, rivalries
 from deltaforge_dagster.pipeline.health import sink_preflight
 from deltaforge_dagster.pipeline.health.old_files import int96_findings
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
@@ -20,6 +25,7 @@ from deltaforge_dagster.resources.lake_jars import jars_finding
 from deltaforge_dagster.resources.platform import build_source, existing_store
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.state.store import StateStore
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 
@@ -30,12 +36,14 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     Each finding comes with the statement that fixes it. The command changes and writes nothing. The exit
     code is 1 if a problem prevents changes from being captured or delivered, or will soon lose changes.
     """
-    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    installation = Settings.from_env()
+    settings, loaded = select_pipeline(installation, pipeline)
     source = build_source(loaded.spec)
     try:
         with existing_store(settings) as store:
             found = preflight(source, store, loaded)
             old_files = int96_findings(store, loaded)
+            shared = _shared(installation, store, loaded)
     finally:
         source.close()
     declared = loaded.spec.spec
@@ -44,7 +52,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
         found.append(jars_finding(settings))
     context = SinkContext(loaded.name, brief=True, posted=loaded.path is None)
     found += sink_preflight.preflight(declared.sinks, context, names)
-    found += old_files
+    found += [*old_files, *(Finding("other pipelines", "error", line) for line in shared)]
     failed = any(finding.level == "error" for finding in found)
     if json_output:
         findings = [
@@ -60,6 +68,16 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
 def _mend(finding: Finding) -> str | None:
     """Return a finding's remedy as one text."""
     return "; ".join(finding.commands) or None
+
+
+def _shared(installation: Settings, store: StateStore | None, loaded: LoadedPipeline) -> list[str]:
+    """Return what another pipeline has or names as well: one that has run, or another file."""
+    claimed = [] if store is None else conflicts(store, loaded)
+    others: list[AnyPipeline] = []
+    with contextlib.suppress(SpecError):  # there are no pipelines there
+        others = installed(installation, store)
+    named = rivalries(loaded, [one for one in others if isinstance(one, LoadedPipeline)])
+    return list(dict.fromkeys([*claimed, *named]))
 
 
 def _print(pipeline: str, found: list[Finding]) -> None:

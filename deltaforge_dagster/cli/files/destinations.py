@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from deltaforge_dagster.config.sinks.base import SinkConfig
 from deltaforge_dagster.config.sources.base import SourceBlock
-from deltaforge_dagster.config.templates import Variable, compile_template
+from deltaforge_dagster.config.templates import filled
 from deltaforge_dagster.sources.registry import source_types
 
 
@@ -19,12 +17,4 @@ def destinations(sink: SinkConfig, source: SourceBlock) -> list[str]:
     names = [kind.table_variables(pattern) for pattern in source.config.tables]
     if not names or any("*" in part or "%" in part for name in names for part in name.values()):
         names = [{}]
-    return list(dict.fromkeys(_filled(sink.destination, sink.variables(name)) for name in names))
-
-
-def _filled(template: str, known: Mapping[str, str]) -> str:
-    parts = []
-    for part in compile_template(template).parts:
-        path = ".".join(part.path) if isinstance(part, Variable) else None
-        parts.append(str(part) if path is None else known.get(path, f"${{{path}}}"))
-    return "".join(parts)
+    return list(dict.fromkeys(filled(sink.destination, sink.variables(name)) for name in names))

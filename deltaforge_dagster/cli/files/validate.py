@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +15,12 @@ from deltaforge_dagster.config.file.load import (
     BrokenPipeline,
     LoadedPipeline,
     load_files,
+    load_pipelines,
     pipeline_files,
 )
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.pipeline.control.owners import rivalries
 from deltaforge_dagster.pipeline.process.chains import build_problems
 
 
@@ -56,7 +59,7 @@ def validate(
         if not found:
             missing.append(f"{path}: holds no *.yaml or *.yml file")
         files |= dict.fromkeys(found)
-    pipelines = [_checked(pipeline) for pipeline in load_files(files, strict=strict)]
+    pipelines = _alone([_checked(pipeline) for pipeline in load_files(files, strict=strict)])
     valid = not missing and all(isinstance(pipeline, LoadedPipeline) for pipeline in pipelines)
     if json_output:
         typer.echo(
@@ -81,6 +84,30 @@ def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | Brok
     if not found:
         return pipeline
     return BrokenPipeline(pipeline.path, pipeline.name, SpecError(*found), pipeline.warnings)
+
+
+def _alone(
+    pipelines: list[LoadedPipeline | BrokenPipeline],
+) -> list[LoadedPipeline | BrokenPipeline]:
+    """Also compare what the files name that pipelines cannot share, with the installation's other files as well."""
+    checked = {one.path: one for one in pipelines if isinstance(one, LoadedPipeline)}
+    with contextlib.suppress(SpecError):  # there are no pipelines there
+        for one in load_pipelines(Settings.from_env().pipelines):
+            known = {path.resolve() for path in checked if path is not None}
+            if (
+                isinstance(one, LoadedPipeline)
+                and one.path is not None
+                and one.path.resolve() not in known
+            ):
+                checked[one.path] = one
+    found: list[LoadedPipeline | BrokenPipeline] = []
+    for pipeline in pipelines:
+        lines = (
+            rivalries(pipeline, checked.values()) if isinstance(pipeline, LoadedPipeline) else []
+        )
+        broken = BrokenPipeline(pipeline.path, pipeline.name, SpecError(*lines), pipeline.warnings)
+        found.append(broken if lines else pipeline)
+    return found
 
 
 def _problems(pipeline: LoadedPipeline | BrokenPipeline) -> list[str]:

@@ -21,6 +21,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.catalog import of_row
 from deltaforge_dagster.pipeline.control.first_start import sink_positions
+from deltaforge_dagster.pipeline.control.owners import claim
 from deltaforge_dagster.pipeline.control.reset_pipeline import reset_pipeline
 from deltaforge_dagster.pipeline.control.work import ensure_start
 from deltaforge_dagster.pipeline.plural import pluralize
@@ -203,6 +204,7 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
 
     Raises:
         NotAllowed: A run holds the pipeline.
+        SpecError: Another pipeline has the slot.
         Abort: The user did not confirm.
     """
     settings = Settings.from_env()
@@ -212,6 +214,8 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
             f"pipeline {before.name!r} is held by run {lease.run_id}; stop it, then reset"
         )
     file = of_row(before, installed_files(store))
+    if isinstance(file, LoadedPipeline):
+        claim(store, file)
     source = build_source(file.spec) if isinstance(file, LoadedPipeline) else None
     try:
         unread = "" if source is not None else "its file cannot be loaded"

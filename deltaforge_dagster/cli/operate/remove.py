@@ -127,7 +127,10 @@ def _spec(
     secret = None
     if on_terminal() and "PGPASSWORD" not in os.environ:
         secret = typer.prompt(
-            f"Password or token of {kind.server(block.config)}", "", hide_input=True, err=True
+            f"Password or token of {'/'.join(kind.database_place(block.config))}",
+            "",
+            hide_input=True,
+            err=True,
         )
     config = kind.with_secret(block.config, secret or None)
     content = spec.spec.model_copy(update={"source": block.model_copy(update={"config": config})})
@@ -145,15 +148,15 @@ def _used_by_others(
         for row in store.pipelines.read()
         if (last := last_spec(store, row)) is not None
     }
-    own = _server(spec.spec.source)
+    own = _database(spec.spec.source)
     for other, theirs in specs.items():
         block = theirs.spec.source
-        if other != name and _server(block) == own:
+        if other != name and _database(block) == own:
             yield from map(str, source_types()[block.type].names(block.config, other).values())
 
 
-def _server(block: SourceBlock) -> tuple[str, str]:
-    return block.type, source_types()[block.type].server(block.config)
+def _database(block: SourceBlock) -> tuple[str, ...]:
+    return (block.type, *source_types()[block.type].database_place(block.config))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.control.work import note_pipeline, register
 from deltaforge_dagster.state.records import DesiredState
 from deltaforge_dagster.state.store import StateStore
 
@@ -44,5 +44,5 @@ def resume_pipeline(store: StateStore, loaded: LoadedPipeline) -> Resumed:
 
 def request_end(store: StateStore, loaded: LoadedPipeline, state: DesiredState) -> None:
     """Pause or stop a pipeline, even one that has never run."""
-    register(store, loaded)
+    note_pipeline(store, loaded)
     store.pipelines.set_desired_state(loaded.name, state)

@@ -29,6 +29,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, StartDelayed
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
+from deltaforge_dagster.pipeline.control.owners import claim
 from deltaforge_dagster.pipeline.control.secret_changes import note_secrets
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.control.unread_log import note_unread_changes
@@ -84,6 +85,17 @@ class NoWork:
 
 
 def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
+    """Make the pipeline known to the store (`note_pipeline`), with what it cannot share; return its row.
+
+    Raises:
+        SpecError: Another pipeline has some of that.
+    """
+    row = note_pipeline(store, loaded)
+    claim(store, loaded)
+    return row
+
+
+def note_pipeline(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
     """Make the pipeline, and the checkpoints of its sinks, known to the store.
 
     Logs where an added sink begins, and which sinks were removed.

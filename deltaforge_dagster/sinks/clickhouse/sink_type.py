@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from deltaforge_dagster.config.owned import server_place
 from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
 from deltaforge_dagster.sinks.tables import consequences
@@ -39,6 +41,11 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
         from deltaforge_dagster.typed_rows.schema import TargetTypes  # noqa: PLC0415 - needs Arrow
 
         return TargetTypes(time=False)
+
+    def owned_place(self, config: ClickhouseSinkConfig) -> tuple[str, ...]:
+        """Return the server and the database."""
+        url = urlsplit(config.url)
+        return (server_place(url.hostname, url.port), config.database)
 
     def build_writer(self, config: ClickhouseSinkConfig, owner: TableOwner) -> TableWriter:
         """Return what writes the tables of a sink, not connected yet."""

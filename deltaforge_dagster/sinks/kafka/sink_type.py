@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, SparkOptions
@@ -81,6 +82,19 @@ class KafkaSinkType(MessageSinkType[KafkaSinkConfig]):
         """Return the transactional id, which is also the name of the group that holds the position."""
         name = _transactional_id(pipeline, config.id)
         return {"transactional id, group": name} if config.exactly_once else {}
+
+    def owned(
+        self,
+        config: KafkaSinkConfig,
+        pipeline: str,
+        tables: CapturedTables,  # noqa: ARG002
+    ) -> Sequence[OwnedResource]:
+        """Return the transactional id: a producer that takes it ends the other's transactions."""
+        place = ",".join(sorted(config.brokers.replace(" ", "").lower().split(",")))
+        return [
+            OwnedResource(what, (place,), name, "metadata.name")
+            for what, name in self.names(config, pipeline).items()
+        ]
 
 
 def _transactional_id(pipeline: str, sink_id: str) -> str:

@@ -56,6 +56,14 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     def folder(self, config: _Config) -> str | None:
         """Return the path or URL of the folder that has the tables, None if only a catalog knows."""
 
+    def owned_place(self, config: _Config) -> tuple[str, ...]:
+        """Return the folder, or else the catalog."""
+        folder = self.folder(config)
+        if folder is None:
+            return tuple(self.place(config).values())
+        local = local_folder(folder)
+        return (folder.rstrip("/") if local is None else str(local.absolute()),)
+
     def names(self, config: _Config, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
         """Return the mode of the tables, and where they are."""
         return {"mode": config.mode, **self.place(config)}

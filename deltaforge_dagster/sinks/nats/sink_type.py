@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from deltaforge_dagster.config.owned import CapturedTables, OwnedResource, server_place
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.preflight import connect_seconds
@@ -82,6 +84,23 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
     def names(self, config: NatsSinkConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
         """Return the stream that captures the subjects."""
         return {} if config.stream is None else {"stream": config.stream}
+
+    def owned(
+        self,
+        config: NatsSinkConfig,
+        pipeline: str,  # noqa: ARG002
+        tables: CapturedTables,  # noqa: ARG002
+    ) -> Sequence[OwnedResource]:
+        """Return the subjects of a sink that delivers exactly once: its position is the last message of them."""
+        if not config.exactly_once:
+            return ()
+        urls = config.url.get_secret_value().split(",")
+        found = [urlsplit(url.strip() if "://" in url else f"//{url.strip()}") for url in urls]
+        servers = ",".join(sorted(server_place(one.hostname, one.port or 4222) for one in found))
+        parts = compile_template(config.subject).parts
+        subjects = "".join(one if isinstance(one, str) else "*" for one in parts)
+        what = f"the last message of stream {config.stream} with subject"
+        return [OwnedResource(what, (servers,), subjects, "subject")]
 
     def warm(self) -> None:
         """Compile the kernels that pack messages and read answers."""

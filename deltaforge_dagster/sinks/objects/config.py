@@ -154,6 +154,12 @@ class S3SinkConfig(StagedSinkConfig):
         return "/".join(part for part in (bucket, self.prefix) if part)
 
     @property
+    def full_destination(self) -> str:
+        """The template of the folder with `prefix`, and with the bucket if that is a folder."""
+        parts = (self.bucket if self.local else "", self.prefix, self.folder)
+        return "/".join(part for part in parts if part)
+
+    @property
     def scheme(self) -> str | None:
         """The scheme of the bucket's URL, None for a local folder."""
         return None if self.local else urlsplit(self.root).scheme

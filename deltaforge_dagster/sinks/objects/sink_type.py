@@ -32,6 +32,7 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
     summary = "A sink of object files: it writes Parquet or JSON lines to object storage."
     config = S3SinkConfig
     destinations = "folders"
+    owns = "folder"
     where = frozenset({"bucket", "prefix", "folder", "local", "endpoint"})
     form = frozenset({"format", "compression", "types"})
     timing = frozenset({"file_roll", "send_timeout_secs"})
@@ -47,6 +48,10 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
         from deltaforge_dagster.sinks.tables.staged import ObjectForm  # noqa: PLC0415 - needs Arrow
 
         return ObjectForm(config.format, config.codec, config.period)
+
+    def owned_place(self, config: S3SinkConfig) -> tuple[str, ...]:
+        """Return the server and the bucket, or the root of local folders."""
+        return (config.endpoint or "", "" if config.local else config.bucket.rpartition("://")[2])
 
     def build_writer(self, config: S3SinkConfig, owner: TableOwner) -> ObjectWriter:
         """Return what puts the objects of a sink into their place, not connected yet."""

@@ -9,6 +9,7 @@ from pydantic import SecretStr, field_serializer, field_validator, model_validat
 from deltaforge_dagster.config.blocks import Count, Seconds
 from deltaforge_dagster.config.postgres_dsn import checked_dsn
 from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.sinks.postgres.names import DEFAULT_SCHEMA
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 
 _MOST_PARTS = 2
@@ -29,6 +30,11 @@ class PostgresSinkConfig(TableSinkConfig):
     """A commit is made when so many changes wait. It has no more, unless a single segment has."""
 
     _check_dsn = field_validator("dsn")(staticmethod(checked_dsn))
+
+    @property
+    def full_destination(self) -> str:
+        """The template of the tables' names with their schema."""
+        return self.table if self.name_parts == _MOST_PARTS else f"{DEFAULT_SCHEMA}.{self.table}"
 
     @field_serializer("dsn")
     def _mask_dsn(self, dsn: SecretStr) -> str:

@@ -8,7 +8,9 @@ MAX_NAME_BYTES = 63
 """The server cuts longer names (NAMEDATALEN - 1)."""
 
 _SYSTEM = {"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"}
-_DEFAULT_SCHEMA = "public"
+
+DEFAULT_SCHEMA = "public"
+"""The schema of a table whose name has none."""
 
 
 def quoted(*names: str) -> str:
@@ -25,7 +27,7 @@ def literal(value: str) -> str:
 def schema_and_table(destination: Sequence[str]) -> tuple[str, str]:
     """Return the schema and the name of a table; a name without a schema is in `public`."""
     *schema, table = destination
-    return (schema[0] if schema else _DEFAULT_SCHEMA), table
+    return (schema[0] if schema else DEFAULT_SCHEMA), table
 
 
 def bad_name(name: str) -> str | None:

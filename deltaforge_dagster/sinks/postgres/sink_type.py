@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from deltaforge_dagster.config.postgres_dsn import postgres_place
 from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
 from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
 from deltaforge_dagster.sinks.tables import consequences
@@ -42,6 +43,10 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
         )
 
         return TARGET_TYPES
+
+    def owned_place(self, config: PostgresSinkConfig) -> tuple[str, ...]:
+        """Return the server and the database."""
+        return postgres_place(config.dsn)
 
     def build_writer(self, config: PostgresSinkConfig, owner: TableOwner) -> TableWriter:
         """Return what writes the tables of a sink, not connected yet."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
@@ -81,6 +82,19 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
     def names(self, config: RedisSinkConfig, pipeline: str) -> Mapping[str, str]:
         """Return the key of the sink's position."""
         return {"position key": _position_key(pipeline, config.id)} if config.exactly_once else {}
+
+    def owned(
+        self,
+        config: RedisSinkConfig,
+        pipeline: str,
+        tables: CapturedTables,  # noqa: ARG002
+    ) -> Sequence[OwnedResource]:
+        """Return the key of the sink's position."""
+        place = config.uri.get_secret_value().rpartition("@")[2].rpartition("://")[2]
+        return [
+            OwnedResource(what, (place.partition("?")[0],), name, "metadata.name")
+            for what, name in self.names(config, pipeline).items()
+        ]
 
     def warm(self) -> None:
         """Compile the kernels that pack commands and read replies."""

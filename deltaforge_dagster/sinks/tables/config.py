@@ -151,6 +151,11 @@ class StagedSinkConfig(SinkConfig):
         return {column: parse_value_type(name) for column, name in declared.items()}
 
     @property
+    def full_destination(self) -> str:
+        """The template of where changes go, with all that names the place besides its server."""
+        return self.destination
+
+    @property
     @abstractmethod
     def commit_when(self) -> CommitWhen:
         """When a commit is due."""

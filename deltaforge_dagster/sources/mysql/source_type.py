@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.owned import OwnedResource, server_place
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
+from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig, mysql_dsn
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.value_types import value_type
@@ -105,6 +106,18 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
     def names(self, config: MysqlSourceConfig, pipeline: str) -> Mapping[str, Any]:  # noqa: ARG002
         """Return the replication server id of our reader."""
         return {"server id of the reader": server_id(config.id)}
+
+    def database_place(self, config: MysqlSourceConfig) -> tuple[str, ...]:
+        """Return the server."""
+        dsn = mysql_dsn(config.dsn.get_secret_value())
+        return (server_place(dsn.host, dsn.port),)
+
+    def owned(self, config: MysqlSourceConfig) -> Sequence[OwnedResource]:
+        """Return the server id of our reader: the server ends the older of two readers that have it."""
+        what = "the reader of the binary log with the server id of source"
+        return [
+            OwnedResource(what, self.database_place(config), config.id, "spec.source.config.id")
+        ]
 
     def warm(self) -> None:
         """Compile the kernels of the log and of snapshots, or load them from the cache."""

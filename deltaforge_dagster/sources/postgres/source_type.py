@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
 from deltaforge_dagster.config.engine.engine import ValueOptions
-from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS, postgres_dsn
+from deltaforge_dagster.config.owned import OwnedResource
+from deltaforge_dagster.config.postgres_dsn import postgres_dsn, postgres_place
 from deltaforge_dagster.config.secrets import MASK
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.positions import Position, format_lsn
@@ -94,19 +95,12 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         """Return the names of slot and publication."""
         return {"slot": config.slot, "publication": config.publication}
 
-    def server(self, config: PostgresSourceConfig) -> str:
-        """Return host, port and database."""
-        from psycopg import conninfo  # noqa: PLC0415 - the client library
-
-        given = DSN_DEFAULTS | conninfo.conninfo_to_dict(config.dsn.get_secret_value())
-        return f"{given['host']}:{given['port']}/{given['dbname']}"
-
     def kept_log(self, config: PostgresSourceConfig, size: int | None) -> str:
         """Return that the slot retains log."""
         log = "log"
         if size is not None:
             log = (f"{size:,} bytes" if size < _SMALL else f"{size / 1e6:,.1f} MB") + " of log"
-        return f"replication slot {config.slot!r} of {self.server(config)} still retains {log}"
+        return f"replication slot {config.slot!r} of {'/'.join(self.database_place(config))} still retains {log}"
 
     def masked(self, config: PostgresSourceConfig) -> bool:
         """Return whether the connection string has a mask in place of its password."""
@@ -121,6 +115,17 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         given = conninfo.conninfo_to_dict(config.dsn.get_secret_value())
         given["password"] = secret
         return config.model_copy(update={"dsn": SecretStr(conninfo.make_conninfo("", **given))})
+
+    def database_place(self, config: PostgresSourceConfig) -> tuple[str, ...]:
+        """Return the server and the database."""
+        return postgres_place(config.dsn)
+
+    def owned(self, config: PostgresSourceConfig) -> Sequence[OwnedResource]:
+        """Return the slot: who confirms its position decides for everybody which log is discarded."""
+        server, _ = self.database_place(config)
+        return [
+            OwnedResource("replication slot", (server,), config.slot, "spec.source.config.slot")
+        ]
 
     def warnings(self, config: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return a warning for each key of the connection string that libpq does not know."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
 from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.owned import OwnedResource
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
 from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
@@ -78,18 +79,14 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         """Return the variables for the table, and for the database, which is always `main`."""
         return {"source.db": "main", "source.table": pattern}
 
-    def server(self, config: TursoSourceConfig) -> str:
-        """Return the file's path, or the URL."""
-        place = config.place
-        return str(place.path.absolute()) if isinstance(place, DatabaseFile) else place.url
-
     def kept_log(self, config: TursoSourceConfig, size: int | None) -> str | None:  # noqa: ARG002
         """Return that triggers fill the change table, if we created them."""
         if not config.auto_create_triggers:
             return None
         from deltaforge_dagster.sources.turso.modes.triggers import TABLE  # noqa: PLC0415 - Arrow
 
-        return f"triggers still write every change into table {TABLE} of {self.server(config)}"
+        (database,) = self.database_place(config)
+        return f"triggers still write every change into table {TABLE} of {database}"
 
     def masked(self, config: TursoSourceConfig) -> bool:
         """Return whether the token is masked."""
@@ -108,6 +105,19 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         from deltaforge_dagster.sources.turso.modes.triggers import TABLE  # noqa: PLC0415 - Arrow
 
         return {"mode": config.cdc_mode, "table": TABLE}
+
+    def database_place(self, config: TursoSourceConfig) -> tuple[str, ...]:
+        """Return the file or the server."""
+        place = config.place
+        return (str(place.path.absolute()) if isinstance(place, DatabaseFile) else place.url,)
+
+    def owned(self, config: TursoSourceConfig) -> Sequence[OwnedResource]:
+        """Return the change table that triggers fill: what was captured is deleted from it."""
+        if config.cdc_mode != "triggers" and not config.auto_create_triggers:
+            return ()
+        what = "the change table that triggers fill in"
+        (url,) = self.database_place(config)
+        return [OwnedResource(what, (), url, "spec.source.config.url")]
 
 
 TURSO = TursoSourceType()
