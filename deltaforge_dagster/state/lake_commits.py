@@ -390,16 +390,23 @@ class LakeCommitWrites:
             since=front["segment"] + 1,
         )
 
-    def recreated(self, sink: str, destination: Destination) -> None:
-        """Record that a table is empty now, without pending changes; it is no longer held if it has reached the front."""
+    def recreated(
+        self, sink: str, destination: Destination, columns: Sequence[tuple[str, str]]
+    ) -> None:
+        """Record that a table is empty now, without pending changes; it is no longer held if it has reached the front.
+
+        Args:
+            sink: The sink.
+            destination: The table.
+            columns: Name and type of each of its columns.
+        """
         self.folded(sink, destination)
         mine = and_(lake_writes.c.pipeline == self._pipeline, lake_writes.c.sink == sink)
         for stored in self._connection.execute(select(lake_writes).where(mine)).mappings():
-            if stored["lacking"] and tuple(stored["destination"]) == destination:
+            if tuple(stored["destination"]) == destination:
                 of_source = lake_writes.c.source == stored["source"]
-                self._connection.execute(
-                    update(lake_writes).where(mine, of_source).values(lacking=None)
-                )
+                now = {"lacking": None, "columns": [list(column) for column in columns]}
+                self._connection.execute(update(lake_writes).where(mine, of_source).values(**now))
         self._connection.execute(
             delete(lake_resyncs).where(
                 _resyncs_of(self._pipeline, sink), lake_resyncs.c.destination == _key(destination), lake_resyncs.c.begun

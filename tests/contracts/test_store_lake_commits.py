@@ -225,7 +225,7 @@ def test_each_write_is_published_and_the_last_is_kept(store: StateStore) -> None
 
 
 def test_what_older_rows_lack_is_known_until_the_table_is_recreated(store: StateStore) -> None:
-    """Later writes of the table keep it, and add to it; other tables have nothing to do with it."""
+    """Later writes of the table keep it, and add to it; then it has other columns. Other tables have nothing to do with it."""
     lease = held(store, SINK)
     lacking = replace(write("orders", 3, 3), lacking=("c",))
     later = replace(write("orders", 5, 5), lacking=("b",))
@@ -238,7 +238,10 @@ def test_what_older_rows_lack_is_known_until_the_table_is_recreated(store: State
     assert known == {"orders": ("b", "c"), "a.b": ()}
 
     with store.fenced(lease) as writer:
-        writer.lake_commits.recreated(SINK, lacking.destination)
+        writer.lake_commits.recreated(SINK, lacking.destination, [("id", "int")])
+    _, orders = store.lake_commits.tables(NAME)
+    assert orders.write.columns == [["id", "int"]]
+    with store.fenced(lease) as writer:
         writer.lake_commits.advance(SINK, 7, (), [write("orders", 7, 7)])
     assert [one.write.lacking for one in store.lake_commits.tables(NAME)] == [(), ()]
 
@@ -392,7 +395,7 @@ def test_a_resync_begins_at_the_front(store: StateStore) -> None:
     assert places(store)[3] == {ORDERS: (5, None)}
     for _ in range(2):
         with store.fenced(lease) as writer:
-            writer.lake_commits.recreated(SINK, ORDERS)
+            writer.lake_commits.recreated(SINK, ORDERS, ())
     assert places(store)[3] == {}
     assert [one.destination for one in store.lake_commits.pending(NAME)] == [ITEMS]
     assert [one.destination for one in store.lake_commits.resyncs(NAME, SINK)] == [ITEMS]

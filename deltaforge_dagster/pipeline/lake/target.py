@@ -29,7 +29,12 @@ from deltaforge_dagster.sinks.lake.sql import holds, literal, quoted, sql_type
 from deltaforge_dagster.sinks.lake.statements import WrittenColumn, own_columns, pending_columns
 from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
-from deltaforge_dagster.sinks.tables.writer import TableOwner, table_gone
+from deltaforge_dagster.sinks.tables.writer import (
+    TableOwner,
+    column_changed,
+    column_gone,
+    table_gone,
+)
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from pyspark.sql import Row
@@ -214,12 +219,13 @@ class LakeTarget:
         """Return where the columns of staged rows go, after adding and widening columns of the table.
 
         Raises:
-            TableRejected: A column's type does not hold the values.
+            TableRejected: A column's type does not hold the values, or the table lacks a column that it had.
         """
         missing = []
         for column in (*commit.columns, *commit.own_columns):
             found = self.columns.get(column.name.lower())
             if found is None:
+                self._check_new(commit, column.name)
                 missing.append(column)
             elif not holds(found[1], commit.dialect.stored(column.type)):
                 self._widen(commit, column)
@@ -264,8 +270,18 @@ class LakeTarget:
         commit.execute(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({text})")
         self.unfilled = unfilled
 
+    def _check_new(self, commit: TableCommit, name: str) -> None:
+        """Check that a column that the table lacks is one that it has never had."""
+        identity = self.identities.get(name.lower())
+        if identity is not None and identity == commit.table.identities.get(name):
+            raise column_gone(commit.label, name, commit.owner.resync_command(commit.table))
+
     def _widen(self, commit: TableCommit, column: LakeColumn) -> None:
         name, old = self.columns[column.name.lower()]
+        left = None if commit.pending else commit.table.left.get(name)
+        if left is not None and left != old and not holds(old, left):
+            command = commit.owner.resync_command(commit.table)
+            raise column_changed(commit.label, name, (old, left), command)
         new = commit.dialect.stored(column.type)
         found = commit.dialect.widen(self.name, name, old, new) if holds(new, old) else None
         if found is None:
@@ -442,6 +458,8 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
             f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
             f"the table, or, if the rows are this sink's after all, execute {claim}"
         )
+    elif commit.exists:
+        raise table_gone(commit.label, commit.owner.resync_command(commit.table))
     return None
 
 

@@ -37,6 +37,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     LakeTarget,
     TableCommit,
     check_layout,
+    columns_of,
     configure,
     open_target,
     replace_table,
@@ -163,7 +164,7 @@ class LakeWriter:
 
         return self._tried(table, attempt)
 
-    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
+    def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Replace a table by one without rows, as it would be made today; make it if it does not exist.
 
         So is the table of its pending changes, and first, so that what is left of them belongs to no table. Readers who
@@ -172,7 +173,7 @@ class LakeWriter:
         See `TableWriter.recreate`, and `commit` for what is raised.
         """
 
-        def attempt() -> None:
+        def attempt() -> Sequence[tuple[str, str]]:
             commit = self._begun(table, guard)
             check_layout(commit)
             known = replaceable(commit)
@@ -181,9 +182,11 @@ class LakeWriter:
                 token = replace_pending(commit)
                 failpoint("lake-pending-recreated")
             replace_table(commit, token, exists=known is not None)
+            return list(columns_of(commit.session, self.dialect.table(table.destination)).values())
 
-        self._tried(table, attempt)
+        columns = self._tried(table, attempt)
         self._forget(table.destination)
+        return columns
 
     def close(self) -> None:
         """Forget the session, which belongs to its provider."""

@@ -475,7 +475,7 @@ class TableDelivery:
         self._lease.guard()
         writer = cast("TableWriter", self._writer or self._open(commits.front.owner))
         try:
-            writer.recreate(self._stager.without_changes(name), self._lease.guard)
+            columns = writer.recreate(self._stager.without_changes(name), self._lease.guard)
         except TableRejected as error:
             self._table_moves(_Commit(table, table.segment, table.segment, planned=False), table, commits, {name: error}, ())  # fmt: skip
             return
@@ -486,7 +486,7 @@ class TableDelivery:
         checkpoint = self.progress.checkpoint
 
         def change(writer: FencedWriter) -> None:
-            writer.lake_commits.recreated(self._sink_id, name)
+            writer.lake_commits.recreated(self._sink_id, name, columns)
             if (
                 not held
             ):  # the checkpoint does not move, but the sink may have failed because of this table
@@ -512,12 +512,14 @@ class TableDelivery:
             skip=frozenset(commits.held) if destination is None else frozenset(),
         )
         rejected: dict[Destination, Exception] = dict(staged.failed)
-        reached = {
-            one.write.destination: one.segment
+        stored = {
+            one.write.destination: one
             for one in self._store.lake_commits.tables(self._pipeline)
             if one.sink == self._sink_id
         }
+        reached = {table: one.segment for table, one in stored.items()}
         written = {table for table, segment in reached.items() if segment <= commit.after}
+        left = {table: dict(stored[table].write.columns) for table in written}
         complete = self._complete(reached, commit, commits)
         writes: list[TableWrite] = []
         try:
@@ -533,8 +535,9 @@ class TableDelivery:
                 writer = self._writer or self._open(commits.front.owner)
                 known = commits.pending.get(table.destination)
                 to = _Route(commit.last, table.destination in beside, table.destination in written)
+                as_left = replace(table, left=left.get(table.destination, {}))
                 try:
-                    made, pending = self._apply(writer, table, to, known)
+                    made, pending = self._apply(writer, as_left, to, known)
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue

@@ -34,7 +34,7 @@ from deltaforge_dagster.sinks.clickhouse.types import (
 )
 from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
-from deltaforge_dagster.sinks.tables.writer import TableOwner
+from deltaforge_dagster.sinks.tables.writer import TableOwner, column_changed, column_gone
 
 _MARK = "deltaforge"
 _REPLACING = re.compile(r"ReplacingMergeTree\([^)]*\b_version\b")
@@ -257,13 +257,18 @@ class ClickhouseTarget:
                 self._comment(replace(self.mark, columns=identities).to_comment())
         return (self.find() or found) if moves else found
 
-    def claim(self, found: FoundTable) -> None:
-        """Make the table this sink's, and note what identifies its columns, as far as it may change tables."""
+    def claim(self, found: FoundTable) -> FoundTable:
+        """Make the table this sink's, and note what identifies the columns that it has, as far as it may change tables."""
         known = TableMark.from_comment(found.comment)
-        columns = {} if known is None else known.columns
-        comment = replace(self.mark, columns={**columns, **self.table.identities}).to_comment()
-        if self.makes and found.comment != comment:
-            self._comment(comment)
+        columns = {} if known is None else dict(known.columns)
+        for name, identity in self.table.identities.items():
+            if name in found.columns:
+                columns[name] = identity
+        comment = replace(self.mark, columns=columns).to_comment()
+        if not self.makes or found.comment == comment:
+            return found
+        self._comment(comment)
+        return replace(found, comment=comment)
 
     def _comment(self, comment: str) -> None:
         self.execute(f"ALTER TABLE {self.name} MODIFY COMMENT {literal(comment)}")
@@ -281,6 +286,7 @@ class ClickhouseTarget:
         for name, wanted in self._wanted().items():
             known = columns.get(name)
             if known is None:
+                self._check_new(found, name)
                 # What rows have that are there; those that follow say what they have.
                 fill = self.table.fills.get(name)
                 default = (
@@ -290,6 +296,9 @@ class ClickhouseTarget:
             elif holds(known, wanted):
                 continue
             elif holds(wanted, known) and name not in {*found.sorted_by, *own_columns(self.mode)}:
+                left = self.table.left.get(name)
+                if left not in {None, known} and not holds(known, left):
+                    raise column_changed(self.label, name, (known, left), self.resync_command)
                 wider = plain(wanted)
                 wanted = nullable(wider) if is_nullable(known) else wider  # noqa: PLW2901
                 changes.append(f"MODIFY COLUMN {quoted(name)} {wanted}")
@@ -310,6 +319,13 @@ class ClickhouseTarget:
                 )
             self._alter(", ".join(changes))
         return columns
+
+    def _check_new(self, found: FoundTable, name: str) -> None:
+        """Check that a column that the table lacks is one that it has never had."""
+        mark = TableMark.from_comment(found.comment)
+        identity = None if mark is None else mark.columns.get(name)
+        if identity is not None and identity == self.table.identities.get(name):
+            raise column_gone(self.label, name, self.resync_command)
 
     def _alter(self, change: str) -> None:
         self.guard()

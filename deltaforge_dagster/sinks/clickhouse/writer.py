@@ -12,8 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -89,7 +89,7 @@ class ClickhouseWriter:
         finally:
             self._client.close()  # servers end connections that are idle
 
-    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
+    def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Replace a table by one without rows; see `TableWriter.recreate`.
 
         If the sink may not make tables, the table is only emptied.
@@ -105,6 +105,8 @@ class ClickhouseWriter:
                 target.execute(f"TRUNCATE TABLE {target.name}")
             else:
                 raise TableRejected(f"{target.label} does not exist, and `auto_create` is false")
+            made = target.find()
+            return [] if made is None else list(made.columns.items())
         except PermissionMissing as error:
             raise TableRejected(str(error)) from None
         finally:
@@ -154,8 +156,9 @@ class _TableCommit:
         if newest is not None and not by_time:
             self._check_log(newest, span, mark, exists=exists)
         found = target.rename(found, mark)
-        target.claim(found)
+        found = target.claim(found)
         types = target.fit(found)
+        target.claim(replace(found, columns=types))  # what identifies those that were added
         self._rows = RowMaker(target.label, table, self.config.mode, types, self._versions)
         if changelog:
             for step in table.steps:
@@ -172,7 +175,10 @@ class _TableCommit:
         target = self.target
         found = target.find()
         if found is not None:
-            return found, target.check_owned(found)
+            mark = target.check_owned(found)
+            if exists and mark is None and target.makes:
+                raise table_gone(target.label, target.resync_command)
+            return found, mark
         if exists:
             raise table_gone(target.label, target.resync_command)
         if not target.makes:

@@ -31,7 +31,13 @@ from deltaforge_dagster.sinks.postgres.types import (
 )
 from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
-from deltaforge_dagster.sinks.tables.writer import TableOwner, check_names, table_gone
+from deltaforge_dagster.sinks.tables.writer import (
+    TableOwner,
+    check_names,
+    column_changed,
+    column_gone,
+    table_gone,
+)
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
 _TABLES = {"r", "p"}
@@ -151,6 +157,12 @@ class PostgresTarget:
         remade = known.relation not in {None, found} and empty
         self._check_owner(known, empty=empty)
         self._check_kept(gone=remade or known.pipeline is None)
+        if self.exists and known.is_of(self.owner) and known.relation not in {None, found}:
+            raise TableRejected(
+                f"{self.label} is another table than the one that was written: somebody has dropped it and made it again; have it "
+                f"loaded again: {self.resync_command}, or, if it has everything that the sink has written, execute "
+                f"{commits.claim(self.name)}"
+            )
         if remade:
             return replace(ours, relation=found)
         if known.owner != self.owner.uid:
@@ -161,7 +173,8 @@ class PostgresTarget:
         """Give columns the names that they have in the source; return what is to be known then.
 
         Raises:
-            TableRejected: It is not certain which column is which, or the table has another column of a name.
+            TableRejected: It is not certain which column is which, the table has another column of a name, or lacks one that
+                it had.
         """
         assert known.relation is not None
         identities = dict(known.columns or {})
@@ -169,8 +182,12 @@ class PostgresTarget:
         columns = TableColumns(names, identities)
         for old, new in columns.moves(self.table, self.label, self.resync_command):
             self._alter(f"RENAME COLUMN {quoted(old)} TO {quoted(new)}")
+            names[new] = names.pop(old)
             if old in identities:
                 identities[new] = identities.pop(old)
+        for name, identity in self.table.identities.items():
+            if name not in names and identities.get(name) == identity:
+                raise column_gone(self.label, name, self.resync_command)
         return replace(known, columns=identities | dict(self.table.identities))
 
     def recreate(self, known: CommitsRow) -> CommitsRow:
@@ -303,6 +320,10 @@ class PostgresTarget:
                 f"type of the table's column, or have the table loaded again",
                 remedy=self.resync_command,
             )
+        left = self.table.left.get(column.name)
+        if left not in {None, known.type} and not holds(known.type, left):
+            types = (known.type, left)
+            raise column_changed(self.label, column.name, types, self.resync_command)
         name = quoted(column.name)
         self._alter(f"ALTER COLUMN {name} TYPE {wanted} USING CAST({name} AS {wanted})")
         return TableColumn(column.name, wanted)

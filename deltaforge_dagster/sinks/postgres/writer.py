@@ -100,11 +100,13 @@ class PostgresWriter:
                 commits.write(target.connection, target.name, known)
             return WrittenTable([(one.name, one.type) for one in target.columns(relation)])
 
-    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
+    def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Replace a table by one without rows; see `TableWriter.recreate`, and `commit` for what is raised."""
         with self._target(table, guard) as target:
             known = target.recreate(commits.lock(target.connection, target.name))
             commits.write(target.connection, target.name, known)
+            assert known.relation is not None
+            return [(one.name, one.type) for one in target.columns(known.relation)]
 
     def close(self) -> None:
         """Disconnect, which ends what is under way; may be called twice, and from any thread."""

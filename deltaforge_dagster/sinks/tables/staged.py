@@ -194,6 +194,7 @@ class StagedTable:
         fills: By name of a column that was added, what rows have in it that were there: a value that is not null, as text that
             a cast to the column's type reads.
         unfilled: Columns that were added within the commit, and rows that were there have values in them that are not known.
+        left: The types of the table's columns after the commit before, by name; empty if that is not known.
     """
 
     destination: tuple[str, ...]
@@ -207,6 +208,7 @@ class StagedTable:
     identities: Mapping[str, str] = field(default_factory=dict)
     fills: Mapping[str, str] = field(default_factory=dict)
     unfilled: frozenset[str] = frozenset()
+    left: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source_name(self) -> str:

@@ -105,12 +105,15 @@ class CommitWriter(Protocol):
 class TableWriter(CommitWriter, Protocol):
     """Applies staged changes to the tables of a sink."""
 
-    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
+    def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Replace a table by one without rows, as it would be made today; make it if it does not exist.
 
         Args:
             table: The table, without changes.
             guard: See `commit`.
+
+        Returns:
+            See `WrittenTable.columns`.
 
         Raises:
             TableRejected: The table is not this sink's, or cannot be made.
@@ -183,6 +186,23 @@ def table_gone(label: str, command: str) -> TableRejected:
     return TableRejected(
         f"{label} is gone, with everything that it had; bring it back, or have it loaded again",
         remedy=command,
+    )
+
+
+def column_gone(label: str, column: str, command: str) -> TableRejected:
+    """Return the error for a column that the sink has written and the table does not have any more; see `table_gone`."""
+    return TableRejected(
+        f"{label}: its column {column} is gone, with what rows had in it, though neither the source nor the sink has dropped it; "
+        f"have the table loaded again: {command}"
+    )
+
+
+def column_changed(label: str, column: str, types: tuple[str, str], command: str) -> TableRejected:
+    """Return the error for a column whose type somebody has changed, after and before, so that values may be others."""
+    after, before = types
+    return TableRejected(
+        f"{label}: its column {column} had the type {before} and has {after}, which may not hold what rows had in it; have the "
+        f"table loaded again: {command}"
     )
 
 

@@ -506,6 +506,42 @@ def test_a_type_that_does_not_hold_the_values_is_rejected(lake: Lake, old: Any, 
 
 
 @BOTH_FORMATS
+def test_what_somebody_has_changed(lake: Lake) -> None:
+    """A table without a column that it had, or made again without rows, gets nothing, until it is loaded again."""
+    staging, sessions = Staging(lake, "current", {"id": INT64, "n": INT64}), lake.sessions()
+    identities = {"id": "id@1", "n": "n@1"}
+
+    def staged(number: int) -> StagedTable:
+        step = staging.step({"id": number, "n": number}, segment=number)
+        return replace(staging.table(step), identities=identities)
+
+    def rejected(number: int, said: str) -> None:
+        with pytest.raises(TableRejected, match=rf"{said}.*deltaforge resync shop --sink lake"):
+            lake.writer(sessions).commit(staged(number), number, unguarded, exists=True)
+
+    lake.writer(sessions).commit(staged(0), 0, unguarded)
+    reading, name = lake.reading(), dialect_of(lake.config()).table(("public", "orders"))
+    if lake.format == "delta":
+        mapped = "'delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5'"
+        reading.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({mapped})")
+    reading.sql(f"ALTER TABLE {name} DROP COLUMN n")
+    rejected(1, "its column n is gone")
+    lake.writer(sessions).recreate(replace(staged(1), steps=()), unguarded)
+    lake.writer(sessions).commit(staged(1), 1, unguarded)
+    assert lake.rows("id", "n") == [(1, 1)]
+
+    columns = ", ".join(f"{one} bigint" for one in ("id", "n", "df_position"))
+    if lake.format == "delta":
+        reading.sql(f"CREATE OR REPLACE TABLE {name} ({columns}) USING delta")
+    else:
+        reading.sql(f"DROP TABLE {name}")
+        reading.sql(f"CREATE TABLE {name} ({columns}) USING iceberg")
+    rejected(2, "is gone, with everything")
+    lake.writer(sessions).recreate(replace(staged(2), steps=()), unguarded)
+    lake.writer(sessions).commit(staged(2), 2, unguarded)
+    assert lake.rows("id", "n") == [(2, 2)]
+
+
 def test_delta_widens_by_choice_only(lake: Lake) -> None:
     """Few readers understand Delta's type widening, so it needs an option."""
     staging = Staging(lake, "changelog", {"id": INT32, "list": list_of(FLOAT32)})

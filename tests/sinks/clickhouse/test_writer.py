@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,15 @@ from deltaforge_dagster.errors import AuthFailed, LeaseLost, SinkUnavailable, Ta
 from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient
 from deltaforge_dagster.sinks.tables.staged import StagedSegment
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.value_types import FLOAT64, INT32, INT64, TEXT, decimal, list_of
+from deltaforge_dagster.sources.value_types import (
+    FLOAT64,
+    INT16,
+    INT32,
+    INT64,
+    TEXT,
+    decimal,
+    list_of,
+)
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
 from tests.sinks.clickhouse.tables import World, placed, unguarded
 
@@ -391,6 +400,34 @@ def test_a_table_that_is_gone(world: World) -> None:
         world.commit(world.step({"id": 1}), exists=True)
     with pytest.raises(TableRejected, match="does not exist, and `auto_create` is false"):
         world.commit(world.step({"id": 1}), auto_create=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("ALTER TABLE {t} DROP COLUMN note",), "its column note is gone"),
+        (("ALTER TABLE {t} RENAME COLUMN note TO memo",), "its column note is gone"),
+        (("ALTER TABLE {t} MODIFY COLUMN n Nullable(Int8)",), r"n had the type Nullable\(Int16\) and has Nullable\(Int8\)"),
+        (("DROP TABLE {t}", "CREATE TABLE {t} (id Int64) ENGINE = MergeTree ORDER BY id"), "is gone, with everything"),
+    ],
+)  # fmt: skip
+def test_what_somebody_has_changed(world: World, changes: Sequence[str], said: str) -> None:
+    """A table that is not as the sink has left it gets nothing, until it is loaded again."""
+    world.types = {"id": INT64, "note": TEXT, "n": INT16}
+    identities = {"id": "id@1", "note": "note@1", "n": "n@1"}
+    before = replace(world.table(world.step({"id": 1, "note": "a", "n": 1})), identities=identities)
+    left = dict(world.writer().commit(before, 0, unguarded).columns)
+    for change in changes:
+        world.server.query(change.format(t=f"`{world.database}`.`orders`"))
+    step = world.step({"id": 2, "note": "b", "n": 2}, segment=1)
+    after = replace(world.table(step), identities=identities, left=left)
+    for _ in range(2):
+        with pytest.raises(TableRejected, match=rf"{said}.*deltaforge resync shop --sink click"):
+            world.writer().commit(after, 1, unguarded, exists=True)
+    made = world.writer().recreate(replace(after, steps=()), unguarded)
+    assert dict(made) == left
+    world.writer().commit(after, 1, unguarded)
+    assert world.rows("id", "note", "n") == [(2, "b", 2)]
 
 
 def test_a_table_is_loaded_again(world: World) -> None:

@@ -422,6 +422,54 @@ def test_a_type_that_does_not_hold_the_values_is_rejected(
     assert target.rows("id") == [(1,)]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("ALTER TABLE orders DROP COLUMN n", "its column n is gone"),
+        ("ALTER TABLE orders RENAME n TO m", "its column n is gone"),
+        ("ALTER TABLE orders ALTER n TYPE smallint", "column n had the type integer and has smallint"),
+        ("CREATE TABLE copy AS TABLE orders; DROP TABLE orders; ALTER TABLE copy RENAME TO orders", "is another table"),
+        ("CREATE TABLE new (LIKE orders INCLUDING ALL); DROP TABLE orders; ALTER TABLE new RENAME TO orders", "is gone"),
+        ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", "no primary key"),
+    ],
+)  # fmt: skip
+def test_what_somebody_has_changed(target: Target, change: str, said: str) -> None:
+    """A table that is not as the sink has left it gets nothing, until it is loaded again."""
+    staging, writer = Staging(target, "current", {"id": INT32, "n": INT32}), target.writer()
+    before = named(staging, staging.step({"id": 1, "n": 1}), id="id@1", n="n@1")
+    left = dict(writer.commit(before, 0, unguarded).columns)
+    target.execute(change)
+    found = target.rows()
+    step = staging.step({"id": 2, "n": 2}, segment=1)
+    after = replace(named(staging, step, id="id@1", n="n@1"), left=left)
+    for _ in range(2):
+        with pytest.raises(TableRejected, match=rf"{said}.*deltaforge resync shop --sink copy"):
+            writer.commit(after, 1, unguarded, exists=True)
+    assert target.rows() == found
+    assert writer.recreate(replace(after, steps=()), unguarded) == list(left.items())
+    writer.commit(after, 1, unguarded)
+    assert target.rows("id, n") == [(2, 2)]
+
+
+def test_what_somebody_may_change(target: Target) -> None:
+    """A larger type, a column more, and another table that its owner has declared to be the sink's."""
+    staging, writer = Staging(target, "current", {"id": INT32, "n": INT32}), target.writer()
+    before = named(staging, staging.step({"id": 1, "n": 1}), id="id@1", n="n@1")
+    left = dict(writer.commit(before, 0, unguarded).columns)
+    target.execute(
+        "ALTER TABLE orders ALTER n TYPE bigint, ADD more int DEFAULT 7",
+        "CREATE TABLE new (LIKE orders INCLUDING ALL)", "INSERT INTO new TABLE orders",
+        "DROP TABLE orders", "ALTER TABLE new RENAME TO orders",
+    )  # fmt: skip
+    step = staging.step({"id": 2, "n": 2}, segment=1)
+    after = replace(named(staging, step, id="id@1", n="n@1"), left=left)
+    with pytest.raises(TableRejected, match="is another table") as raised:
+        writer.commit(after, 1, unguarded, exists=True)
+    target.execute(str(raised.value).partition("execute ")[2])
+    writer.commit(after, 1, unguarded, exists=True)
+    assert target.rows() == [(1, 1, 7), (2, 2, 7)]
+
+
 @pytest.mark.parametrize("name", ["df_x", "ID", "", "ctid", "ä" * 32])
 def test_names_that_a_table_cannot_have(target: Target, name: str) -> None:
     """A table with such a column is rejected, before anything is made; so is one with a long name."""
