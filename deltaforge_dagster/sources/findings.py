@@ -78,7 +78,7 @@ def retention_level(used: float) -> Level:
     return "error" if used >= RISK else "warning" if used >= CAUTION else "ok"
 
 
-def share_of_retention(text: str, used: float, remedy: str) -> Finding:
+def share_of_retention(text: str, used: float, remedy: str | Sequence[str]) -> Finding:
     """Return a finding about something planned that would use this share of the log's retention.
 
     It is a forecast, so the finding is a warning at most.

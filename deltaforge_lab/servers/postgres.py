@@ -73,7 +73,8 @@ class PostgresServer(Server):
         Args:
             data_dir: The data directory, empty or new, which `close` keeps; None for a temporary one.
             settings: Server settings that override the defaults (`wal_level=logical`, 20 slots and
-                senders), by their names in postgresql.conf. Tests turn `fsync` off.
+                senders), by their names in postgresql.conf. Tests turn `fsync` off. One without a value is
+                left to the configuration files.
             version: A major version, 12 to 18, whose pinned build is downloaded; None for the version of
                 this machine or of the package.
             origins: The search order for the programs without a `version`.
@@ -165,7 +166,7 @@ class PostgresServer(Server):
         assert self._temporary
         command = [str(self._programs / "postgres"), "-D", str(self._data)]
         for name, value in self._settings.items():
-            command += ["-c", f"{name}={value}"]
+            command += ["-c", f"{name}={value}"] if value else []
         self._process = ServerProcess(
             "PostgreSQL",
             command,

@@ -159,9 +159,9 @@ class PostgresTarget:
         self._check_kept(gone=remade or known.pipeline is None)
         if self.exists and known.is_of(self.owner) and known.relation not in {None, found}:
             raise TableRejected(
-                f"{self.label} is another table than the one that was written: somebody has dropped it and made it again; have it "
-                f"loaded again: {self.resync_command}, or, if it has everything that the sink has written, execute "
-                f"{commits.claim(self.name)}"
+                f"{self.label} is another table than the one that was written: somebody has dropped it and made it again; if it "
+                f"has everything that the sink has written, execute {commits.claim(self.name)}; otherwise have it loaded again",
+                remedy=self.resync_command,
             )
         if remade:
             return replace(ours, relation=found)

@@ -193,7 +193,8 @@ def column_gone(label: str, column: str, command: str) -> TableRejected:
     """Return the error for a column that the sink has written and the table does not have any more; see `table_gone`."""
     return TableRejected(
         f"{label}: its column {column} is gone, with what rows had in it, though neither the source nor the sink has dropped it; "
-        f"have the table loaded again: {command}"
+        "have the table loaded again",
+        remedy=command,
     )
 
 
@@ -202,7 +203,8 @@ def column_changed(label: str, column: str, types: tuple[str, str], command: str
     after, before = types
     return TableRejected(
         f"{label}: its column {column} had the type {before} and has {after}, which may not hold what rows had in it; have the "
-        f"table loaded again: {command}"
+        "table loaded again",
+        remedy=command,
     )
 
 

@@ -19,6 +19,7 @@ from deltaforge_dagster.sources.findings import (
     retention_level,
 )
 from deltaforge_dagster.sources.postgres.connection import catalog
+from deltaforge_dagster.sources.postgres.connection.restarts import after_restart, no_room
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.stream import publications, restart_point, slots
@@ -74,14 +75,9 @@ def _log(connection: psycopg.Connection, server: PostgresSourceServer) -> list[F
     if facts.wal_level == "logical":
         found.append(Finding("wal_level", "ok", "wal_level is logical"))
     else:
-        found.append(
-            Finding(
-                "wal_level",
-                "error",
-                f"wal_level is {facts.wal_level}; the server must be restarted after the change",
-                "ALTER SYSTEM SET wal_level = logical",
-            )
-        )
+        restart, statements = after_restart(connection, "wal_level", "logical")
+        text = f"wal_level is {facts.wal_level}; {restart}"
+        found.append(Finding("wal_level", "error", text, statements))
     row = connection.execute(
         "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user"
     ).fetchone()
@@ -149,18 +145,10 @@ def _room(connection: psycopg.Connection, name: str) -> Finding:
     assert row is not None
     if not row[0]:
         return Finding(
-            "slot",
-            "error",
-            "all replication slots are in use; drop one, or raise the number and restart the server",
-            "ALTER SYSTEM SET max_replication_slots = 20",
+            "slot", "error", *no_room(connection, "replication slots", "max_replication_slots")
         )
     if not row[1]:
-        return Finding(
-            "slot",
-            "error",
-            "all WAL senders are in use; end one, or raise the number and restart the server",
-            "ALTER SYSTEM SET max_wal_senders = 20",
-        )
+        return Finding("slot", "error", *no_room(connection, "WAL senders", "max_wal_senders"))
     return Finding("slot", "ok", f"replication slot {name!r} will be created")
 
 
@@ -197,7 +185,7 @@ def _retention(connection: psycopg.Connection, name: str) -> Finding:
         "retention",
         level,
         text,
-        None if level == "ok" else "ALTER SYSTEM SET max_slot_wal_keep_size = -1",
+        None if level == "ok" else slots.KEEP_ALL,
     )
 
 

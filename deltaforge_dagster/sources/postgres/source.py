@@ -32,6 +32,7 @@ from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
+from deltaforge_dagster.sources.postgres.connection.restarts import after_restart
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
@@ -634,9 +635,9 @@ class PostgresSource:
                 f"{where}: this is a standby; changes are read from the primary"
             )
         if facts.wal_level != "logical":
+            restart, remedy = after_restart(connection, "wal_level", "logical")
             raise SourceMisconfigured(
-                f"{where}: wal_level is {facts.wal_level}; run: ALTER SYSTEM SET wal_level = "
-                "logical, and restart the server"
+                f"{where}: wal_level is {facts.wal_level}; {restart}", remedy=remedy
             )
         if self._outboxes and facts.version < MESSAGES_VERSION:
             raise SourceMisconfigured(f"{where}: {_NO_MESSAGES}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
+import psycopg
 import pytest
 from psycopg import conninfo
 
 from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
-from deltaforge_dagster.errors import PermissionMissing
+from deltaforge_dagster.errors import PermissionMissing, SourceMisconfigured
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.position import LsnPosition
@@ -289,7 +290,31 @@ def test_log_that_a_slot_may_keep(start_postgres: StartPostgres) -> None:
         found = preflight_of(bench, start)["retention"]
 
         assert found.level == "error"
-        assert found.remedy == "ALTER SYSTEM SET max_slot_wal_keep_size = -1"
+        assert found.remedy == (
+            "ALTER SYSTEM SET max_slot_wal_keep_size = -1",
+            "SELECT pg_reload_conf()",
+        )
+
+
+def test_a_setting_that_waits_for_a_restart(start_postgres: StartPostgres) -> None:
+    """Once `wal_level` is changed, what is left to do is the restart, before and after a reload."""
+    server = start_postgres({"wal_level": ""})
+    with PostgresBench(server.create_database()) as bench:
+        found = preflight_of(bench)["wal_level"]
+        assert found.level == "error"
+        assert "must be restarted" in found.text
+        assert found.commands == ("ALTER SYSTEM SET wal_level = logical", "SELECT pg_reload_conf()")
+        for statement in found.commands:
+            bench.connection.execute(statement.encode())
+            found = preflight_of(bench)["wal_level"]
+            assert "is changed in its configuration" in found.text
+            assert found.commands == ()
+        with pytest.raises(SourceMisconfigured, match="must be restarted"):
+            bench.source().ensure_start()
+        dsn = bench.dsn
+    server.restart()
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SHOW wal_level").fetchone() == ("logical",)
 
 
 def test_no_slot_or_sender_is_free(start_postgres: StartPostgres) -> None:
@@ -303,11 +328,11 @@ def test_no_slot_or_sender_is_free(start_postgres: StartPostgres) -> None:
 
         found = preflight_of(bench)
         assert errors(found) == ["slot"]
-        assert found["slot"].remedy == "ALTER SYSTEM SET max_wal_senders = 20"
+        assert "max_wal_senders=11) and restart the server" in found["slot"].text
 
         bench.connection.execute(
             "SELECT pg_create_logical_replication_slot('taken', 'test_decoding')"
         )
         found = preflight_of(bench)
         assert errors(found) == ["slot"]
-        assert found["slot"].remedy == "ALTER SYSTEM SET max_replication_slots = 20"
+        assert "max_replication_slots=12) and restart the server" in found["slot"].text

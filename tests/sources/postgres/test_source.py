@@ -291,7 +291,7 @@ class TestStart:
 
     def test_wal_level_is_checked(self, start_postgres: StartPostgres) -> None:
         """A server that writes no logical log names the statement that changes it."""
-        server = start_postgres({"wal_level": "replica"})
+        server = start_postgres({"wal_level": ""})
         with (
             PostgresBench(server.dsn) as bench,
             pytest.raises(SourceMisconfigured, match="ALTER SYSTEM SET wal_level = logical"),

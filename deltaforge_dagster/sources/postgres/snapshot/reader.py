@@ -425,5 +425,5 @@ def _retention(written: int, limit: int | None) -> Finding:
     return share_of_retention(
         f"{text}, and the slot may keep {limit >> 20:,} MiB (max_slot_wal_keep_size)",
         written / limit,
-        "ALTER SYSTEM SET max_slot_wal_keep_size = -1",
+        slots.KEEP_ALL,
     )

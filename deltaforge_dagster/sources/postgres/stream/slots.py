@@ -23,11 +23,15 @@ from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate
+from deltaforge_dagster.sources.postgres.connection.restarts import RELOAD, no_room
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSAGES_VERSION
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
+
+KEEP_ALL = ("ALTER SYSTEM SET max_slot_wal_keep_size = -1", RELOAD)
+"""Statements that let slots retain any amount of log."""
 
 _PLUGIN = "pgoutput"
 _HEARTBEAT = HEARTBEAT.encode() + b"\0"
@@ -72,10 +76,8 @@ def create(
             f"{oldest_transaction(connection)}; it will be tried again"
         ) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
-        raise SourceMisconfigured(
-            f"{server.where}: all replication slots are in use; drop one, or raise "
-            "max_replication_slots and restart the server"
-        ) from error
+        text, remedy = no_room(connection, "replication slots", "max_replication_slots")
+        raise SourceMisconfigured(f"{server.where}: {text}", remedy=remedy) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise may_not_replicate(server.where, server.user) from error
 
@@ -202,7 +204,7 @@ def short_of_log(name: str) -> Finding:
         "warning",
         f"replication slot {name!r} needs log that the server removes at its next checkpoint "
         "(max_slot_wal_keep_size): let the sinks catch up, or raise that",
-        ("ALTER SYSTEM SET max_slot_wal_keep_size = -1", "SELECT pg_reload_conf()"),
+        KEEP_ALL,
     )
 
 

@@ -1,0 +1,67 @@
+"""Settings that take effect only with a restart of the server: statements that change them, and whether one was changed already.
+
+`ALTER SYSTEM` writes a value into the server's configuration. After a reload `pg_settings.pending_restart` says that it
+waits for a restart; before that only superusers can see it, in the configuration files (manual: "pg_settings", "pg_file_settings").
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from deltaforge_dagster.errors import Commands
+
+RELOAD = "SELECT pg_reload_conf()"
+"""Statement that has the server read its configuration again."""
+
+_MORE = 10
+"""How many more slots or senders a server gets that has no room."""
+
+_FILES = "pg_show_all_file_settings()"
+
+
+def after_restart(connection: psycopg.Connection, name: str, value: str) -> tuple[str, Commands]:
+    """Return what to do so that a setting gets a value, for people, and the statements to execute before.
+
+    Args:
+        connection: A connection to the server.
+        name: The setting, which a running server cannot change.
+        value: The value, as it is written in a statement and in the configuration.
+    """
+    row = connection.execute(
+        "SELECT source, pending_restart, has_function_privilege(%s, 'EXECUTE') FROM pg_settings WHERE name = %s",
+        (_FILES, name),
+    ).fetchone()
+    assert row is not None
+    source, waits, may_read = row
+    if source == "command line":
+        return (
+            f"{name} is set on the server's command line, so change it there ({name}={value}) and restart the server",
+            (),
+        )
+    if waits or (may_read and _is_written(connection, name, value)):
+        return f"{name} is changed in its configuration, for which the server must be restarted", ()
+    statements = (f"ALTER SYSTEM SET {name} = {value}", RELOAD)
+    return "the server must be restarted after the change", statements
+
+
+def no_room(connection: psycopg.Connection, what: str, setting: str) -> tuple[str, Commands]:
+    """Return what to do where all slots or senders are in use, as `after_restart` does.
+
+    Args:
+        connection: A connection to the server.
+        what: What they are, for people.
+        setting: How many there may be.
+    """
+    row = connection.execute("SELECT current_setting(%s)::int", (setting,)).fetchone()
+    assert row is not None
+    restart, statements = after_restart(connection, setting, str(row[0] + _MORE))
+    return f"all {what} are in use; drop or end one, or have more: {restart}", statements
+
+
+def _is_written(connection: psycopg.Connection, name: str, value: str) -> bool:
+    """Return whether the configuration files have a value of a setting."""
+    row = connection.execute(
+        f"SELECT setting = %s FROM {_FILES} WHERE name = %s ORDER BY seqno DESC LIMIT 1",  # noqa: S608 - a constant
+        (value, name),
+    ).fetchone()
+    return row is not None and bool(row[0])
