@@ -11,7 +11,11 @@ from pathlib import Path
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.processes.maven import Artifact
+from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sources.findings import Finding
+
+RESTART = "it gets them when no run uses it, or once `deltaforge dev`, which uses it all the time, is restarted"
+"""What to do so that a Spark server that runs has jars that were installed."""
 
 LAKE_JARS = (
     Artifact(
@@ -46,9 +50,15 @@ def jars_finding(settings: Settings) -> Finding:
             "only a run shows whether the server of DELTAFORGE_SPARK_REMOTE has the jars for tables"
         )
         return Finding("spark", "note", text)
-    if not installed_jars(settings.lake_jars):
+    jars = installed_jars(settings.lake_jars)
+    if not jars:
         text = f"{settings.lake_jars} lacks jars with which Spark writes tables"
         return Finding("spark", "error", text, "deltaforge lake install")
+    if SparkServer.runs_without(settings.home, jars):
+        text = (
+            f"the running Spark server lacks the jars for tables in {settings.lake_jars}: {RESTART}"
+        )
+        return Finding("spark", "error", text)
     return Finding("spark", "ok", f"jars for tables in {settings.lake_jars}")
 
 

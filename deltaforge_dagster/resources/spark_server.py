@@ -181,6 +181,12 @@ class SparkServer:
         with _locked(folder / "start.lock"):
             return _running(folder) is not None
 
+    @staticmethod
+    def runs_without(home: Path, jars: Sequence[Path]) -> bool:
+        """Return whether the server of `home` runs and was started without one of these jars."""
+        running = _running(home.absolute() / "spark")
+        return running is not None and running.lacks(jars)
+
     @property
     def pid(self) -> int:
         """Process id of the watcher; the JVM and its Python workers descend from it."""
@@ -233,7 +239,7 @@ def _watched(folder: Path) -> bool:
 
 def _running(folder: Path) -> _Running | None:
     """Return the running server, None if none is listening."""
-    if not _watched(folder):
+    if not folder.is_dir() or not _watched(folder):
         return None
     try:
         state = json.loads((folder / "server.json").read_bytes())

@@ -36,3 +36,20 @@ def test_a_column_that_must_not_be_null(patient: Patient) -> None:
     patient.shop.execute("INSERT INTO customers VALUES (3, NULL)")
     patient.catch_up()
     assert (patient.unequal(), patient.problems) == ([], [])
+
+
+def test_a_column_that_was_dropped(patient: Patient) -> None:
+    """The column does not come back with nulls: the table is held until it was loaded again."""
+    patient.begin()
+    patient.shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
+    patient.run()
+    with psycopg.connect(patient.copy) as connection:
+        connection.execute("ALTER TABLE copied.customers DROP COLUMN name")
+    patient.shop.execute("INSERT INTO customers VALUES (2, 'Bo')")
+    patient.run()
+
+    remedy = patient.cure("sink copy")
+    assert remedy == ["deltaforge resync shop --sink copy --tables public.customers"]
+    patient.shop.execute("INSERT INTO customers VALUES (3, 'Cy')")
+    patient.catch_up()
+    assert (patient.unequal(), patient.problems) == ([], [])

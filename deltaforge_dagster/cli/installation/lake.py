@@ -19,7 +19,7 @@ from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.folders import make_folder
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.processes.maven import CENTRAL, Artifact, copy, download
-from deltaforge_dagster.resources.lake_jars import missing_jars
+from deltaforge_dagster.resources.lake_jars import RESTART, missing_jars
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.pending import DUCKDB, SPARK, PendingRows, pending_name
@@ -91,10 +91,7 @@ def install(
         else f"{folder}: all jars are there."
     )
     if names and SparkServer.is_running(settings.home):
-        text += (
-            " The running Spark server gets them when no run uses it, at the start of the next run; "
-            "restart `deltaforge dev`, which uses it all the time."
-        )
+        text += f" A Spark server is running: {RESTART}."
     say(text, {"folder": str(folder), "installed": names}, as_json=json_output)
 
 

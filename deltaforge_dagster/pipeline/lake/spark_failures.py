@@ -99,8 +99,9 @@ _TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
     SparkFailure.MISSING: (
         SettingsError,
         (
-            "the Spark server lacks what it needs to write {table} ({reason}); install it with `deltaforge lake install` "
-            "and start the server again, or add the same jars to the server that DELTAFORGE_SPARK_REMOTE names"
+            "the Spark server lacks what it needs to write {table} ({reason}); install it with `deltaforge lake install`, and "
+            "restart `deltaforge dev`, whose Spark server keeps the jars that it began with; or add the same jars to the "
+            "server that DELTAFORGE_SPARK_REMOTE names"
         ),
     ),
     SparkFailure.PLACE: (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import socket
 from pathlib import Path
 
 import psycopg
@@ -80,6 +82,19 @@ def test_tables_need_jars(
     assert about_spark(lake) == [("error", "deltaforge lake install")]
     for jar in LAKE_JARS:
         (tmp_path / jar.file_name).touch()
+    assert about_spark(lake) == [("ok", None)]
+    # One that was started before they were installed, and that `deltaforge dev` uses.
+    folder = tmp_path / "home" / "spark"
+    folder.mkdir(parents=True)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        (folder / "watcher.lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = {"port": server.getsockname()[1], "token": "t", "jars": []}
+        (folder / "server.json").write_text(json.dumps(state))
+        assert about_spark(lake) == [("error", None)]
+        assert "`deltaforge dev`, which uses it all the time, is restarted" in run(file).output
     assert about_spark(lake) == [("ok", None)]
     monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", "sc://spark.example:15002")
     assert about_spark(lake) == [("note", None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -531,11 +532,8 @@ def test_what_somebody_has_changed(lake: Lake) -> None:
     assert lake.rows("id", "n") == [(1, 1)]
 
     columns = ", ".join(f"{one} bigint" for one in ("id", "n", "df_position"))
-    if lake.format == "delta":
-        reading.sql(f"CREATE OR REPLACE TABLE {name} ({columns}) USING delta")
-    else:
-        reading.sql(f"DROP TABLE {name}")
-        reading.sql(f"CREATE TABLE {name} ({columns}) USING iceberg")
+    shutil.rmtree(lake.folder / "lake" / "public" / "orders")
+    reading.sql(f"CREATE TABLE {name} ({columns}) USING {lake.format}")
     rejected(2, "is gone, with everything")
     lake.writer(sessions).recreate(replace(staged(2), steps=()), unguarded)
     lake.writer(sessions).commit(staged(2), 2, unguarded)
