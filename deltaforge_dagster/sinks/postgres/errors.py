@@ -22,6 +22,8 @@ from deltaforge_dagster.sources.findings import one_line
 
 NOT_PERMITTED = "42501"
 
+_COMMITS = ("deltaforge", "commits")
+
 _LATER: dict[str, str] = {
     "57014": "the statement was cancelled, or took longer than the server allows",
     "55P03": "somebody else holds a lock on the table for too long; end what holds it (pg_locks), or wait",
@@ -78,14 +80,17 @@ def connection_error(error: psycopg.Error, where: str, user: str) -> DeltaforgeE
     return SinkUnavailable(f"{where}: {reason}")
 
 
-def translated(error: psycopg.Error, where: str, label: str, table: str) -> DeltaforgeError:
+def translated(
+    error: psycopg.Error, where: str, user: str, label: str, name: tuple[str, str]
+) -> DeltaforgeError:
     """Return our error for an error of the server about a table.
 
     Args:
         error: The error.
         where: The server's address.
+        user: The role as which we log in.
         label: What messages call the table.
-        table: The table's name in SQL.
+        name: Schema and name of the table.
     """
     state = error.sqlstate
     if not state:
@@ -95,11 +100,14 @@ def translated(error: psycopg.Error, where: str, label: str, table: str) -> Delt
         why = _LATER.get(state) or one_line(str(error))
         return SinkUnavailable(f"{where}, {label}: {why}{code}")
     return TableRejected(
-        f"{label}: {_why(error, state)}{code}", remedy=_remedy(error, state, table)
+        f"{label}: {_why(error, state)}{code}", remedy=_remedy(error, state, user, name)
     )
 
 
-def _remedy(error: psycopg.Error, state: str, table: str) -> str | None:
+def _remedy(error: psycopg.Error, state: str, user: str, name: tuple[str, str]) -> str | None:
+    table = quoted(*name)
+    if state == NOT_PERMITTED:
+        return _grant(one_line(str(error)), quoted(user), name)
     if state not in _CONSTRAINT_REMEDIES:
         return None
     diagnosis = error.diag
@@ -110,10 +118,27 @@ def _remedy(error: psycopg.Error, state: str, table: str) -> str | None:
     return _CONSTRAINT_REMEDIES[state].format(table=table, column=column, constraint=constraint)
 
 
+def _grant(text: str, role: str, name: tuple[str, str]) -> str | None:
+    """Return the statement that gives a role the right that it lacks, None for a right on something else."""
+    schema, _ = name
+    for one in (name, _COMMITS):
+        if text == f"permission denied for table {one[1]}":
+            return f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {quoted(*one)} TO {role}"
+        if text == f"must be owner of table {one[1]}":
+            return f"ALTER TABLE {quoted(*one)} OWNER TO {role}"
+    for its_schema in (schema, _COMMITS[0]):
+        if text == f"permission denied for schema {its_schema}":
+            return f"GRANT USAGE, CREATE ON SCHEMA {quoted(its_schema)} TO {role}"
+    return None
+
+
 def _why(error: psycopg.Error, state: str) -> str:
     diagnosis = error.diag
     if state == NOT_PERMITTED:
-        return f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, INSERT, UPDATE and DELETE on it, and USAGE on its schema"
+        return (
+            f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, INSERT, UPDATE, DELETE and "
+            "TRUNCATE on it, and USAGE on its schema"
+        )
     if state in _CONSTRAINTS:
         named = {"column": diagnosis.column_name, "constraint": diagnosis.constraint_name}
         return _CONSTRAINTS[state].format(**named)

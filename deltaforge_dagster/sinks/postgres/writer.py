@@ -139,7 +139,9 @@ class PostgresWriter:
                 connection.close()  # the next connection ends former holders first
                 problem = translated(error, self._server.where, target.label, target.sql)
             except psycopg.Error as error:
-                problem = translated(error, self._server.where, target.label, target.sql)
+                problem = translated(
+                    error, self._server.where, self._server.user, target.label, target.name
+                )
             finally:
                 if connection.closed or connection is not self._connection:
                     connection.close()
