@@ -63,7 +63,7 @@ EXAMPLES := DAGSTER_DISABLE_TELEMETRY=1 DELTAFORGE_PIPELINES=examples DEMO_FILES
 	COPY_DSN=postgres://user@localhost/copy CLICKHOUSE_URL=http://localhost:8123 CLICKHOUSE_USER=user CLICKHOUSE_PASSWORD=word \
 	SCHEMA_REGISTRY_URL=http://localhost:8081 WEBHOOK_URL=http://localhost:8080 WEBHOOK_SECRET=secret \
 	INGEST_URL=https://localhost INGEST_TOKEN=token \
-	DEMO_DATABASE=shop.db SHOP_DATABASE=shop.db KAFKA_USERNAME=user KAFKA_PASSWORD=word NATS_URL=nats://localhost TURSO_URL=shop.db \
+	DEMO_DATABASE=demo.db SHOP_DATABASE=shop.db KAFKA_USERNAME=user KAFKA_PASSWORD=word NATS_URL=nats://localhost TURSO_URL=shop.db \
 	$(SERVERS) $(foreach prefix,DEMO_ ORDERS_ SHOP_,$(addprefix $(prefix),$(SERVERS)))
 
 .PHONY: help
