@@ -240,7 +240,7 @@ def test_what_older_rows_lack_is_known_until_the_table_is_recreated(store: State
     with store.fenced(lease) as writer:
         writer.lake_commits.recreated(SINK, lacking.destination, [("id", "int")])
     _, orders = store.lake_commits.tables(NAME)
-    assert orders.write.columns == [["id", "int"]]
+    assert [tuple(one) for one in orders.write.columns] == [("id", "int")]
     with store.fenced(lease) as writer:
         writer.lake_commits.advance(SINK, 7, (), [write("orders", 7, 7)])
     assert [one.write.lacking for one in store.lake_commits.tables(NAME)] == [(), ()]

@@ -76,6 +76,24 @@ def test_names_are_unique_across_arguments(write: Write) -> None:
     assert run(write(file="a.yaml"), write(file="b/b.yaml")).exit_code == 1
 
 
+def test_a_copy_under_another_name(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What both files name and cannot share is an error of both, with both files; also if only one is given."""
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path))
+    first, copy = write(file="a.yaml"), write({"metadata.name": "copy"}, file="b.yaml")
+    said = [
+        f"error   {first}: spec.source.config.slot: replication slot 'orders' is used by pipeline copy ({copy}) as well,",
+        f"error   {copy}: spec.source.config.slot: replication slot 'orders' is used by pipeline orders ({first}) as well,",
+    ]
+
+    both, one = run(tmp_path), run(copy)
+
+    assert (both.exit_code, one.exit_code) == (1, 1)
+    assert [line.partition(" and two")[0] for line in both.output.splitlines()] == said
+    assert [line.partition(" and two")[0] for line in one.output.splitlines()] == said[1:]
+
+
 def test_a_file_given_twice_is_one(write: Write, tmp_path: Path) -> None:
     """A file that a directory argument already covers is not a duplicate."""
     assert run(write(), tmp_path).exit_code == 0
