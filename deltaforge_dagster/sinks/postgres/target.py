@@ -228,16 +228,16 @@ class PostgresTarget:
             commits.make_schema(self.connection, self.name[0])
         except psycopg.errors.InsufficientPrivilege:
             raise TableRejected(
-                f"{self.label}: there is no schema {schema}, and the role may not make it; run: CREATE SCHEMA {schema} "
-                f"AUTHORIZATION {role}"
+                f"{self.label}: there is no schema {schema}, and the role may not make it",
+                remedy=f"CREATE SCHEMA {schema} AUTHORIZATION {role}",
             ) from None
         try:
             self._create()
         except psycopg.errors.InsufficientPrivilege:
             # Since PostgreSQL 15 not everybody may make tables in `public`.
             raise TableRejected(
-                f"{self.label}: the role may not make tables in schema {schema}; run: GRANT USAGE, CREATE ON SCHEMA "
-                f"{schema} TO {role}"
+                f"{self.label}: the role may not make tables in schema {schema}",
+                remedy=f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}",
             ) from None
 
     def _create(self) -> None:

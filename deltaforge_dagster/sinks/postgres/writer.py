@@ -137,11 +137,9 @@ class PostgresWriter:
                     guard()
             except psycopg.errors.LockNotAvailable as error:
                 connection.close()  # the next connection ends former holders first
-                problem = translated(error, self._server.where, target.label, target.sql)
+                problem = self._problem(error, target)
             except psycopg.Error as error:
-                problem = translated(
-                    error, self._server.where, self._server.user, target.label, target.name
-                )
+                problem = self._problem(error, target)
             finally:
                 if connection.closed or connection is not self._connection:
                     connection.close()
@@ -149,6 +147,10 @@ class PostgresWriter:
             if problem is not None:
                 # Not chained: the server's text may quote a value of a row.
                 raise problem
+
+    def _problem(self, error: psycopg.Error, target: PostgresTarget) -> DeltaforgeError:
+        server = self._server
+        return translated(error, server.where, server.user, target.label, target.name)
 
     def _connected(self) -> psycopg.Connection:
         connection = self._connection
