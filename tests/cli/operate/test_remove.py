@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.cli.operate import remove
 from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.control.unread_log import note_unread_log
 from deltaforge_dagster.pipeline.control.work import begin
 from deltaforge_dagster.pipeline.health.health import note_tick
@@ -150,10 +151,13 @@ def test_what_others_need_stays(
     with PostgresBench(postgres_dsn) as bench:
         text = FILE.format(dsn=bench.dsn, slot=bench.slot)
         first = added(text)
-        second = added(text.replace("orders, ", "copied, ", 1))
+        copy = text.replace("orders, ", "copied, ", 1)
+        with pytest.raises(SpecError, match="replication slot .* is used by pipeline orders"):
+            added(copy)
         first.unlink()
         call("remove", "orders", "--yes")
         assert kept(bench) == ["p", bench.slot]
+        second = added(copy)
         second.unlink()
         bench.execute("DROP PUBLICATION p", "CREATE PUBLICATION p FOR TABLE orders")
         call("remove", "copied", "--yes")

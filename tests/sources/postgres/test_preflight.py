@@ -279,7 +279,7 @@ def test_log_that_a_slot_may_keep(start_postgres: StartPostgres) -> None:
                     found.level == "warning"
                     and f"of {size.removesuffix('MB')} (max_slot_wal_keep_size); while the captured tables"
                     in found.text
-                    and found.remedy == "ALTER SYSTEM SET max_slot_wal_keep_size = -1"
+                    and found.commands[0] == "ALTER SYSTEM SET max_slot_wal_keep_size = -1"
                 )
 
             eventually(risky, seconds=30)
