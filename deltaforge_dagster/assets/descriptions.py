@@ -13,6 +13,7 @@ import dagster as dg
 from deltaforge_dagster.assets.names import (
     asset_key,
     dagster_name,
+    group_name,
     health_key,
     lake_table_key,
     maintenance_key,
@@ -84,7 +85,7 @@ def lake_table_spec(
             "materialization, whose data version is the position that the table has."
         ),
         kinds={kind.dagster_kind()},
-        **_everywhere(loaded),
+        **_everywhere(loaded, config.id),
         metadata={
             "dagster/column_schema": columns,
             "dagster/table_name": name,
@@ -101,7 +102,7 @@ def source_table_spec(loaded: LoadedPipeline, table: tuple[str, str]) -> dg.Asse
         source_table_key(loaded.name, source, table),
         description=f"Table `{'.'.join(table)}` of source {source}, from which the changes are captured.",
         kinds={_source_kind(loaded)},
-        **_everywhere(loaded),
+        **_everywhere(loaded, source),
         metadata={"source": source},
     )
 
@@ -115,7 +116,7 @@ def maintenance_spec(loaded: LoadedPipeline, sink_id: str) -> dg.AssetSpec:
             "no table uses are deleted. Observations of the tables show their figures before and afterwards.\n\n"
             "**Materialize** it to have the tables maintained now."
         ),
-        **_everywhere(loaded),
+        **_everywhere(loaded, sink_id),
     )
 
 
@@ -195,10 +196,15 @@ def _readable(template: str) -> str:
     return re.sub(r"\$\{([^}]*)\}", r"<\1>", template)
 
 
-def _everywhere(loaded: LoadedPipeline) -> dict[str, Any]:
-    """Return what all assets of a pipeline have in common: group, owners and tags."""
+def _everywhere(loaded: LoadedPipeline, part: str | None = None) -> dict[str, Any]:
+    """Return what all assets of a pipeline have in common: group, owners and tags.
+
+    The pipeline's own assets are one group; the tables of its source and of each sink, which are many, have groups of
+    their own.
+    """
+    group = loaded.spec.spec.engine.dagster.group or dagster_name(loaded.name)
     return {
-        "group_name": loaded.spec.spec.engine.dagster.group or dagster_name(loaded.name),
+        "group_name": group if part is None else group_name(group, part),
         "owners": owners(loaded.spec.metadata),
         "tags": tags(loaded.spec.metadata),
     }

@@ -116,12 +116,15 @@ def materialization(
 
 
 def _figures(figures: TableFigures | None) -> dict[str, int | str]:
-    """Return what a table consists of, as far as its format knows, as metadata."""
+    """Return what a table consists of, as far as its format or database knows, as metadata."""
     if figures is None:
         return {}
     # As a number, a program in JavaScript would round a snapshot's id.
-    known = {"version": str(figures.version), "files": figures.files, "bytes": figures.bytes}
+    version = None if figures.version is None else str(figures.version)
+    known = {"version": version, "files": figures.files, "bytes": figures.bytes}
     known[_ROWS] = figures.rows
+    if figures.estimated:
+        known["rows_and_bytes"] = "estimated by the database"
     return {name: one for name, one in known.items() if one is not None}
 
 

@@ -39,6 +39,11 @@ _REFUSED = re.compile(r"[%\x00-\x1f]|\.(?=\.\.)")
 """Characters that Dagster refuses in partition names."""
 
 
+def group_name(group: str, part: str) -> str:
+    """Return the name of a pipeline's group of assets that belong to a part of it: to a sink, or to its source."""
+    return f"{group}_{dagster_name(part)}"
+
+
 def dagster_name(pipeline: str) -> str:
     """Return a name for ops, jobs and sensors that is unique to the pipeline."""
     plain = re.sub(r"[^A-Za-z0-9_]", "_", pipeline)
@@ -65,8 +70,12 @@ def asset_key(pipeline: str, asset: str) -> dg.AssetKey:
 
 
 def lake_table_key(pipeline: str, sink: str, source: tuple[str, str]) -> dg.AssetKey:
-    """Return the key of the table in which a sink keeps a table of the source, given by schema and name."""
-    return dg.AssetKey([pipeline, sink, *source])
+    """Return the key of the table in which a sink keeps a table of the source, given by schema and name.
+
+    Its last part, which is all that a node of the lineage graph shows, has the sink's id, too.
+    """
+    schema, table = source
+    return dg.AssetKey([pipeline, sink, schema, f"{table}_{sink}"])
 
 
 def source_table_key(pipeline: str, source: str, table: tuple[str, str]) -> dg.AssetKey:
@@ -79,7 +88,7 @@ def source_table_key(pipeline: str, source: str, table: tuple[str, str]) -> dg.A
 
 def maintenance_key(pipeline: str, sink: str) -> dg.AssetKey:
     """Return the key of the asset whose materializations are the maintenance of a sink's tables."""
-    return dg.AssetKey([pipeline, "maintenance", sink])
+    return dg.AssetKey([pipeline, "maintenance", f"{sink}_maintenance"])
 
 
 def maintenance_job_name(pipeline: str, sink: str) -> str:

@@ -45,6 +45,7 @@ _IMPORTED = [
 """What the fork server imports before it forks."""
 
 _LOOK_SECONDS = 1.0
+_END_SECONDS = 10.0
 """How often it is looked whether a run's process has ended, once there is nobody who tells."""
 
 PROCESS_TAG = "deltaforge/process"
@@ -74,11 +75,10 @@ class ForkedRunLauncher(DefaultRunLauncher):
         arguments = ExecuteRunArgs(
             job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
         )
-        begin()
         process = _FORK_SERVER.Process(
             target=_execute, args=(serialize_value(arguments),), name=run.run_id, daemon=True
         )
-        process.start()
+        _start(process)
         assert process.pid is not None
         tag = f"{process.pid} {_started(process.pid)}"
         self._instance.add_run_tags(run.run_id, {PROCESS_TAG: tag})
@@ -119,6 +119,25 @@ class ForkedRunLauncher(DefaultRunLauncher):
 def begin() -> None:
     """Start the process that runs are forked from, unless it is running."""
     start_fork_server(_IMPORTED)
+
+
+def _start(process: ForkServerProcess) -> None:
+    """Start a run's process.
+
+    A fork server that was killed a moment ago refuses connections, but is taken for alive until its parent can collect
+    its end. Nothing was asked of it then, so it is tried again.
+    """
+    deadline = time.monotonic() + _END_SECONDS
+    while True:
+        begin()
+        try:
+            process.start()
+        except ConnectionRefusedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _is_ours(run: dg.DagsterRun, origin: JobPythonOrigin) -> bool:

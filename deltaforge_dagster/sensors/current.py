@@ -29,7 +29,7 @@ def current(
         note_broken(store, found.name)
         now = health(store, found)
         report_change(instance, source_evaluation(loaded.name, now.uncaptured))
-        report_health(instance, loaded.name, now)
+        report_health(instance, store, loaded.name, now)
         return dg.SkipReason(f"{NOT_WELL}file: {found.error}")
     return found
 

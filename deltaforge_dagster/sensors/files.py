@@ -72,7 +72,12 @@ def build_files_sensor(
                     if isinstance(one, BrokenPipeline):
                         note_broken(opened.store, one.name)
                         if one.name in loaded:
-                            report_health(instance, one.name, health(opened.store, one))
+                            report_health(
+                                instance,
+                                opened.store,
+                                one.name,
+                                health(opened.store, one),
+                            )
                 for gone in without_file(opened.store.pipelines.read(), found):
                     if gone.name in loaded:
                         note_broken(opened.store, gone.name)

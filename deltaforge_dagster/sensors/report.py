@@ -11,20 +11,20 @@ Two things hide a reported result in the UI:
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import dagster as dg
 from dagster._core.instance import RUNLESS_RUN_ID
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 
 from deltaforge_dagster.assets.health import health_evaluation
+from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.health.health import Health
+from deltaforge_dagster.state.store import StateStore
 
 _HISTORY = 10
-_GROWTH_SECONDS = 60.0
-
-_growing: dict[str, float] = {}
-"""For each pipeline whose log ahead grows, when that was last written."""
+_PLOT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,23 @@ class _Newest:
     def hides(self, evaluation: dg.AssetCheckEvaluation) -> bool:
         """Return whether the UI would not show this result although it was reported."""
         return self.overtaken or (self.announced and not evaluation.passed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plotted:
+    """What was last written of a pipeline's figures, and when by this process's clock."""
+
+    figures: Mapping[str, float]
+    written: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether another point of the plots is worthwhile."""
+        return time.monotonic() - self.written >= _PLOT_SECONDS
+
+
+_plotted: dict[str, _Plotted] = {}
+"""What this process has written of each pipeline's figures."""
 
 
 def newest_evaluation(
@@ -68,39 +85,47 @@ def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluat
         instance.report_runless_asset_event(evaluation)
 
 
-def report_health(instance: dg.DagsterInstance, name: str, found: Health) -> None:
+def report_health(
+    instance: dg.DagsterInstance, store: StateStore, name: str, found: Health
+) -> None:
     """Write the health of a pipeline when it changes, and the first time.
 
-    A materialization is written with the check, because otherwise the Catalog shows *Never materialized*. It plots the
-    log ahead, so one is also written every minute while that grows, and once it does no more.
+    A materialization is written with the check, because otherwise the Catalog shows *Never materialized*. Its figures are
+    plotted, so one is also written every minute while they change.
     """
     evaluation = health_evaluation(name, found)
     shown = newest_evaluation(instance, evaluation.asset_check_key)
-    if shown is None or (shown.passed, shown.description) != (
+    changed = shown is None or (shown.passed, shown.description) != (
         evaluation.passed,
         evaluation.description,
-    ):
-        _materialize(instance, evaluation.asset_key, found)
+    )
+    figures = _figures(store, name, found)
+    last = _plotted.get(name)
+    if changed or last is None or (last.figures != figures and last.is_old):
+        metadata = {"status": found.status, **figures}
+        instance.report_runless_asset_event(
+            dg.AssetMaterialization(evaluation.asset_key, metadata=metadata)
+        )
+        _plotted[name] = _Plotted(figures)
+    if changed:
         instance.report_runless_asset_event(evaluation)
     else:
         report_again(instance, evaluation.asset_check_key)
-        grows = found.log is not None and found.log.growing_since is not None
-        last = _growing.get(name)
-        if (grows and (last is None or time.monotonic() - last >= _GROWTH_SECONDS)) or (
-            not grows and last is not None
-        ):
-            _materialize(instance, evaluation.asset_key, found)
-            if grows:
-                _growing[name] = time.monotonic()
-            else:
-                del _growing[name]
 
 
-def _materialize(instance: dg.DagsterInstance, asset: dg.AssetKey, found: Health) -> None:
-    metadata: dict[str, str | int] = {"status": found.status, "problems": len(found.problems)}
+def _figures(store: StateStore, name: str, found: Health) -> Mapping[str, float]:
+    """Return the figures of a pipeline that are plotted."""
+    figures: dict[str, float] = {"problems": len(found.problems)}
     if found.log is not None and found.log.bytes is not None:
-        metadata["log_ahead_bytes"] = found.log.bytes
-    instance.report_runless_asset_event(dg.AssetMaterialization(asset, metadata=metadata))
+        figures["log_ahead_bytes"] = found.log.bytes
+    row = store.pipelines.get(name)
+    if row is not None:
+        sinks = [one for one in store.checkpoints.read(name).values() if one.attached]
+        lags = (sink_lag_seconds(store, row, one, store.now()) for one in sinks)
+        figures["lag_seconds"] = round(max(lags, default=0.0), 1)
+        figures["behind_segments"] = max((segments_behind(row, one) for one in sinks), default=0)
+        figures["dead_letters"] = store.dead_letters.depth(name).entries
+    return figures
 
 
 def report_turn(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation) -> None:

@@ -191,7 +191,7 @@ def _report_source(
     """
     now = health(store, loaded)
     report_change(instance, source_evaluation(loaded.name, now.uncaptured))
-    report_health(instance, loaded.name, now)
+    report_health(instance, store, loaded.name, now)
     row = store.pipelines.get(loaded.name)
     lacks = [] if row is None else [one.text for one in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:

@@ -169,21 +169,23 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """What a table consists of, as its format counts it; None for what it does not.
+    """What a table consists of, as its format or database counts it; None for what it does not.
 
     Attributes:
-        version: Version of the table (Delta), or its newest snapshot (Iceberg).
+        version: Version of the table (Delta), or its newest snapshot (Iceberg); databases have none.
         files: Number of files that have rows.
         bytes: Their size, including what says which of their rows are deleted if the format counts that.
         rows: Number of rows.
         deleted: Number of rows in the files that are deleted.
+        estimated: Whether rows and bytes are what a database assumes, which may lag behind, or count rows that it will remove.
     """
 
-    version: int
+    version: int | None = None
     files: int | None = None
     bytes: int | None = None
     rows: int | None = None
     deleted: int | None = None
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

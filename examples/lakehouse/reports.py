@@ -7,8 +7,8 @@ from pyspark.sql import functions as sf
 
 from deltaforge_dagster.resources.lake_spark import LakeSparkResource
 
-ORDERS = dg.AssetKey(["shop", "lake", "main", "orders"])
-CUSTOMERS = dg.AssetKey(["shop", "lake", "main", "customers"])
+ORDERS = dg.AssetKey(["shop", "lake", "main", "orders_lake"])
+CUSTOMERS = dg.AssetKey(["shop", "lake", "main", "customers_lake"])
 
 
 @dg.asset(

@@ -26,7 +26,7 @@ SINK = "lake"
 FIGURES = TableFigures(2**60 + 1, 3, 4096, 7, 1)
 NAMES = ("orders", "a-b", "a_b", "größe/x y")
 """Tables; Dagster takes some of these names for one when it makes Python names of them."""
-KEY = dg.AssetKey([NAME, SINK, "public", "orders"])
+KEY = dg.AssetKey([NAME, SINK, "public", f"orders_{SINK}"])
 SOURCE_KEY = dg.AssetKey([NAME, "source", "pg", "public", "orders"])
 
 
@@ -182,11 +182,12 @@ def test_other_assets_follow_a_table(
     dg.Definitions.validate_loadable(definitions)
     graph = definitions.resolve_asset_graph()
     for one in NAMES:
-        node = graph.get(dg.AssetKey([NAME, SINK, "public", one]))
-        assert (node.kinds, node.group_name) == ({kind}, NAME)
+        node = graph.get(dg.AssetKey([NAME, SINK, "public", f"{one}_{SINK}"]))
+        assert (node.kinds, node.group_name) == ({kind}, f"{NAME}_{SINK}")
         source = dg.AssetKey([NAME, "source", "pg", "public", one])
         assert node.parent_keys == {dg.AssetKey([NAME, "sinks", SINK]), source}
         assert (graph.get(source).kinds, graph.get(source).is_executable) == ({"postgres"}, False)
+        assert graph.get(source).group_name == f"{NAME}_pg"
         assert not node.is_executable
         assert node.metadata["dagster/table_name"] == f"raw.{one}"
         assert node.metadata["dagster/column_schema"].columns[1].type == "decimal(10,2)"
@@ -234,7 +235,7 @@ def test_a_table_that_two_sinks_keep_is_one_of_the_source(tmp_path: Path) -> Non
     graph = build_definitions(settings).resolve_asset_graph()
 
     assert graph.get(SOURCE_KEY).child_keys == {
-        dg.AssetKey([NAME, one, "public", "orders"]) for one in ("source", "pg")
+        dg.AssetKey([NAME, one, "public", f"orders_{one}"]) for one in ("source", "pg")
     }
 
 
@@ -252,11 +253,11 @@ def test_a_new_table_makes_dagster_reload(tmp_path: Path, instance: dg.DagsterIn
     store = StateStore.open(settings.state_url)
     lease = held(store, SINK)
     commit(store, lease, 1, "orders")
-    assert said().startswith("new tables: orders/lake/public/orders: press Reload")
+    assert said().startswith(f"new tables: orders/lake/public/orders_{SINK}: press Reload")
 
     definitions = build_definitions(settings)
     commit(store, lease, 2, "orders")
     assert said() == "Dagster's definitions are up to date"
     commit(store, lease, 3, "a_b")
-    assert said().startswith("new tables: orders/lake/public/a_b: press Reload")
+    assert said().startswith(f"new tables: orders/lake/public/a_b_{SINK}: press Reload")
     store.close()

@@ -89,7 +89,7 @@ def test_a_range_leads_to_its_run_and_its_files(
     assert event is not None
     assert event.metadata["run"] == dg.MetadataValue.dagster_run("run-1")
     assert str(event.metadata["journal"].value).endswith(f"{NAME}/1.parquet")
-    age = event.metadata["checkpoint_age_seconds/cache"].value
+    age = event.metadata["sinks/cache/checkpoint_age_seconds"].value
     assert isinstance(age, float)
     assert age >= 0
 
@@ -106,7 +106,7 @@ def test_a_range_leads_to_its_run_and_its_files(
     sink = recorded(instance, NAME, "cache", 2)
     assert sink is not None
     assert sink.metadata["run"] == dg.MetadataValue.dagster_run("run-2")
-    assert "checkpoint_age_seconds" in sink.metadata
+    assert "sinks/cache/checkpoint_age_seconds" in sink.metadata
 
 
 def test_a_range_names_the_versions_in_it(

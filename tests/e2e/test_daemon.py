@@ -93,10 +93,10 @@ def test_changes_reach_redis_and_the_ui_knows(
     assert deployment.materializations("shop-feed", "redis", 1)
     (sent,) = deployment.materializations("shop-feed", "redis", 2)
     assert first["events"] == 2
-    assert first["events/c"] == 2
+    assert first["operations/c"] == 2
     assert second["events"] == 53
-    assert second["events/public.orders"] == 52
-    assert (second["events/u"], second["events/d"]) == (2, 1)
+    assert second["tables/public.orders"] == 52
+    assert (second["operations/u"], second["operations/d"]) == (2, 1)
     assert int(sent["checkpoint_segment"]) >= int(second["last_segment"])
     assert first["end_position"] == second["start_position"]
     assert len(str(second["content_hash"])) == 64

@@ -57,7 +57,7 @@ def test_orders_postgres_to_delta(play: Play, tmp_path: Path, instance: dg.Dagst
 
     loaded = example.loaded
     publish_writes(instance, example.store, loaded, instance.report_runless_asset_event)
-    key = dg.AssetKey([loaded.name, "audit", "public", "orders"])
+    key = dg.AssetKey([loaded.name, "audit", "public", "orders_audit"])
     (record,) = instance.fetch_materializations(key, limit=9).records
     assert record.asset_materialization is not None
     metadata = record.asset_materialization.metadata

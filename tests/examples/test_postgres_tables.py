@@ -50,7 +50,7 @@ def test_orders_postgres_to_postgres(
 
     loaded = example.loaded
     publish_writes(instance, example.store, loaded, instance.report_runless_asset_event)
-    key = dg.AssetKey([loaded.name, "copy", "public", "orders"])
+    key = dg.AssetKey([loaded.name, "copy", "public", "orders_copy"])
     (record,) = instance.fetch_materializations(key, limit=9).records
     assert record.asset_materialization is not None
     metadata = record.asset_materialization.metadata

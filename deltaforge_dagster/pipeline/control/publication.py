@@ -128,9 +128,9 @@ def facts(row: RangeRow) -> dict[str, Value]:
         "segments": row.last_segment - row.first_segment + 1,
     }
     for op, count in sorted(_per_op(row.counts).items()):
-        known[f"events/{op}"] = count
+        known[f"operations/{op}"] = count
     for table, ops in sorted(row.counts.items()):
-        known[f"events/{table}"] = sum(ops.values())
+        known[f"tables/{table}"] = sum(ops.values())
     known |= {
         "first_segment": str(row.first_segment),
         "last_segment": str(row.last_segment),
@@ -167,19 +167,22 @@ def _metadata(
 ) -> dict[str, Value]:
     """Return the metadata of a range: first how it went, which differs by asset, then its facts.
 
-    Lag, rates and counts come first, because Dagster plots only the first hundred numbers. The lag is the
-    time from the range's last change until it was captured, or until the sink had it.
+    Dagster plots the first hundred numbers in the order of their names: size, rates and lag are named so that they come
+    before all others. The lag is the time from the range's last change until it was captured, or until the sink had it.
     """
     ended_at = arrived_at = row.closed_at or row.opened_at
     if asset == CHANGES:
         arrived_at = captured_at
     ages = {sink: round(max(0.0, now - one.updated_at), 1) for sink, one in checkpoints.items()}
-    own: dict[str, Value] = {f"checkpoint_age_seconds/{sink}": age for sink, age in ages.items()}
+    own: dict[str, Value] = {
+        f"sinks/{sink}/checkpoint_age_seconds": age
+        for sink, age in ages.items()
+        if asset in {CHANGES, sink}
+    }
     if asset != CHANGES:
         checkpoint = checkpoints[asset]
         ended_at = arrived_at = checkpoint.updated_at
-        own = {
-            "checkpoint_age_seconds": ages[asset],
+        own |= {
             "checkpoint_segment": str(checkpoint.segment),
             "checkpoint_ordinal": str(checkpoint.ordinal),
             "checkpoint_position": checkpoint.source_position or "",

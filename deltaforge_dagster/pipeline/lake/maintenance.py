@@ -80,7 +80,7 @@ class TableCondition:
     @property
     def counts(self) -> dict[str, int]:
         """What is known, by what it is."""
-        figures = self.figures or TableFigures(0)
+        figures = self.figures or TableFigures()
         found = {
             "files": figures.files,
             "small_files": self.small_files,

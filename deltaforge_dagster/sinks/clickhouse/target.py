@@ -35,6 +35,7 @@ from deltaforge_dagster.sinks.clickhouse.types import (
 from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import TableOwner, column_changed, column_gone
+from deltaforge_dagster.state.lake_commits import TableFigures
 
 _MARK = "deltaforge"
 _REPLACING = re.compile(r"ReplacingMergeTree\([^)]*\b_version\b")
@@ -171,6 +172,21 @@ class ClickhouseTarget:
             row["sorting_key"],
             [one["name"] for one in columns if one["is_in_partition_key"]],
             {one["name"]: one["type"] for one in columns},
+        )
+
+    def figures(self) -> TableFigures:
+        """Return rows and bytes of all parts of the table: replaced rows count until the server has merged them."""
+        database, name = map(literal, self.table.destination)
+        counted = self.client.rows(
+            self.label,
+            "SELECT total_rows, total_bytes FROM system.tables"
+            f" WHERE database = {database} AND name = {name} AND total_rows IS NOT NULL",
+        )
+        if not counted:
+            return TableFigures()
+        rows, size = (counted[0][name] for name in ("total_rows", "total_bytes"))
+        return TableFigures(
+            rows=int(rows), bytes=None if size is None else int(size), estimated=True
         )
 
     def create(self, *, replace: bool = False) -> None:

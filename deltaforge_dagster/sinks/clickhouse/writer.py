@@ -168,7 +168,7 @@ class _TableCommit:
         else:
             for step in table.steps:
                 self._apply(step)
-        return WrittenTable(list(types.items()))
+        return WrittenTable(list(types.items()), target.figures())
 
     def _found(self, *, exists: bool) -> tuple[FoundTable, TableMark | None]:
         """Return the table, made if it does not exist, and whose it was."""

@@ -38,6 +38,7 @@ from deltaforge_dagster.sinks.tables.writer import (
     column_gone,
     table_gone,
 )
+from deltaforge_dagster.state.lake_commits import TableFigures
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
 _TABLES = {"r", "p"}
@@ -49,6 +50,16 @@ SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype = 'e',
     THEN c.collnamespace::regnamespace || '.' || quote_ident(c.collname) END
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+
+_FIGURES = """
+SELECT sum(CASE
+    WHEN pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid) > 0
+    THEN pg_stat_get_live_tuples(c.oid)
+    ELSE nullif(c.reltuples::bigint, -1) END)::bigint,
+  sum(pg_table_size(c.oid))::bigint
+FROM pg_class c
+WHERE c.relkind <> 'p' AND (c.oid = %(table)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(table)s)))"""
+"""Statistics of changes lag a commit behind, and begin anew after a crash; then those of the last ANALYZE are left."""
 
 _UNIQUE_KEYS = """
 SELECT array_agg(a.attname::text ORDER BY a.attname::text)
@@ -292,6 +303,13 @@ class PostgresTarget:
     def columns(self, relation: int) -> Sequence[TableColumn]:
         """Return the columns of the table."""
         return [TableColumn(*row) for row in self.connection.execute(_COLUMNS, [relation])]
+
+    def figures(self, relation: int) -> TableFigures:
+        """Return rows and bytes as the server estimates them: before this transaction, and unknown of a table that is new."""
+        row = self.connection.execute(_FIGURES, {"table": relation}).fetchone()
+        assert row is not None
+        rows, size = row
+        return TableFigures(rows=rows, bytes=size, estimated=True)
 
     def _add(self, name: str, type_: str) -> None:
         """Add a column. Rows that are there, of a history the current ones, have in it what they have at the source."""

@@ -98,7 +98,8 @@ class PostgresWriter:
                 known = replace(known, through=through)
             if known != before:
                 commits.write(target.connection, target.name, known)
-            return WrittenTable([(one.name, one.type) for one in target.columns(relation)])
+            figures = None if known == before else target.figures(relation)
+            return WrittenTable([(one.name, one.type) for one in target.columns(relation)], figures)
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Replace a table by one without rows; see `TableWriter.recreate`, and `commit` for what is raised."""

@@ -152,7 +152,7 @@ def test_what_others_need_stays(
         text = FILE.format(dsn=bench.dsn, slot=bench.slot)
         first = added(text)
         copy = text.replace("orders, ", "copied, ", 1)
-        with pytest.raises(SpecError, match="replication slot .* is used by pipeline orders"):
+        with pytest.raises(SpecError, match=r"replication slot .* is used by pipeline orders"):
             added(copy)
         first.unlink()
         call("remove", "orders", "--yes")

@@ -55,6 +55,11 @@ def test_current_rows(world: World) -> None:
         (1, "u", 0, "2024-01-01 00:01:40.000000"),
         (3, "u", 0, "2024-01-01 00:00:02.000000"),
     ]
+    figures = world.commit(*second).figures
+    assert figures is not None
+    assert figures.estimated
+    assert (figures.rows or 0) >= 2, "replaced and deleted rows count until they are merged"
+    assert (figures.bytes or 0) > 0
 
 
 def test_columns_that_get_other_names(world: World) -> None:

@@ -725,6 +725,22 @@ def test_a_lock_of_others_is_waited_for(target: Target) -> None:
             writer.commit(one, 1, unguarded)
 
 
+def test_rows_and_bytes_are_estimates(target: Target) -> None:
+    """They are what the server knows of the table before a commit; a commit that it has already has none."""
+    staging, writer = Staging(target, "current"), target.writer()
+    rows = [{"id": number, "name": "a"} for number in range(100)]
+    writer.commit(staging.table(staging.step(*rows)), 0, unguarded)
+    writer.close()  # whereupon the server counts what it has written
+    target.execute("ANALYZE orders")
+    writer = target.writer()
+    more = staging.table(staging.step({"id": 100, "name": "b"}, segment=1))
+    made = writer.commit(more, 1, unguarded)
+    assert made.figures is not None
+    assert (made.figures.rows, made.figures.estimated) == (100, True)
+    assert (made.figures.bytes or 0) > 0
+    assert writer.commit(more, 1, unguarded).figures is None
+
+
 def test_who_may_not_write(target: Target) -> None:
     """Rights that a role lacks are named, with the statement that gives them."""
     staging = Staging(target, "current")
