@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from typing import Literal, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Column:
     number: int | None = field(default=None, compare=False)
     fill: str | None = field(default=None, compare=False)
     hidden: bool = field(default=False, compare=False)
+
+
+TableFate = Literal["dropped", "made", "kept"]
+"""What a statement does to a table: `dropped` takes it away, also by renaming it; `made` creates it, if there is none;
+`kept` gives its name to a table that is there already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ discard its log. `read` is one long-lived stream per run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +21,7 @@ from deltaforge_dagster.tables import (
     LoggedTable,
     SchemaStamp,
     TableDetails,
+    TableFate,
     TableSchema,
 )
 
@@ -82,6 +83,16 @@ class SourceNotes(SchemaRegistry, Protocol):
 
         Raises:
             LeaseLost: The run that reads no longer holds the pipeline's lease.
+        """
+        ...
+
+    def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
+        """Record what a statement does to tables, in order: a table that is made after one of its name was dropped is another.
+
+        The log has each change of both, but not the end of the rows that the former one had.
+
+        Args:
+            fates: Full name of each table, `DATABASE.*` for all of a database, and what became of it.
         """
         ...
 

@@ -1,14 +1,15 @@
 """Tables of which the log lacks a part, or that are others than those whose rows sinks have.
 
-Each check of a source says which tables the log has now, and what identifies each. A table that was away meanwhile, came
-later or was made again has a *gap*, until its rows were read again (`SnapshotRepository`) or somebody acknowledges it.
+Each check of a source says which tables the log has now, and what identifies each; a log of statements says which were
+dropped and made. A table that was away meanwhile, came later or was made again has a *gap*, until its rows were read again
+(`SnapshotRepository`) or somebody acknowledges it.
 
 All of a pipeline is one value of the key-value table (`primitives.Kv`), written only if something has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
@@ -18,7 +19,7 @@ from sqlalchemy import Connection, delete, select
 from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.primitives import get_value, put_value
 from deltaforge_dagster.state.database.tables import kv
-from deltaforge_dagster.tables import LoggedTable
+from deltaforge_dagster.tables import LoggedTable, TableFate
 
 _KEY = "tables"
 
@@ -53,12 +54,14 @@ class _KnownTables:
     Attributes:
         identities: What has identified each table, by its name, oldest first.
         away: By name, since when the log does not have a table.
+        dropped: By name, when the run read that a table was dropped, of logs that say so.
         gaps: By name of the table.
     """
 
     identities: dict[str, list[str]] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, Gap] = field(default_factory=dict)
+    dropped: dict[str, float] = field(default_factory=dict)
 
 
 class GapRepository:
@@ -89,6 +92,28 @@ class GapRepository:
             noted = _noted(_read(connection, name), tables, checked_at, now)
             if noted is not None:
                 _write(connection, name, noted)
+
+    def note_fates(self, name: str, fates: Sequence[tuple[str, TableFate]]) -> None:
+        """Record what the log says of tables, in order: of one that is made after another of its name was dropped there is a gap.
+
+        Args:
+            name: The pipeline.
+            fates: Full name of each table, and what became of it.
+        """
+        with self._database.write() as connection:
+            now = connection.execute(select(clock())).scalar_one()
+            known = _read(connection, name) or _KnownTables()
+            for table, fate in fates:
+                since = known.dropped.pop(table, None)
+                if fate == "dropped":
+                    known.dropped[table] = now
+                elif fate == "made" and since is not None:
+                    before = known.gaps.get(table)
+                    whole = before is None or before.whole
+                    known.gaps[table] = Gap(
+                        table, "remade", since if before is None else before.since, now, whole
+                    )
+            _write(connection, name, known)
 
     def acknowledge(self, name: str, tables: Collection[str] = ()) -> list[str]:
         """Forget the gaps of these tables, or all; return the tables that had any."""
@@ -150,12 +175,17 @@ def _read(connection: Connection, pipeline: str) -> _KnownTables | None:
         return None
     fields = orjson.loads(value)
     gaps = {name: Gap(**one) for name, one in fields["gaps"].items()}
-    return _KnownTables(fields["identities"], fields["away"], gaps)
+    return _KnownTables(fields["identities"], fields["away"], gaps, fields.get("dropped", {}))
 
 
 def _write(connection: Connection, pipeline: str, known: _KnownTables) -> None:
     gaps = {name: asdict(one) for name, one in known.gaps.items()}
-    value = {"identities": known.identities, "away": known.away, "gaps": gaps}
+    value = {
+        "identities": known.identities,
+        "away": known.away,
+        "gaps": gaps,
+        "dropped": known.dropped,
+    }
     put_value(connection, _namespace(pipeline), _KEY, orjson.dumps(value))
 
 

@@ -18,7 +18,7 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,7 +31,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source, WatchableSource
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
 
 LIMITS = ReadLimits(max_wait=0.05)
 SECONDS = 60.0
@@ -100,6 +100,7 @@ class Versions:
         self.registered: list[tuple[TableSchema, Position]] = []
         self.definitions: list[tuple[Position, dict[str, str | None]]] = []
         self.alterations: list[tuple[TableSchema, ColumnChanges, Position]] = []
+        self.fates: list[tuple[str, TableFate]] = []
         self.holds: dict[str, str] = {}
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
@@ -114,6 +115,10 @@ class Versions:
     def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
         """Record what a statement does to columns."""
         self.alterations.append((table, changes, position))
+
+    def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
+        """Record what a statement does to tables."""
+        self.fates += fates
 
     def defined(self, position: Position) -> dict[str, str]:
         """Return the table definitions at a position."""

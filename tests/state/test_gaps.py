@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import LoggedTable
+from deltaforge_dagster.tables import LoggedTable, TableFate
 
 NAME = "shop"
 
@@ -72,3 +72,24 @@ def test_acknowledged(sqlite_store: StateStore) -> None:
     assert [one.table for one in sqlite_store.gaps.read(NAME)] == ["a", "c"]
     assert sqlite_store.gaps.acknowledge(NAME) == ["a", "c"]
     assert noted(sqlite_store, 3.0, a=table("4"), b=table("5"), c=table("6")) == []
+
+
+def told(store: StateStore, *fates: tuple[str, TableFate]) -> list[tuple[str, str, bool]]:
+    """Note what a statement of the log does; return the gaps."""
+    store.gaps.note_fates(NAME, fates)
+    return [(one.table, one.cause, one.whole) for one in store.gaps.read(NAME)]
+
+
+def test_a_log_of_statements(sqlite_store: StateStore) -> None:
+    """A table that is made after another of its name was dropped is another; one that only gets another name is not."""
+    assert told(sqlite_store, ("a", "made"), ("b", "made")) == [], "they may have been there before"
+    assert told(sqlite_store, ("b", "dropped")) == []
+    assert told(sqlite_store, ("a", "dropped"), ("b", "kept")) == [], "as tools that copy tables do"
+    assert told(sqlite_store, ("b", "made")) == []
+    assert told(sqlite_store, ("a", "made")) == [("a", "remade", True)]
+    assert told(sqlite_store, ("b", "dropped"), ("b", "made")) == [
+        ("a", "remade", True),
+        ("b", "remade", True),
+    ]
+    assert sqlite_store.gaps.acknowledge(NAME) == ["a", "b"]
+    assert told(sqlite_store, ("a", "made")) == []

@@ -26,7 +26,7 @@ from deltaforge_dagster.sources.base import ReadLimits, Source
 from deltaforge_dagster.sources.registry import identify_position, parse_position
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
 
 _NAMED = 10
 """Maximum number of ordinals that are named for a segment."""
@@ -74,6 +74,9 @@ class StoredVersions:
         """Do nothing."""
 
     def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
+        """Do nothing."""
+
+    def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
         """Do nothing."""
 
     def defined(self, position: Position) -> dict[str, str]:

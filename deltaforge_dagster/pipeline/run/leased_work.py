@@ -33,6 +33,7 @@ from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
 from deltaforge_dagster.pipeline.run.end import RunEnd
 from deltaforge_dagster.pipeline.run.interrupts import uninterrupted
+from deltaforge_dagster.pipeline.run.kernels import prepare
 from deltaforge_dagster.pipeline.run.lost_store import refuse_lost_store
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.pipeline.run.summary import RunSummary
@@ -115,9 +116,12 @@ class LeasedWork:
         self._first_range = pipeline.next_range
         self._observer.publish()
         try:
+            prepare(self._loaded.spec, self._waits)
             pipeline, goal = self._start_position(pipeline)
         except _AskedToEndError as asked:
             return RunOutcome(str(asked))
+        if self._waited_for is not None:
+            note_findings(self._store, self._loaded.name, [])
         self._deliverers = DelivererSet(
             self._loaded.spec, self._context, self._run, at_once=self._options.until_caught_up
         )
@@ -178,8 +182,6 @@ class LeasedWork:
         source = self._context.build_source()
         try:
             pipeline = ensure_start(self._store, self._loaded, pipeline, source, self._waits)
-            if self._waited_for is not None:
-                note_findings(self._store, self._loaded.name, [])
             head = source.head() if self._options.until_caught_up else None
         except DeltaforgeError as error:
             now = self._store.now()

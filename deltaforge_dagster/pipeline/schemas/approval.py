@@ -12,7 +12,7 @@ row is the last, each stream keeps one row of an open transaction until more of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.held_rows import full_names
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SourceNotes
-from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
 
 _Mask = npt.NDArray[np.bool_]
 _TX_END = CAPTURED.get_field_index("tx_end")
@@ -209,6 +209,10 @@ class _Beside:
     def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
         """Record what a statement does to columns."""
         self._registry.altered(table, changes, position)
+
+    def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
+        """Record what a statement does to tables."""
+        self._registry.note_fates(fates)
 
     def held(self) -> Mapping[str, str]:
         """Return the tables that are held, decoded or not, each with the reason."""

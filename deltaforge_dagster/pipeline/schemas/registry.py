@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.schemas.diff import changes_of
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
 
 
 class FencedRegistry:
@@ -64,6 +64,20 @@ class FencedRegistry:
         self._lease.write(
             lambda writer: writer.schemas.alter(self._tenant, table, changes, position.to_json())
         )
+
+    def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
+        """Record what a statement does to tables, as far as the pipeline has rows of them."""
+        pipeline = self._lease.pipeline
+        captured = [one.name for one in self._store.schemas.histories(pipeline)]
+        noted = [
+            (one, fate)
+            for name, fate in fates
+            for one in captured
+            if one == name or (name.endswith(".*") and one.startswith(name[:-1]))
+        ]
+        if noted:
+            self._lease.guard()
+            self._store.gaps.note_fates(pipeline, noted)
 
     def held(self) -> Mapping[str, str]:
         """Return the tables whose undecoded events are held, each with the reason."""

@@ -15,13 +15,13 @@ import json
 import re
 import struct
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, CatalogType
-from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
 from tests.strategies import DOMAIN, DOMAIN_ARRAY, ENUM, ENUM_ARRAY
 
 JSON_TYPES, NUMBERS, FLOATS = {114, 3802}, {20, 21, 23, 26, DOMAIN}, {700, 701}
@@ -55,6 +55,9 @@ class Registry:
 
     def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
         """Note nothing: columns have numbers."""
+
+    def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
+        """Note nothing: the log has no statements."""
 
     def defined(self, position: Position) -> dict[str, str]:
         """Know nothing."""

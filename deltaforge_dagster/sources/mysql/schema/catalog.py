@@ -14,7 +14,7 @@ That part of the log is scanned once, as far as needed. If a check fails, the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from deltaforge_dagster.errors import SourceMisconfigured
@@ -44,7 +44,13 @@ from deltaforge_dagster.sources.mysql.schema.definitions import (
 )
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
-from deltaforge_dagster.tables import ColumnChanges, ColumnDetails, TableDetails, TableSchema
+from deltaforge_dagster.tables import (
+    ColumnChanges,
+    ColumnDetails,
+    TableDetails,
+    TableFate,
+    TableSchema,
+)
 
 SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 """Databases that are never captured."""
@@ -70,6 +76,12 @@ _TABLE_DETAILS = """
 """
 _OF_USERS = "TABLE_SCHEMA NOT IN (%s, %s, %s, %s)"
 _ONE = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+_REDEFINES = {DdlEffect.DEFINES, DdlEffect.DROPS}
+_FATES: Mapping[DdlEffect, TableFate] = {
+    DdlEffect.DROPS: "dropped",
+    DdlEffect.MAKES: "made",
+    DdlEffect.DEFINES: "kept",
+}
 _ADVICE = (
     "with binlog_row_metadata = FULL, which MySQL 8 and MariaDB have, the log itself describes every"
     " table from then on"
@@ -191,6 +203,13 @@ class MysqlCatalog:
             self._now.pop(name, None)
         if touched:
             self._note(touched, position)
+        fates = [
+            (f"{one.db}.{one.table or '*'}", _FATES[one.change])
+            for one in table_changes(sql, db, fold=fold)
+            if one.change in _FATES
+        ]
+        if fates:
+            self._registry.note_fates(fates)
         altered = column_changes(sql, db, fold=fold, forms=self._forms)
         if altered is not None:
             name, changes = altered
@@ -308,7 +327,7 @@ def statements_between(
             if event.type == binlog.QUERY:
                 query = binlog.parse_query(event.body, scan.server)
                 changes = table_changes(query.sql, query.database, fold=fold)
-                found += [(event.end, one) for one in changes if one.change is DdlEffect.DEFINES]
+                found += [(event.end, one) for one in changes if one.change in _REDEFINES]
             if event.end >= until:
                 break
     return found

@@ -1,8 +1,4 @@
-"""Find the tables that a statement in the log redefines or empties, without their definitions.
-
-Statements that create a table are ignored: rows before them belong to an earlier table, which another
-statement has dropped, except for MariaDB's CREATE OR REPLACE.
-"""
+"""Find the tables that a statement in the log makes, redefines, drops or empties, without their definitions."""
 
 from __future__ import annotations
 
@@ -24,7 +20,11 @@ class DdlEffect(Enum):
     """The effect of a statement on a table."""
 
     DEFINES = "defines"
-    """Alters, renames or drops it: earlier rows may have had other columns or another key."""
+    """Alters it, or gives it this name: earlier rows may have had other columns or another key."""
+    DROPS = "drops"
+    """Drops it, or gives it another name: earlier rows belong to another table than later ones."""
+    MAKES = "makes"
+    """Creates it, if it does not exist already: rows before belong to an earlier table, which another statement has dropped."""
     EMPTIES = "empties"
     """Deletes its rows, without row events in the log."""
 
@@ -63,17 +63,23 @@ def _changes(reader: TokenReader) -> Iterator[TableChange]:
         reader.skip("TABLE")
         yield TableChange(DdlEffect.EMPTIES, *reader.table())
     elif reader.skip("CREATE", "OR", "REPLACE", "TABLE"):
-        yield _defined(reader.table())
+        name = reader.table()
+        yield TableChange(DdlEffect.DROPS, *name)
+        yield TableChange(DdlEffect.MAKES, *name)
+    elif reader.skip("CREATE", "TABLE"):
+        reader.skip("IF", "NOT", "EXISTS")
+        yield TableChange(DdlEffect.MAKES, *reader.table())
     elif reader.skip("DROP"):
         yield from _dropped(reader)
     elif reader.skip("RENAME", "TABLE") or reader.skip("RENAME", "TABLES"):
-        for names in renamed_tables(reader):
-            yield from map(_defined, names)
+        for old, new in renamed_tables(reader):
+            yield TableChange(DdlEffect.DROPS, *old)
+            yield _defined(new)
     elif reader.skip("ALTER"):
         reader.skip_any("ONLINE", "OFFLINE", "IGNORE")
         if reader.skip("TABLE"):
             reader.skip("IF", "EXISTS")
-            yield from map(_defined, _altered(reader))
+            yield from _altered(reader)
 
 
 def _defined(name: Name) -> TableChange:
@@ -83,31 +89,31 @@ def _defined(name: Name) -> TableChange:
 def _dropped(reader: TokenReader) -> Iterator[TableChange]:
     if reader.skip("TABLE") or reader.skip("TABLES"):
         reader.skip("IF", "EXISTS")
-        yield _defined(reader.table())
+        yield TableChange(DdlEffect.DROPS, *reader.table())
         while reader.skip(","):
-            yield _defined(reader.table())
+            yield TableChange(DdlEffect.DROPS, *reader.table())
     elif reader.skip("DATABASE") or reader.skip("SCHEMA"):
         reader.skip("IF", "EXISTS")
-        yield TableChange(DdlEffect.DEFINES, reader.table()[1], None)
+        yield TableChange(DdlEffect.DROPS, reader.table()[1], None)
     elif reader.skip("INDEX"):
         reader.skip("IF", "EXISTS")
         if reader.name().upper() == "PRIMARY" and reader.skip("ON"):
             yield _defined(reader.table())
 
 
-def _altered(reader: TokenReader) -> Iterator[Name]:
+def _altered(reader: TokenReader) -> Iterator[TableChange]:
     """Yield the tables whose columns, key or name an ALTER TABLE changes."""
     name = reader.table()
     reader.skip_wait()
     if reader.skip("CONVERT", "PARTITION"):
         return
     if reader.skip("CONVERT", "TABLE"):
-        yield reader.table()
+        yield TableChange(DdlEffect.DROPS, *reader.table())
         return
     done = actions(reader)
-    if done:
-        yield name
-    for item in done:
-        new = renamed_to(item)
-        if new is not None:
-            yield new
+    new = next((name for name in map(renamed_to, done) if name is not None), None)
+    if new is not None:
+        yield TableChange(DdlEffect.DROPS, *name)
+        yield _defined(new)
+    elif done:
+        yield _defined(name)

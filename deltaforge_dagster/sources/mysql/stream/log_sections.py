@@ -8,7 +8,7 @@ by the sequential reader (`Source.read`), which may query the catalog.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from deltaforge_dagster.sources.mysql.schema.versions import TableCatalog
 from deltaforge_dagster.sources.mysql.stream.dump import SILENCE_SECONDS
 from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
 from deltaforge_dagster.sources.stream.socket import StreamSocket
-from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableSchema
+from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
 
 MAX_OFFSET = (1 << 32) - 1
 """The largest start offset in a file: COM_BINLOG_DUMP has 32 bits for it."""
@@ -116,6 +116,11 @@ class SectionTables:
         """Raise an error: the part alters no tables."""
         del table, changes, position
         raise _Unforeseen("an altered table where none was foreseen")
+
+    def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
+        """Raise an error: the part has no statements."""
+        del fates
+        raise _Unforeseen("a statement where none was foreseen")
 
     def defined(self, position: Position) -> dict[str, str]:
         """Return nothing: all definitions come from `table`."""

@@ -1,0 +1,94 @@
+"""The kernels that a run needs are compiled before it reads anything, once for each version on a machine.
+
+That takes a minute or more, so a run says what it is doing. `deltaforge warm` compiles everything beforehand. What was
+compiled is noted beside the machine code, so that a run that finds it all there loads nothing for that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.kernels.compiler import cache_folder
+from deltaforge_dagster.pipeline.encode import messages
+from deltaforge_dagster.pipeline.tables import keys
+from deltaforge_dagster.processors.sql import spliced_fields
+from deltaforge_dagster.sensing import scan
+from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
+from deltaforge_dagster.sources.registry import source_types
+from deltaforge_dagster.sources.rows import hiding
+from deltaforge_dagster.sources.snapshot import rows as snapshot_rows
+from deltaforge_dagster.typed_rows import rows as typed_rows
+
+
+class Kernels(Protocol):
+    """A module with kernels, or a kind of source or sink that has some."""
+
+    def warm(self) -> None:
+        """Compile them, or load them from the cache."""
+
+
+@functools.cache
+def all_kernels() -> Mapping[str, Kernels]:
+    """Return everything that has kernels, by a name for people and for files."""
+    modules: Mapping[str, Any] = {
+        "messages": messages,
+        "hidden columns": hiding,
+        "snapshots": snapshot_rows,
+        "sensing": scan,
+        "sql": spliced_fields,
+        "typed rows": typed_rows,
+        "keys of tables": keys,
+    }
+    return {
+        **{f"source {name}": kind for name, kind in source_types().items()},
+        **modules,
+        **{f"sink {name}": kind for name, kind in sink_types().items()},
+    }
+
+
+def kernels_of(spec: PipelineSpec) -> Mapping[str, Kernels]:
+    """Return what has the kernels that the runs of a pipeline need."""
+    declared = spec.spec
+    sinks = {one.type for one in declared.sinks}
+    names = {f"source {declared.source.type}", *(f"sink {one}" for one in sinks), "messages"}
+    if any(isinstance(sink_types()[one], TableSinkType) for one in sinks):
+        names |= {"typed rows", "keys of tables"}
+    if any(isinstance(one, SqlProcessor) for one in declared.processors):
+        names.add("sql")
+    if declared.engine.columns != ColumnOptions():
+        names.add("hidden columns")
+    return {name: one for name, one in all_kernels().items() if name in names}
+
+
+def is_ready(name: str) -> bool:
+    """Return whether the kernels of this name are in the cache."""
+    return _mark(name).exists()
+
+
+def make_ready(name: str) -> None:
+    """Compile the kernels of this name, or load them from the cache."""
+    all_kernels()[name].warm()
+    mark = _mark(name)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def prepare(spec: PipelineSpec, tell: Callable[[str], None]) -> None:
+    """Compile what the runs of a pipeline need and the cache lacks; tell before each part what that is."""
+    missing = [name for name in kernels_of(spec) if not is_ready(name)]
+    for number, name in enumerate(missing, 1):
+        tell(
+            f"compiles the kernels of {name} ({number} of {len(missing)}), once for this version of deltaforge on this "
+            "machine, which takes a minute or two in all (`deltaforge warm` does it beforehand)"
+        )
+        make_ready(name)
+
+
+def _mark(name: str) -> Path:
+    return cache_folder() / "ready" / name.replace(" ", "-")
