@@ -224,7 +224,10 @@ class SourceType(ABC, Generic[_Config]):
         return self.name
 
     def warm(self) -> None:
-        """Compile the source's kernels, if it has any, or load them from the cache."""
+        """Compile the kernels that read the log, if there are any, or load them from the cache."""
+
+    def warm_snapshots(self) -> None:
+        """Compile the kernels that read snapshots, if there are any, or load them from the cache."""
 
 
 def source_types() -> Mapping[str, SourceType[Any]]:

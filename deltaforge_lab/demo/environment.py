@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,21 +39,6 @@ Say = Callable[[str], None]
 
 DemoSource = Literal["postgres", "turso"]
 
-_MESSAGES = (
-    "deltaforge_dagster.pipeline.encode.messages",
-    "deltaforge_dagster.sinks.redis.resp",
-    "deltaforge_dagster.sinks.redis.resp_replies",
-)
-_KERNELS: Mapping[DemoSource, Mapping[str, Sequence[str]]] = {
-    "postgres": {
-        "PostgreSQL's log": ["deltaforge_dagster.sources.postgres.warm"],
-        "messages": _MESSAGES,
-    },
-    "turso": {"messages": _MESSAGES},
-}
-"""The modules whose kernels the first change needs, in parts that are compiled at the same time. All other kernels
-would take three times as long, and the demo calls none of them."""
-
 _DATABASES: Mapping[DemoSource, type[PostgresDatabase | SqliteDatabase]] = {
     "postgres": PostgresDatabase,
     "turso": SqliteDatabase,
@@ -68,10 +53,16 @@ _BEFORE_SERVERS = {
 """What the variables of the pipeline files may be while no server has started yet."""
 
 _COMPILE = """
-import importlib, sys
-for module in map(importlib.import_module, sys.argv[1:]):
-    module.warm()
+import sys
+from pathlib import Path
+from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.pipeline.run.kernels import kernels_of, make_ready
+for name in kernels_of(load_pipeline(Path(sys.argv[1])).spec):
+    if name.startswith("source ") == (sys.argv[2] == "log"):
+        make_ready(name)
 """
+_KERNELS = {"log": "the database's log", "others": "messages"}
+"""Parts of the kernels that the demo's runs need, which are compiled at the same time."""
 
 
 class DemoEnvironment:
@@ -161,15 +152,14 @@ class DemoEnvironment:
         self._say("starting Spark, Dagster's code server, webserver and daemon; compiling kernels")
         self._began = time.monotonic()
         settings = Settings.from_env()
-        kernels = _KERNELS[self._source]
         self._dagster = DagsterProcesses.start(settings, dagster_home(settings))
         self._owned.callback(self._dagster.stop)
-        threads = self._owned.enter_context(ThreadPoolExecutor(1 + len(kernels)))
+        threads = self._owned.enter_context(ThreadPoolExecutor(1 + len(_KERNELS)))
         spark = threads.submit(self._start_spark)
         self._owned.callback(_stop_spark, spark)
         compiled = [
-            threads.submit(self._report_kernels, what, self._compile_kernels(modules))
-            for what, modules in kernels.items()
+            threads.submit(self._report_kernels, what, self._compile_kernels(part))
+            for part, what in _KERNELS.items()
         ]
         self._dagster.wait_until_ready()
         self._report(f"Dagster's UI is open: {self.ui}")
@@ -210,15 +200,15 @@ class DemoEnvironment:
         self._report("Spark runs")
         return server
 
-    def _compile_kernels(self, modules: Sequence[str]) -> ServerProcess:
-        """Compile the kernels of some modules in a process, in parallel with the other starts.
+    def _compile_kernels(self, part: str) -> ServerProcess:
+        """Compile a part of the kernels in a process, in parallel with the other starts.
 
         A run uses the result, or compiles again if it is not there.
         """
         folder = self._home / "logs" / "kernels"
         folder.mkdir(parents=True, exist_ok=True)
         process = ServerProcess(
-            "kernels", [sys.executable, "-c", _COMPILE, *modules], directory=folder
+            "kernels", [sys.executable, "-c", _COMPILE, str(self._file), part], directory=folder
         )
         self._owned.callback(process.stop, signal.SIGTERM, 5)
         return process

@@ -6,10 +6,8 @@ compiled is noted beside the machine code, so that a run that finds it all there
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.config.model import PipelineSpec
@@ -19,41 +17,33 @@ from deltaforge_dagster.pipeline.encode import messages
 from deltaforge_dagster.pipeline.tables import keys
 from deltaforge_dagster.processors.sql import spliced_fields
 from deltaforge_dagster.sensing import scan
-from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
-from deltaforge_dagster.sources.registry import source_types
+from deltaforge_dagster.sinks.registry import SinkType, TableSinkType, sink_types
+from deltaforge_dagster.sources.registry import SourceType, source_types
 from deltaforge_dagster.sources.rows import hiding
 from deltaforge_dagster.sources.snapshot import rows as snapshot_rows
 from deltaforge_dagster.typed_rows import rows as typed_rows
 
 
-class Kernels(Protocol):
-    """A module with kernels, or a kind of source or sink that has some."""
-
-    def warm(self) -> None:
-        """Compile them, or load them from the cache."""
-
-
-@functools.cache
-def all_kernels() -> Mapping[str, Kernels]:
-    """Return everything that has kernels, by a name for people and for files."""
-    modules: Mapping[str, Any] = {
-        "messages": messages,
-        "hidden columns": hiding,
-        "snapshots": snapshot_rows,
-        "sensing": scan,
-        "sql": spliced_fields,
-        "typed rows": typed_rows,
-        "keys of tables": keys,
-    }
+def all_kernels() -> Mapping[str, Callable[[], None]]:
+    """Return what compiles each part of the kernels, or loads it from the cache, by a name for people and for files."""
+    sources = [kind for kind in source_types().values() if type(kind).warm is not SourceType.warm]
+    sinks = [kind for kind in sink_types().values() if type(kind).warm is not SinkType.warm]
     return {
-        **{f"source {name}": kind for name, kind in source_types().items()},
-        **modules,
-        **{f"sink {name}": kind for name, kind in sink_types().items()},
+        **{f"source {kind.name}": kind.warm for kind in sources},
+        "messages": messages.warm,
+        "hidden columns": hiding.warm,
+        "snapshots": snapshot_rows.warm,
+        "sensing": scan.warm,
+        "sql": spliced_fields.warm,
+        "typed rows": typed_rows.warm,
+        "keys of tables": keys.warm,
+        **{f"sink {kind.name}": kind.warm for kind in sinks},
+        **{f"snapshots of {kind.name}": kind.warm_snapshots for kind in sources},
     }
 
 
-def kernels_of(spec: PipelineSpec) -> Mapping[str, Kernels]:
-    """Return what has the kernels that the runs of a pipeline need."""
+def kernels_of(spec: PipelineSpec) -> list[str]:
+    """Return which parts the live runs of a pipeline need, first that which takes longest."""
     declared = spec.spec
     sinks = {one.type for one in declared.sinks}
     names = {f"source {declared.source.type}", *(f"sink {one}" for one in sinks), "messages"}
@@ -63,7 +53,7 @@ def kernels_of(spec: PipelineSpec) -> Mapping[str, Kernels]:
         names.add("sql")
     if declared.engine.columns != ColumnOptions():
         names.add("hidden columns")
-    return {name: one for name, one in all_kernels().items() if name in names}
+    return [name for name in all_kernels() if name in names]
 
 
 def is_ready(name: str) -> bool:
@@ -73,7 +63,7 @@ def is_ready(name: str) -> bool:
 
 def make_ready(name: str) -> None:
     """Compile the kernels of this name, or load them from the cache."""
-    all_kernels()[name].warm()
+    all_kernels()[name]()
     mark = _mark(name)
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()

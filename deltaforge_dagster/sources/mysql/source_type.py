@@ -120,12 +120,16 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         ]
 
     def warm(self) -> None:
-        """Compile the kernels of the log and of snapshots, or load them from the cache."""
+        """Compile the kernels of the log, or load them from the cache."""
         from deltaforge_dagster.sources.mysql import warm  # noqa: PLC0415
+
+        warm.warm()
+
+    def warm_snapshots(self) -> None:
+        """Compile the kernels of snapshots, or load them from the cache."""
         from deltaforge_dagster.sources.mysql.snapshot import selected  # noqa: PLC0415
 
-        for module in (warm, selected):
-            module.warm()
+        selected.warm()
 
 
 MYSQL = MysqlSourceType()

@@ -139,12 +139,17 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         ]
 
     def warm(self) -> None:
-        """Compile the kernels of the stream and of snapshots, or load them from the cache."""
+        """Compile the kernels of the stream, or load them from the cache."""
         from deltaforge_dagster.sources.postgres import warm  # noqa: PLC0415
+
+        warm.warm()
+
+    def warm_snapshots(self) -> None:
+        """Compile the kernels of snapshots, or load them from the cache."""
         from deltaforge_dagster.sources.postgres.snapshot import copy_out, selected  # noqa: PLC0415
 
-        for module in (warm, copy_out, selected):
-            module.warm()
+        copy_out.warm()
+        selected.warm()
 
 
 POSTGRES = PostgresSourceType()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SpecError
-from deltaforge_lab.demo.environment import _KERNELS, DemoEnvironment, DemoSource
+from deltaforge_lab.demo.environment import DemoEnvironment, DemoSource
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def environ() -> Iterator[None]:
     os.environ.update(before)
 
 
-@pytest.mark.parametrize("source", _KERNELS)
+@pytest.mark.parametrize("source", ["postgres", "turso"])
 @pytest.mark.usefixtures("environ")
 def test_the_files_of_the_demos_load(tmp_path: Path, source: DemoSource) -> None:
     """They are in the package itself, and need no server for it."""
@@ -43,26 +42,21 @@ def test_a_file_that_does_not_load_is_named_before_anything_starts(tmp_path: Pat
     assert said == []
 
 
-@pytest.mark.parametrize("source", _KERNELS)
-def test_kernels_that_are_named_can_be_compiled(source: str) -> None:
-    """The demo names modules; each of them is there and compiles its kernels."""
-    modules = [name for names in _KERNELS[source].values() for name in names]  # type: ignore[index]
-
-    assert all(callable(importlib.import_module(name).warm) for name in modules)
-
-
 @pytest.mark.parametrize(
-    ("module", "reported"),
+    ("file", "reported"),
     [
-        ("deltaforge_dagster.processors.sql.spliced_fields", "the kernels for routes are compiled"),
-        ("no_such_module", "the kernels for routes could not be compiled now"),
+        (None, "the kernels for messages are compiled"),
+        ("no-such-file.yaml", "the kernels for messages could not be compiled now"),
     ],
 )
-def test_what_is_said_of_compiled_kernels(tmp_path: Path, module: str, reported: str) -> None:
+@pytest.mark.usefixtures("environ")
+def test_what_is_said_of_compiled_kernels(tmp_path: Path, file: str | None, reported: str) -> None:
     """The demo says that kernels are compiled only if they are, and otherwise why not."""
     said: list[str] = []
     environment = DemoEnvironment(tmp_path, said.append)
-    environment._report_kernels("routes", environment._compile_kernels([module]))
+    environment._check_file()
+    environment._file = environment._file if file is None else tmp_path / file
+    environment._report_kernels("messages", environment._compile_kernels("others"))
 
     assert said[0].startswith(reported)
-    assert ("no_such_module" in said[0]) == (module == "no_such_module")
+    assert ("no-such-file" in said[0]) == (file is not None)
