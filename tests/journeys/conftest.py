@@ -1,5 +1,6 @@
-"""What the journeys share: deployments and databases of the end-to-end tests."""
+"""What the journeys share: deployments and databases of the end-to-end tests, and one running installation."""
 
 from tests.e2e.conftest import deploy, shop
+from tests.journeys.installation import installation
 
-__all__ = ["deploy", "shop"]
+__all__ = ["deploy", "installation", "shop"]
