@@ -115,6 +115,10 @@ test: check  ## All that, and the tests that need servers; these come from the e
 	@$(MAKE) --no-print-directory --jobs=2 spark-classes server-tests
 
 # Beside the first tests, whose Spark servers still start without.
+.PHONY: pictures
+pictures: venv  ## Make the pictures of Dagster's UI in docs/images anew; needs Chromium
+	DELTAFORGE_PICTURES=$(CURDIR)/docs/images $(RUN)/pytest --soak=pictures tests/journeys/test_pictures.py
+
 .PHONY: spark-classes server-tests
 spark-classes: venv
 	@$(RUN)/deltaforge warm >/dev/null

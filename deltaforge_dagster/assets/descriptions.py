@@ -134,6 +134,8 @@ def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
         deps=[
             asset_key(pipeline.name, CHANGES),
             *(asset_key(pipeline.name, sink.config.id) for sink in pipeline.spec.spec.sinks),
+            schemas_key(pipeline.name),
+            snapshot_key(pipeline.name),
         ],
         description=(
             f"The health of pipeline {pipeline.name}. The check `well` shows what `deltaforge status` shows: it "

@@ -41,7 +41,7 @@ _REFUSED = re.compile(r"[%\x00-\x1f]|\.(?=\.\.)")
 
 def group_name(group: str, part: str) -> str:
     """Return the name of a pipeline's group of assets that belong to a part of it: to a sink, or to its source."""
-    return f"{group}_{dagster_name(part)}"
+    return f"{group}_{re.sub(r'[^A-Za-z0-9_]', '_', part)}"
 
 
 def dagster_name(pipeline: str) -> str:

@@ -115,7 +115,7 @@ def test_descriptions_of_checks_say_nothing_of_their_result(write: Write) -> Non
 
 
 def test_health_hangs_on_the_pipelines_graph(write: Write) -> None:
-    """Its node is behind the changes and the sinks, whose health it is."""
+    """Its node is behind all others of the pipeline, whose health it is, so that none hangs alone."""
     loaded = load_pipeline(write())
 
     health = health_spec(loaded)
@@ -123,6 +123,8 @@ def test_health_hangs_on_the_pipelines_graph(write: Write) -> None:
     assert [dep.asset_key.path for dep in health.deps] == [
         [loaded.name, "changes"],
         *([loaded.name, "sinks", sink.config.id] for sink in loaded.spec.spec.sinks),
+        [loaded.name, "schemas"],
+        [loaded.name, "snapshot"],
     ]
     dg.Definitions.validate_loadable(
         dg.Definitions(assets=[*asset_specs(loaded, code_parts(loaded.spec)), health])

@@ -10,6 +10,7 @@ import yaml
 
 from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.maintenance import observation
+from deltaforge_dagster.assets.names import maintenance_key
 from deltaforge_dagster.assets.observer import RunObserver
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
@@ -94,6 +95,10 @@ def test_each_commit_is_a_materialization(
     commit(sqlite_store, lease, 2, "orders")
 
     assert publish(instance, sqlite_store, loaded) == 3
+    event = instance.get_latest_materialization_event(maintenance_key(NAME, SINK))
+    assert event is not None
+    assert event.asset_materialization is not None
+    assert event.asset_materialization.metadata["maintenance"].value == "not due yet"
     assert publish(instance, sqlite_store, loaded) == 0
     commit(sqlite_store, lease, 3, "a_b")
     assert publish(instance, sqlite_store, loaded) == 1
