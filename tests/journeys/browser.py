@@ -18,7 +18,6 @@ from websockets.sync.client import ClientConnection, connect
 from tests.e2e.deployment import eventually
 
 SIZE = (1280, 800)
-_BUSY = """Boolean(document.querySelector('.bp5-spinner, .bp4-spinner, [class*="Spinner"]'))"""
 
 
 class Browser:
@@ -98,8 +97,8 @@ class Browser:
                 seconds=60,
                 what=f"{text!r} in {self.evaluate('location.href')}",
             )
-        eventually(lambda: not self.evaluate(_BUSY), seconds=60, what="the end of loading")
-        time.sleep(1.0)  # what is drawn is animated
+        eventually(lambda: "Loading" not in self.text, seconds=60, what="the end of loading")
+        time.sleep(1.5)  # what is drawn is animated
 
     @property
     def text(self) -> str:
