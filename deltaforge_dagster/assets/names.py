@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from urllib.parse import unquote
 
 import dagster as dg
@@ -124,6 +125,26 @@ def snapshot_job_name(pipeline: str) -> str:
 def schemas_key(pipeline: str) -> dg.AssetKey:
     """Return the key of the asset whose partitions are tables and whose materializations are their versions."""
     return dg.AssetKey([pipeline, "schemas"])
+
+
+def keys_of(pipeline: str, keys: Iterable[dg.AssetKey]) -> list[dg.AssetKey]:
+    """Return which of some keys are those of a pipeline's assets; another project may have keys that begin like them."""
+    paths = [tuple(key.path) for key in keys]
+    sinks = {path[2] for path in paths if len(path) == 3 and path[:2] == (pipeline, "sinks")}
+    whole = {asset_key(pipeline, CHANGES), snapshot_key(pipeline), health_key(pipeline)}
+    whole |= {schemas_key(pipeline), *(maintenance_key(pipeline, sink) for sink in sinks)}
+    whole |= {asset_key(pipeline, sink) for sink in sinks}
+
+    def is_table(path: tuple[str, ...]) -> bool:
+        if len(path) == 5:
+            return path[:2] == (pipeline, "source")
+        return len(path) == 4 and path[1] in sinks and path[3].endswith(f"_{path[1]}")
+
+    return [
+        dg.AssetKey(path)
+        for path in paths
+        if dg.AssetKey(path) in whole or (path[0] == pipeline and is_table(path))
+    ]
 
 
 def tables_name(pipeline: str) -> str:

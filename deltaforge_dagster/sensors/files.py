@@ -24,6 +24,7 @@ from deltaforge_dagster.pipeline.control.catalog import (
 )
 from deltaforge_dagster.pipeline.health.health import health, note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
+from deltaforge_dagster.sensors.history import forget_assets
 from deltaforge_dagster.sensors.launches import LaunchWatch
 from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.report import report_health
@@ -81,6 +82,7 @@ def build_files_sensor(
                 for gone in without_file(opened.store.pipelines.read(), found):
                     if gone.name in loaded:
                         note_broken(opened.store, gone.name)
+                forget_assets(instance, loaded.keys() & opened.store.pipelines.removed())
         except DeltaforgeError as error:
             return red(dg.SkipReason(f"{NOT_WELL}{error}"))
         said = [f"{NOT_WELL}{one.error}" for one in found if isinstance(one, BrokenPipeline)]

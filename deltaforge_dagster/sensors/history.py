@@ -10,7 +10,7 @@ in which its storage deletes those of a run (`SqlEventLogStorage.delete_events_f
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from dagster._core.storage.event_log.schema import (
     SqlEventLogStorageTable,
 )
 
+from deltaforge_dagster.assets.names import keys_of
+
 SKIPPED_SECONDS = 3600.0
 """How long a skipped tick is kept: with fifty pipelines there are twenty ticks per second."""
 
@@ -37,6 +39,18 @@ KEPT_EVALUATIONS = 500
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION.value
 
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+
+
+def forget_assets(instance: dg.DagsterInstance, pipelines: Iterable[str]) -> int:
+    """Delete what Dagster has of the assets of pipelines that were removed, which its Catalog would list for ever.
+
+    Returns:
+        The number of assets.
+    """
+    gone = [key for name in pipelines for key in keys_of(name, instance.get_asset_keys([name]))]
+    if gone:
+        instance.wipe_assets(gone)
+    return len(gone)
 
 
 def delete_runs(

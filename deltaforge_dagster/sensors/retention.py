@@ -24,7 +24,12 @@ from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.pipeline.control.retention import expire
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Opened, Platform
-from deltaforge_dagster.sensors.history import delete_runs, forget_events, forget_ticks
+from deltaforge_dagster.sensors.history import (
+    delete_runs,
+    forget_assets,
+    forget_events,
+    forget_ticks,
+)
 from deltaforge_dagster.state.since import RETENTION
 from deltaforge_dagster.state.store import StateStore
 
@@ -47,6 +52,7 @@ def build_retention(
                     opened.store.pipelines.note_since(loaded.name, RETENTION)
                 except DeltaforgeError as error:  # go on with the other pipelines
                     problems.append(f"{loaded.name}: {error}")
+            forget_assets(context.instance, opened.store.pipelines.removed())
         forget_ticks(context.instance, _instigators(pipelines))
         week_ago = datetime.now(UTC) - timedelta(days=7)
         delete_runs(context.instance, week_ago, RUNS_PER_TURN, job=RETENTION_JOB)

@@ -316,6 +316,13 @@ class PipelineRepository:
             put_value(connection, _NUMBERS, name, numbers)
             return row.uid
 
+    def removed(self) -> set[str]:
+        """Return the names of the pipelines that were removed and are not there again."""
+        with self._database.read() as connection:
+            names = connection.execute(select(kv.c.key).where(kv.c.ns == _NUMBERS)).scalars().all()
+            there = connection.execute(select(pipelines.c.name)).scalars().all()
+        return {*names} - {*there}
+
     def _update(self, name: str, **values: Any) -> None:
         with self._database.write() as connection:
             changed = connection.execute(

@@ -94,6 +94,8 @@ def removal(here: Installation) -> None:
     assert removed.wait() == 0, removed.output
     assert slots(here.shop.dsn) == []
     wait(lambda: asset_key(NAME, CHANGES) not in here.webserver.assets(), what="the reload")
+    instance = here.deployment.instance
+    wait(lambda: not instance.get_asset_keys([NAME]), what="the end of its assets")
     assert here.events == sent
     assert here.copies() == copies
 

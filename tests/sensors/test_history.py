@@ -30,8 +30,22 @@ from dagster._core.storage.event_log.schema import (
 )
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
+from deltaforge_dagster.assets.names import (
+    asset_key,
+    health_key,
+    lake_table_key,
+    maintenance_key,
+    schemas_key,
+    snapshot_key,
+    source_table_key,
+)
 from deltaforge_dagster.sensors import history
-from deltaforge_dagster.sensors.history import delete_runs, forget_events, forget_ticks
+from deltaforge_dagster.sensors.history import (
+    delete_runs,
+    forget_assets,
+    forget_events,
+    forget_ticks,
+)
 from deltaforge_lab.servers.postgres import PostgresServer
 
 KEY, OTHER = dg.AssetKey(["shop", "changes"]), dg.AssetKey(["else", "changes"])
@@ -201,3 +215,26 @@ def test_ticks(instance: dg.DagsterInstance) -> None:
     }
     assert left["shop_work"] == [TickStatus.SKIPPED, TickStatus.SUCCESS]
     assert len(left["foreign"]) == 4
+
+
+def test_assets_of_removed_pipelines(instance: dg.DagsterInstance) -> None:
+    """All of a pipeline's go, and none of somebody else's whose keys begin with the same name."""
+    ours = [
+        asset_key("shop", "changes"),
+        asset_key("shop", "lake"),
+        health_key("shop"),
+        lake_table_key("shop", "lake", ("public", "orders")),
+        maintenance_key("shop", "lake"),
+        schemas_key("shop"),
+        snapshot_key("shop"),
+        source_table_key("shop", "pg", ("public", "orders")),
+    ]
+    theirs = [["shop"], ["shop", "orders"], ["shop", "marts", "public", "orders"]]
+    theirs += [["shop_2", "changes"], ["shop", "dbt", "x", "y_dbt"]]
+    for key in [*ours, *map(dg.AssetKey, theirs)]:
+        instance.report_runless_asset_event(dg.AssetMaterialization(key))
+
+    assert forget_assets(instance, ["shop"]) == len(ours)
+
+    assert sorted(list(key.path) for key in instance.get_asset_keys()) == sorted(theirs)
+    assert forget_assets(instance, ["shop"]) == 0
