@@ -34,7 +34,7 @@ def document(name: str, **spec: Any) -> dict[str, Any]:
     source = {
         "id": "db",
         "dsn": "postgres://app:geheim@localhost:1/app",
-        "slot": "api",
+        "slot": "slot_" + "".join(filter(str.isalnum, name)).lower(),
         "publication": "api",
         "tables": ["public.orders"],
     }

@@ -15,7 +15,7 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.cli import main
 from deltaforge_dagster.cli.installation import warm
 from deltaforge_dagster.errors import SparkUnavailable
-from deltaforge_dagster.kernels import compiler
+from deltaforge_dagster.pipeline.run import kernels
 from deltaforge_dagster.resources import spark_recording
 from tests.entry_points import pretend
 
@@ -151,15 +151,15 @@ def test_warm() -> None:
 def test_warm_uses_two_processors_when_nothing_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts are compiled in parallel only if the cache has no compiled code; empty folders do not count."""
+    """Parts are compiled in parallel only if the cache has none of them."""
     asked: list[str] = []
-    (tmp_path / "sources_1").mkdir()
-    monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "all_kernels", lambda: {"messages": lambda: None})
+    monkeypatch.setattr(warm, "all_kernels", kernels.all_kernels)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(warm, "_compile_side_by_side", lambda: asked.append("compiled"))
 
     warm.warm(spark=False)
-    (tmp_path / "sources_1" / "scan.nbi").touch()
     warm.warm(spark=False)
 
     assert asked == ["compiled"]

@@ -184,7 +184,7 @@ class Lake:
             raise TableRejected("cannot be staged")
         return self._table(destination)
 
-    def recreate(self, table: StagedTable, guard: SendGuard) -> None:
+    def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Forget the rows, but not which commits the table had, as Delta does; of what is pending, forget both."""
         guard()
         self.fault(table.destination)
@@ -194,6 +194,7 @@ class Lake:
         self.pending[table.destination].clear()
         self.added[table.destination] = 0
         self.recreated.append(table.destination)
+        return COLUMNS
 
     @contextmanager
     def writer(self, owner: str) -> Iterator[Lake]:
