@@ -83,7 +83,8 @@ class Patient:
     @property
     def status(self) -> dict[str, Any]:
         """What `status --json` says about the pipeline."""
-        (found,) = json.loads(self.deltaforge("status", "--json").last_line)["pipelines"]
+        shown = json.loads(self.deltaforge("status", "--json").last_line)["pipelines"]
+        (found,) = [one for one in shown if one["name"] == NAME]
         assert isinstance(found, dict)
         return found
 

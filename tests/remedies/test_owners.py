@@ -12,6 +12,7 @@ pytestmark = [
     pytest.mark.postgres,
     pytest.mark.redis,
     pytest.mark.timeout(900),
+    pytest.mark.soak("remedies"),
 ]
 
 
