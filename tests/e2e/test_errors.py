@@ -87,7 +87,7 @@ def bad_sources(
             "refused",
         ),
         "no-grant": (dsn_with(shop.dsn, user=reader), f'ALTER ROLE "{reader}" REPLICATION'),
-        "wal-level": (unset, "wal_level is replica", "ALTER SYSTEM SET wal_level = logical"),
+        "wal-level": (unset, "wal_level is replica", "(wal_level=logical) and restart the server"),
     }
     found = [
         Bad(name, shop.pipeline(name, dsn=dsn, tables="[public.customers]"), tuple(words))

@@ -52,4 +52,4 @@ def test_a_column_that_was_dropped(patient: Patient) -> None:
     assert remedy == ["deltaforge resync shop --sink copy --tables public.customers"]
     patient.shop.execute("INSERT INTO customers VALUES (3, 'Cy')")
     patient.catch_up()
-    assert (patient.unequal(), patient.problems) == ([], [])
+    assert (patient.unequal("customers"), patient.problems) == ([], [])
