@@ -38,6 +38,11 @@ class OwnedResource:
         what, name, field, *place = fields
         return cls(what, tuple(place), name, field)
 
+    @classmethod
+    def of_pipeline(cls, names: Mapping[str, str], place: str) -> list[Self]:
+        """Return what a server has under the pipeline's name, such as positions: names by what each is."""
+        return [cls(what, (place,), name, "metadata.name") for what, name in names.items()]
+
     def to_fields(self) -> list[str]:
         """Return texts for JSON."""
         return [self.what, self.name, self.field, *self.place]

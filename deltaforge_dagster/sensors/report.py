@@ -48,15 +48,15 @@ class _Newest:
 
 @dataclass(frozen=True, slots=True)
 class _Plotted:
-    """What was last written of a pipeline's figures, and when by this process's clock."""
+    """What was last written of a pipeline's figures, and when they were last looked at, by this process's clock."""
 
     figures: Mapping[str, float]
-    written: float = field(default_factory=time.monotonic)
+    seen: float = field(default_factory=time.monotonic)
 
     @property
     def is_old(self) -> bool:
-        """Whether another point of the plots is worthwhile."""
-        return time.monotonic() - self.written >= _PLOT_SECONDS
+        """Whether it is time to look at them again."""
+        return time.monotonic() - self.seen >= _PLOT_SECONDS
 
 
 _plotted: dict[str, _Plotted] = {}
@@ -99,13 +99,14 @@ def report_health(
         evaluation.passed,
         evaluation.description,
     )
-    figures = _figures(store, name, found)
     last = _plotted.get(name)
-    if changed or last is None or (last.figures != figures and last.is_old):
-        metadata = {"status": found.status, **figures}
-        instance.report_runless_asset_event(
-            dg.AssetMaterialization(evaluation.asset_key, metadata=metadata)
-        )
+    if changed or last is None or last.is_old:
+        figures = _figures(store, name, found)
+        if changed or last is None or last.figures != figures:
+            metadata = {"status": found.status, **figures}
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(evaluation.asset_key, metadata=metadata)
+            )
         _plotted[name] = _Plotted(figures)
     if changed:
         instance.report_runless_asset_event(evaluation)

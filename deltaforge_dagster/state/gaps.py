@@ -103,6 +103,8 @@ class GapRepository:
         with self._database.write() as connection:
             now = connection.execute(select(clock())).scalar_one()
             known = _read(connection, name) or _KnownTables()
+            if not any(fate == "dropped" or table in known.dropped for table, fate in fates):
+                return
             for table, fate in fates:
                 since = known.dropped.pop(table, None)
                 if fate == "dropped":

@@ -31,7 +31,7 @@ from deltaforge_dagster.state.database.tables import (
     segments,
     undelivered,
 )
-from deltaforge_dagster.state.lake_commits import Destination, begin_anew
+from deltaforge_dagster.state.lake_commits import Destination, begin_resyncs
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.snapshot_records import RECOVERY
@@ -160,7 +160,7 @@ class JournalRepository:
             _reset(connection, name)
             gaps.forget(connection, name)
             for sink, destinations in tables.items():
-                begin_anew(connection, name, sink, destinations)
+                begin_resyncs(connection, name, sink, destinations)
             snapshots.request_for_all(connection, name, RECOVERY)
             return known_pipeline(connection, name)
 

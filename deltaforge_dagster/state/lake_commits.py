@@ -273,15 +273,7 @@ class LakeCommitRepository:
                     )
                 if destination in known:
                     continue
-                connection.execute(
-                    insert(lake_resyncs).values(
-                        pipeline=name,
-                        sink=sink,
-                        destination=_key(destination),
-                        table_name=table_name,
-                        begun=False,
-                    )
-                )
+                _insert_resync(connection, name, sink, destination, table_name)
 
     def resyncs(self, name: str, sink: str | None = None) -> list[LakeResync]:
         """Return the tables that are to be loaded again, of one sink or of all."""
@@ -666,20 +658,32 @@ class LakeCommitWrites:
         )
 
 
-def begin_anew(
+def begin_resyncs(
     connection: Connection, pipeline: str, sink: str, tables: Mapping[Destination, str]
 ) -> None:
     """Have the tables of a sink recreated by its next run; the caller requests the snapshot that loads them."""
     for destination, table_name in tables.items():
-        connection.execute(
-            insert(lake_resyncs).values(
-                pipeline=pipeline,
-                sink=sink,
-                destination=_key(destination),
-                table_name=table_name,
-                begun=True,
-            )
+        _insert_resync(connection, pipeline, sink, destination, table_name, begun=True)
+
+
+def _insert_resync(
+    connection: Connection,
+    pipeline: str,
+    sink: str,
+    destination: Destination,
+    table_name: str,
+    *,
+    begun: bool = False,
+) -> None:
+    connection.execute(
+        insert(lake_resyncs).values(
+            pipeline=pipeline,
+            sink=sink,
+            destination=_key(destination),
+            table_name=table_name,
+            begun=begun,
         )
+    )
 
 
 def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | None:

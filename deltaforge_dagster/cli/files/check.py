@@ -56,8 +56,13 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     failed = any(finding.level == "error" for finding in found)
     if json_output:
         findings = [
-            {"subject": one.subject, "level": one.level, "text": one.text, "mend": _mend(one)}
-            for one in found
+            {
+                "subject": finding.subject,
+                "level": finding.level,
+                "text": finding.text,
+                "mend": _remedy(finding),
+            }
+            for finding in found
         ]
         typer.echo(json.dumps({"pipeline": loaded.name, "ok": not failed, "findings": findings}))
     else:
@@ -65,7 +70,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     raise typer.Exit(1 if failed else 0)
 
 
-def _mend(finding: Finding) -> str | None:
+def _remedy(finding: Finding) -> str | None:
     """Return a finding's remedy as one text."""
     return "; ".join(finding.commands) or None
 
@@ -85,8 +90,8 @@ def _print(pipeline: str, found: list[Finding]) -> None:
     for finding in found:
         level = (f"{finding.level:<8}", _STYLES[finding.level])
         console.print(Text.assemble(level, f"{finding.subject}: {finding.text}"))
-        if (mend := _mend(finding)) is not None:
-            console.print(Text.assemble(" " * 8, ("fix: ", "dim"), mend))
+        if (remedy := _remedy(finding)) is not None:
+            console.print(Text.assemble(" " * 8, ("fix: ", "dim"), remedy))
     levels = Counter(finding.level for finding in found)
     console.print(
         f"{pipeline}: ok {levels['ok']}, notes {levels['note']}, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -25,9 +24,6 @@ from deltaforge_dagster.pipeline.control.recover import (
 from deltaforge_dagster.pipeline.control.recover import recover as do_recover
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Platform, build_source
-
-_RUN_SECONDS = 120.0
-"""How long a run that is at work may take to end."""
 
 
 def recover(
@@ -54,13 +50,7 @@ def recover(
         typer.echo("\n".join(_said(loaded, recovery)), err=True)
         if sys.stdin.isatty() and not yes:
             typer.confirm("Continue?", abort=True, err=True)
-        end = time.monotonic() + _RUN_SECONDS
-
-        def wait() -> bool:
-            time.sleep(0.2)
-            return time.monotonic() < end
-
-        with stopped(store, row, wait):
+        with stopped(store, row):
             after = do_recover(store, Journal(settings.journal_url), loaded, recovery, build_source)
     if json_output:
         tables = {sink: sorted(names.values()) for sink, names in recovery.tables.items()}

@@ -37,11 +37,12 @@ def owned_resources(spec: PipelineSpec) -> list[OwnedResource]:
 
 def rivalries(loaded: LoadedPipeline, others: Iterable[LoadedPipeline]) -> list[str]:
     """Return what a pipeline names that another file names as well, one line each, for people."""
+    wanted = owned_resources(loaded.spec)
     return [
-        _line(loaded, one, other.name, _file(other.path))
+        _line(loaded, shared, other.name, _file(other.path))
         for other in others
         if other.name != loaded.name
-        for one in _shared(owned_resources(loaded.spec), owned_resources(other.spec))
+        for shared in _shared(wanted, owned_resources(other.spec))
     ]
 
 

@@ -17,7 +17,7 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import NotAllowed, PositionLost
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.committed import segments_behind
-from deltaforge_dagster.pipeline.control.reset_pipeline import sweep
+from deltaforge_dagster.pipeline.control.reset_pipeline import end_run, sweep
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.tables.resync import resynced_tables
@@ -27,6 +27,9 @@ from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.lake_commits import Destination
 from deltaforge_dagster.state.records import Failure, PipelineRow
 from deltaforge_dagster.state.store import StateStore
+
+_RUN_SECONDS = 120.0
+"""How long a run that is at work may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +115,22 @@ def recover(
 
 
 @contextmanager
-def stopped(store: StateStore, row: PipelineRow, wait: Callable[[], bool]) -> Iterator[None]:
+def stopped(store: StateStore, row: PipelineRow) -> Iterator[None]:
     """Keep runs away from a pipeline, and end one that is at work; its desired state is as before afterwards.
 
     Args:
         store: The state store.
         row: The pipeline.
-        wait: Waits a moment; returns False when it was long enough.
 
     Raises:
         NotAllowed: A run goes on.
     """
-    store.pipelines.set_desired_state(row.name, "stopped")
     try:
-        while (lease := store.leases.get(row.name)) is not None and lease.held_at(store.now()):
-            if not wait():
-                raise NotAllowed(
-                    f"pipeline {row.name!r} is held by run {lease.run_id}, which does not end; stop it, then recover"
-                )
+        lease = end_run(store, row.name, _RUN_SECONDS)
+        if lease is not None:
+            raise NotAllowed(
+                f"pipeline {row.name!r} is held by run {lease.run_id}, which does not end; stop it, then recover"
+            )
         yield
     finally:
         store.pipelines.set_desired_state(row.name, row.want)

@@ -6,7 +6,7 @@ import sys
 import time
 
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.records import LeaseRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
 _END_SECONDS = 45.0
@@ -23,16 +23,20 @@ def reset_pipeline(store: StateStore, journal: Journal, before: PipelineRow) -> 
     return after
 
 
-def end_run(store: StateStore, name: str) -> None:
-    """Stop a pipeline, and wait until no run holds it, for at most 45 s: a run ends within 30 s."""
+def end_run(store: StateStore, name: str, seconds: float = _END_SECONDS) -> LeaseRow | None:
+    """Stop a pipeline, and wait until no run holds it; a run ends within 30 s.
+
+    Returns:
+        The lease of a run that goes on after so many seconds; None if none does.
+    """
     if store.pipelines.get(name) is not None:
         store.pipelines.set_desired_state(name, "stopped")
-    deadline = time.monotonic() + _END_SECONDS
-    while time.monotonic() < deadline:
-        lease = store.leases.get(name)
-        if lease is None or not lease.held_at(store.now()):
-            return
+    deadline = time.monotonic() + seconds
+    while (lease := store.leases.get(name)) is not None and lease.held_at(store.now()):
+        if time.monotonic() >= deadline:
+            return lease
         time.sleep(0.5)
+    return None
 
 
 def remove(store: StateStore, journal: Journal, name: str) -> None:

@@ -151,14 +151,10 @@ class ClickhouseTarget:
 
     def find(self) -> FoundTable | None:
         """Return the table as it is, None if there is none."""
-        database, name = map(literal, self.table.destination)
-        found = self.client.rows(
-            self.label,
-            "SELECT engine_full, comment, sorting_key FROM system.tables"
-            f" WHERE database = {database} AND name = {name}",
-        )
+        found = self._catalog("engine_full, comment, sorting_key")
         if not found:
             return None
+        database, name = map(literal, self.table.destination)
         columns = self.client.rows(
             self.label,
             "SELECT name, type, is_in_sorting_key, is_in_partition_key FROM system.columns"
@@ -176,17 +172,20 @@ class ClickhouseTarget:
 
     def figures(self) -> TableFigures:
         """Return rows and bytes of all parts of the table: replaced rows count until the server has merged them."""
-        database, name = map(literal, self.table.destination)
-        counted = self.client.rows(
-            self.label,
-            "SELECT total_rows, total_bytes FROM system.tables"
-            f" WHERE database = {database} AND name = {name} AND total_rows IS NOT NULL",
-        )
-        if not counted:
+        counted = self._catalog("total_rows, total_bytes")
+        if not counted or counted[0]["total_rows"] is None:
             return TableFigures()
         rows, size = (counted[0][name] for name in ("total_rows", "total_bytes"))
         return TableFigures(
             rows=int(rows), bytes=None if size is None else int(size), estimated=True
+        )
+
+    def _catalog(self, columns: str) -> list[dict[str, Any]]:
+        """Return these columns of what the server knows of the table; nothing if it does not exist."""
+        database, name = map(literal, self.table.destination)
+        return self.client.rows(
+            self.label,
+            f"SELECT {columns} FROM system.tables WHERE database = {database} AND name = {name}",
         )
 
     def create(self, *, replace: bool = False) -> None:

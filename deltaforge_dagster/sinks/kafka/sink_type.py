@@ -91,10 +91,7 @@ class KafkaSinkType(MessageSinkType[KafkaSinkConfig]):
     ) -> Sequence[OwnedResource]:
         """Return the transactional id: a producer that takes it ends the other's transactions."""
         place = ",".join(sorted(config.brokers.replace(" ", "").lower().split(",")))
-        return [
-            OwnedResource(what, (place,), name, "metadata.name")
-            for what, name in self.names(config, pipeline).items()
-        ]
+        return OwnedResource.of_pipeline(self.names(config, pipeline), place)
 
 
 def _transactional_id(pipeline: str, sink_id: str) -> str:

@@ -91,10 +91,7 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
     ) -> Sequence[OwnedResource]:
         """Return the key of the sink's position."""
         place = config.uri.get_secret_value().rpartition("@")[2].rpartition("://")[2]
-        return [
-            OwnedResource(what, (place.partition("?")[0],), name, "metadata.name")
-            for what, name in self.names(config, pipeline).items()
-        ]
+        return OwnedResource.of_pipeline(self.names(config, pipeline), place.partition("?")[0])
 
     def warm(self) -> None:
         """Compile the kernels that pack commands and read replies."""

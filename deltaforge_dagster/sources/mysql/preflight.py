@@ -249,9 +249,9 @@ def _reading(
     if not unreadable:
         return []
     text = f"user {server.user!r} may not read {listed(_full(unreadable))}"
+    account = session.account
     grants = [
-        f"GRANT SELECT ON {quoted(db)}.{quoted(table)} TO {session.account}"
-        for db, table in unreadable
+        f"GRANT SELECT ON {quoted(db)}.{quoted(table)} TO {account}" for db, table in unreadable
     ]
     if snapshot:
         return [Finding("grants", "error", f"{text}, which the snapshot needs", grants)]
@@ -276,13 +276,14 @@ def _locking(
     ]
     if not refused:
         return []
+    account = session.account
     return [
         Finding(
             "grants",
             "warning",
             f"user {server.user!r} may not lock tables in {listed(refused)}, as far as can be told without "
             "locking one; a snapshot of a server without GTIDs does so",
-            [f"GRANT LOCK TABLES, SELECT ON {quoted(db)}.* TO {session.account}" for db in refused],
+            [f"GRANT LOCK TABLES, SELECT ON {quoted(db)}.* TO {account}" for db in refused],
         )
     ]
 

@@ -208,7 +208,7 @@ class MysqlCatalog:
             for one in table_changes(sql, db, fold=fold)
             if one.change in _FATES
         ]
-        if fates:
+        if any(fate != "kept" for _, fate in fates):
             self._registry.note_fates(fates)
         altered = column_changes(sql, db, fold=fold, forms=self._forms)
         if altered is not None:
