@@ -30,7 +30,6 @@ from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.report import report_health
 from deltaforge_dagster.sensors.tick_cache import TickCache
 from deltaforge_dagster.state.lake_commits import StoredWrite
-from deltaforge_dagster.state.store import StateStore
 
 _INTERVAL_SECONDS = 4
 """In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
@@ -56,6 +55,7 @@ def build_files_sensor(
     files = PipelineFiles(settings)
     loaded, shown = _contents(pipelines), _table_names(tables)
     reload, launches = _Reload(settings.dagster_url), LaunchWatch()
+    forgotten: set[str] = set()
 
     @dg.sensor(
         name="pipeline_files",
@@ -83,7 +83,11 @@ def build_files_sensor(
                 for gone in without_file(opened.store.pipelines.read(), found):
                     if gone.name in loaded:
                         note_broken(opened.store, gone.name)
-                _forget_removed(instance, opened.store, loaded.keys() - _contents(found).keys())
+                # Before or after the reload that takes a removed pipeline out of the definitions; while it is in
+                # them, its sensors may report something again.
+                removed = opened.store.pipelines.removed() - {one.name for one in found}
+                forget_assets(instance, removed - forgotten)
+                forgotten.update(removed - loaded.keys())
         except DeltaforgeError as error:
             return red(dg.SkipReason(f"{NOT_WELL}{error}"))
         said = [f"{NOT_WELL}{one.error}" for one in found if isinstance(one, BrokenPipeline)]
@@ -96,12 +100,6 @@ def build_files_sensor(
         return red(dg.SkipReason("; ".join(said) or "Dagster's definitions are up to date"))
 
     return pipeline_files
-
-
-def _forget_removed(instance: dg.DagsterInstance, store: StateStore, missing: set[str]) -> None:
-    """Delete the assets of those of the missing pipelines that were removed."""
-    if missing:
-        forget_assets(instance, missing & store.pipelines.removed())
 
 
 class _Reload:
