@@ -284,6 +284,29 @@ def test_a_file_that_breaks_keeps_what_it_has(tmp_path: Path, instance: dg.Dagst
         assert str(failure.description).startswith(f"{path}:3: metadata.tenant: ")
 
 
+@pytest.mark.parametrize("reloaded", ["before", "after"])
+def test_a_removed_pipeline_leaves_the_catalog(
+    tmp_path: Path, instance: dg.DagsterInstance, reloaded: str
+) -> None:
+    """Its assets go, whether Dagster reloads its definitions before or after it is removed."""
+    path = write(tmp_path, "shop")
+    key = dg.AssetKey(["shop", "changes"])
+    with Platform(settings_of(tmp_path)).open() as opened:
+        register(opened.store, load_pipeline(path))
+        definitions = load(tmp_path)
+        instance.report_runless_asset_event(dg.AssetMaterialization(key))
+        path.unlink()
+        if reloaded == "before":
+            definitions = load(tmp_path)
+        sensor = sensor_of(definitions, "pipeline_files")
+        sensor.evaluate_tick(dg.build_sensor_context(instance))
+        assert key in instance.get_asset_keys(["shop"])
+
+        opened.store.pipelines.remove("shop")
+        sensor.evaluate_tick(dg.build_sensor_context(instance))
+        assert instance.get_asset_keys(["shop"]) == []
+
+
 def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
     """An installation without pipelines loads: it has nothing but retention, and looks for files."""
     assert names(load(tmp_path)) == {
