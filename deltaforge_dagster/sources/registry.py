@@ -102,6 +102,7 @@ class SourceType(ABC, Generic[_Config]):
         marks_unchanged: Whether images have `{"_unchanged":true}` in place of values that the log lacks; for other kinds
             that is a value like any other.
         consequences: What `deltaforge plan` says when a field of `config` changes, by the field's name.
+        second_digits: Decimals of the seconds in a type for times that does not say how many: `datetime`, `datetime(3)`.
     """
 
     name: str
@@ -114,6 +115,7 @@ class SourceType(ABC, Generic[_Config]):
     timing: frozenset[str] = frozenset()
     marks_unchanged: bool = False
     consequences: Mapping[str, str] = {}
+    second_digits: int = 6
 
     @abstractmethod
     def build(self, config: _Config, context: SourceContext) -> Source:

@@ -201,7 +201,7 @@ class TableWrite:
         changed_at: When the last change before this position was committed, in seconds since 1970.
         pending: Whether the changes are pending; otherwise the table has them, and everything before them.
         figures: What the table consists of then, if known.
-        lacking: What identifies the columns (`identities`) in which older rows have no value, though the source gave them one,
+        lacking: What identifies the columns (`identities`) in which older rows lack the value that the source gave them,
             which is not known. The table keeps them until it is recreated.
         int64_timestamps: Whether none of its files has timestamps as INT96.
     """

@@ -135,16 +135,24 @@ class TableHistory:
 
     def passed(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
         """Return the versions of `until` in the order in which they came into force, each as often as it did; `version` is last."""
+        return [passed for _, passed in self.passage(version)]
+
+    def passage(self, version: SchemaVersion) -> Sequence[tuple[str | None, SchemaVersion]]:
+        """Return the versions of `passed`, each with where it came into force (JSON text); None if only a snapshot has met it."""
         by_sequence = {one.stamp.sequence: one for one in self.until(version)}
         own = version.stamp.sequence
-        order = [sequence for _, sequence in self.in_force if sequence in by_sequence]
-        if own in order:
-            order = order[: len(order) - order[::-1].index(own)]
-        else:  # only a snapshot has met it
-            order = [sequence for sequence in order if sequence < own] + [own]
+        order: list[tuple[str | None, int]] = [
+            (begin, sequence) for begin, sequence in self.in_force if sequence in by_sequence
+        ]
+        sequences = [sequence for _, sequence in order]
+        if own in sequences:
+            order = order[: len(order) - sequences[::-1].index(own)]
+        else:
+            order = [*(one for one in order if one[1] < own), (None, own)]
+        in_order = {sequence for _, sequence in order}
         return [
-            *(one for sequence, one in by_sequence.items() if sequence not in order),
-            *(by_sequence[sequence] for sequence in order),
+            *((None, one) for sequence, one in by_sequence.items() if sequence not in in_order),
+            *((begin, by_sequence[sequence]) for begin, sequence in order),
         ]
 
     def before(self, version: SchemaVersion) -> SchemaVersion | None:

@@ -381,7 +381,10 @@ def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
-    """Return problems with each text once: sinks that fail for the same reason are one problem."""
+    """Return problems with each text once.
+
+    Sinks that fail for the same reason are one problem, and what a run and a tick say of the source is the run's.
+    """
     merged: dict[tuple[str, str, Commands], HealthProblem] = {}
     for problem in problems:
         is_sink = problem.subject.startswith(_SINK)
@@ -398,7 +401,15 @@ def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
                 since=_first(known.since, problem.since),
                 next_attempt_at=_first(known.next_attempt_at, problem.next_attempt_at),
             )
-    return list(merged.values())
+    distinct = merged.values()
+    return [
+        problem
+        for problem in distinct
+        if not any(
+            other.text.endswith(f": {problem.text}") and other.remedy == problem.remedy
+            for other in distinct
+        )
+    ]
 
 
 def _first(one: float | None, other: float | None) -> float | None:
@@ -535,7 +546,7 @@ def _delivery(
 
 
 def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
-    """Yield the tables whose older rows have no value in columns that were added."""
+    """Yield the tables whose older rows lack what the source has in columns that were added or got another type."""
     lacking = [one for one in store.lake_commits.tables(pipeline) if one.write.lacking]
     histories = {one.name: one for one in store.schemas.histories(pipeline)} if lacking else {}
     for stored in lacking:
@@ -544,8 +555,8 @@ def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
         if columns:
             text = (
                 f"rows of {'.'.join(stored.write.destination)} that were there when the source's table got "
-                f"{'column' if len(columns) == 1 else 'columns'} {', '.join(columns)} have null there: what the source gave "
-                "them is not in its log"
+                f"{'column' if len(columns) == 1 else 'columns'} {', '.join(columns)}, or another type for it, have null or "
+                "their former values there: what the source gave them is not in its log"
             )
             command = f"deltaforge resync {pipeline} --sink {stored.sink} --tables {table}"
             yield HealthProblem(

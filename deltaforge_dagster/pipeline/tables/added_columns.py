@@ -1,4 +1,4 @@
-"""What older rows have in columns that were added: the value that the source says it gave them, if it does.
+"""What older rows have in columns that were added, or that got another type: what the source says it gave them, if it does.
 
 Workers import this module: it needs no Spark.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -18,19 +18,21 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.schemas import TableHistory
+from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
+from deltaforge_dagster.tables import Column
 from deltaforge_dagster.typed_rows.rows import typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 
 @dataclass(frozen=True, slots=True)
 class AddedColumns:
-    """Columns of a commit that some of its table versions had and earlier ones of the table had not.
+    """Columns of a commit that some of its table versions had and earlier ones of the table had not, or with another type.
 
     Attributes:
         fills: By name, what rows have in it that were there: a value of the column's type, which is not null.
         texts: The same as text, which a cast to the column's type reads everywhere.
-        unfilled: Those that were added within the commit, and what rows have in them that were there is not known.
+        unfilled: Those that were added within the commit, or got another type, and what rows have in them that were there is
+            not known.
     """
 
     fills: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
@@ -40,19 +42,23 @@ class AddedColumns:
 
 def added_columns(
     history: TableHistory,
+    newest: SchemaVersion,
     identities: Mapping[str, str],
     schema: TypedSchema,
     start: Position,
     *,
+    keeps_values: Callable[[Column, Column], bool],
     processed: bool,
 ) -> AddedColumns:
-    """Return the columns of a commit that were added to a table.
+    """Return the columns of a commit that were added to a table, or got another type.
 
     Args:
         history: The versions of the table.
+        newest: The last version that the commit has.
         identities: What identifies the columns of the commit, by name.
         schema: The columns of the commit.
         start: Where the commit begins in the log.
+        keeps_values: Whether a column's values certainly stay what they are when it gets another type.
         processed: Whether processors may have changed values on their way: then no value is known.
     """
     stated = {
@@ -73,7 +79,28 @@ def added_columns(
             fills[name], texts[name] = value, text
         elif start < _position(position):
             unfilled.add(name)
+    converted = _converted(history.passage(newest), start, keeps_values)
+    unfilled |= {name for name, identity in identities.items() if identity in converted}
     return AddedColumns(fills, texts, frozenset(unfilled))
+
+
+def _converted(
+    passage: Sequence[tuple[str | None, SchemaVersion]],
+    start: Position,
+    keeps_values: Callable[[Column, Column], bool],
+) -> set[str]:
+    """Return the identities of columns whose values the source may have converted after a position of the log."""
+    converted: set[str] = set()
+    columns: dict[str, Column] = {}
+    for begin, version in passage:
+        identities = version.columns.identities
+        for column in version.table.columns:
+            identity = identities[column.name]
+            before = columns.get(identity, column)
+            columns[identity] = column
+            if begin is not None and start < _position(begin) and not keeps_values(before, column):
+                converted.add(identity)
+    return converted
 
 
 def _text(value: pa.Scalar[Any]) -> str | None:

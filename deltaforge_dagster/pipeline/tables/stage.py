@@ -10,6 +10,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, TypeVar
 from urllib.parse import quote
 
@@ -28,7 +29,7 @@ from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns, added_columns
-from deltaforge_dagster.pipeline.tables.columns import union
+from deltaforge_dagster.pipeline.tables.columns import keeps_values, union
 from deltaforge_dagster.pipeline.tables.fold_job import FoldedFile, FoldJob, FoldTask
 from deltaforge_dagster.pipeline.tables.renames import (
     SAME_NAMES,
@@ -347,14 +348,18 @@ class TableStager(CommitStager[TableSinkConfig]):
                 typed = [self._typed_schema(*one) for one in zip(tables, names, strict=True)]
                 schemas[name] = union(typed, full_name(name))
             except TableRejected as error:
-                refused[name] = str(error)
+                refused[name] = error.text
                 continue
             identities[name] = columns.identities
             added[name] = added_columns(
                 used.history,
+                used.versions[-1],
                 columns.identities,
                 schemas[name],
                 parse_position(segments[0].start_position),
+                keeps_values=partial(
+                    keeps_values, kind=self._source, options=self._spec.spec.engine.values
+                ),
                 processed=bool(self._spec.spec.processors),
             )
             for one in used.versions:
@@ -523,7 +528,8 @@ def _tables(
         try:
             tables.append(_table(name, destination, by_name[name], plan, types))
         except TableRejected as error:
-            remedy = resync_command(name) if error.text == plan.keyless(name) else error.remedy
+            loaded_again = error.text in {plan.keyless(name), plan.refused.get(name)}
+            remedy = resync_command(name) if loaded_again else error.remedy
             failed[destination] = TableRejected(error.text, remedy=remedy)
     return tables, failed
 

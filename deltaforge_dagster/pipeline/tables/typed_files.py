@@ -73,7 +73,7 @@ class StagePlan:
         added: The columns that were added to registered tables.
         keys: The key columns of each registered table.
         declared_keys: By full name of a table, its key columns.
-        refused: Why tables cannot be staged.
+        refused: Why tables cannot be staged until they are loaded again.
         skipped: Tables that are not staged.
     """
 

@@ -193,7 +193,8 @@ class StagedTable:
             a processor has added have none.
         fills: By name of a column that was added, what rows have in it that were there: a value that is not null, as text that
             a cast to the column's type reads.
-        unfilled: Columns that were added within the commit, and rows that were there have values in them that are not known.
+        unfilled: Columns that were added within the commit, or got another type, and rows that were there have values in them
+            that are not known.
         left: The types of the table's columns after the commit before, by name; empty if that is not known.
     """
 

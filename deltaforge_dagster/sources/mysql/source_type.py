@@ -34,6 +34,7 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
     connector = "mysql"
     position_example = "{file: mysql-bin.000003, pos: 4}, perhaps with gtid_set"
     outbox = "tables"
+    second_digits = 0
     consequences = {  # noqa: RUF012 - constant
         "id": "events captured after the change have other ids; the server sees another replica",
     }

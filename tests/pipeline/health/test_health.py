@@ -394,8 +394,8 @@ def test_tables_whose_older_rows_lack_a_column(
     (problem,) = health(sqlite_store, loaded).problems
     assert (problem.severity, problem.subject) == ("warning", "sink redis")
     assert problem.text == (
-        "rows of lake.orders that were there when the source's table got column c have null there: what the source gave "
-        "them is not in its log"
+        "rows of lake.orders that were there when the source's table got column c, or another type for it, have null or "
+        "their former values there: what the source gave them is not in its log"
     )
     assert problem.remedy == (f"deltaforge resync {NAME} --sink redis --tables public.orders",)
     with sqlite_store.fenced(lease) as writer:

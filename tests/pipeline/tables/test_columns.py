@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.pipeline.tables.columns import union, wider
+from deltaforge_dagster.pipeline.tables.columns import keeps_values, union, wider
 from deltaforge_dagster.sinks.tables.writer import check_names
+from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.value_types import ValueType, parse_value_type
+from deltaforge_dagster.tables import Column
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 
 
@@ -45,6 +48,43 @@ def test_wider_types(one: str, other: str, both: str | None) -> None:
     expected = None if both is None else parse_value_type(both)
     assert wider(parse_value_type(one), parse_value_type(other)) == expected
     assert wider(parse_value_type(other), parse_value_type(one)) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "old", "new", "kept"),
+    [
+        ("postgres", "integer", "bigint", True),
+        ("postgres", "bigint", "integer", False),
+        ("postgres", "integer", "numeric(10,0)", True),
+        ("postgres", "integer", "numeric(10,2)", False),
+        ("postgres", "integer", "double precision", True),
+        ("postgres", "integer", "real", False),
+        ("postgres", "bigint", "double precision", False),
+        ("postgres", "integer", "text", True),
+        ("postgres", "text", "integer", False),
+        ("postgres", "numeric(10,4)", "numeric(10,2)", False),
+        ("postgres", "numeric(10,2)", "numeric(12,4)", True),
+        ("postgres", "double precision", "real", False),
+        ("postgres", "character varying(9)", "character varying(5)", True),
+        ("postgres", "character(9)", "text", False),
+        ("postgres", "timestamp without time zone", "timestamp(0) without time zone", False),
+        ("postgres", "timestamp(0) without time zone", "timestamp without time zone", True),
+        ("postgres", "timestamp without time zone", "timestamp with time zone", False),
+        ("postgres", "timestamp without time zone", "date", False),
+        ("mysql", "datetime", "datetime(6)", True),
+        ("mysql", "datetime(6)", "datetime", False),
+        ("mysql", "time(3)", "time(1)", False),
+        ("mysql", "datetime", "timestamp", False),
+        ("mysql", "int", "int unsigned", False),
+        ("mysql", "decimal(10,2)", "decimal(8,2)", False),
+        ("mysql", "varbinary(4)", "binary(8)", False),
+        ("mysql", "varchar(10)", "text", True),
+    ],
+)
+def test_types_that_keep_values(source: str, old: str, new: str, kept: bool) -> None:
+    """Values stay as they are where the new type has all of them in the same form; otherwise they may be others."""
+    before, after = (Column("c", type_, None, True, 1) for type_ in (old, new))
+    assert keeps_values(before, after, source_types()[source], ValueOptions()) is kept
 
 
 def test_forms() -> None:
