@@ -94,3 +94,13 @@ def listed(names: Sequence[str]) -> str:
     """Join names with commas: the first ten, and how many more there are."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def absent_tables(names: Sequence[str]) -> Finding:
+    """Return the finding for tables that `source.config.tables` names and that do not exist."""
+    return Finding(
+        "tables",
+        "error",
+        f"not captured, because no such table is there: {listed(names)}; if it has another name or schema now, "
+        "write that to source.config.tables, else take it out there",
+    )

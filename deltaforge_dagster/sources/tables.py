@@ -15,11 +15,11 @@ of a part. System schemas are never captured, whatever the patterns say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sources.findings import listed
+from deltaforge_dagster.sources.findings import Finding, listed
 
 _WILDCARDS = ("*", "%")
 
@@ -98,6 +98,23 @@ class TablePatterns:
             for first, second in self._patterns
             if not first.prefix and not second.prefix
         )
+
+    def idle(self, tables: Collection[tuple[str, str]]) -> list[Finding]:
+        """Return a finding about the patterns with wildcards that match no table, if there are any.
+
+        Args:
+            tables: (schema, name) of every captured table; if there is none, there is more to say than this.
+        """
+        texts = [
+            text
+            for text, (first, second) in zip(self._texts, self._patterns, strict=False)
+            if (first.prefix or second.prefix)
+            and not any(first.matches(schema) and second.matches(name) for schema, name in tables)
+        ]
+        if not texts or not tables:
+            return []
+        text = f"no table matches {listed(texts)} of source.config.tables, which may be meant for later ones"
+        return [Finding("tables", "warning", text)]
 
 
 def _split(pattern: str, unqualified: str) -> tuple[NamePattern, NamePattern]:

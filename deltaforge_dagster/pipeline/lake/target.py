@@ -33,6 +33,7 @@ from deltaforge_dagster.sinks.tables.writer import (
     TableOwner,
     column_changed,
     column_gone,
+    other_source,
     table_gone,
 )
 
@@ -439,10 +440,8 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
     """
     source = properties.get(SOURCE, commit.table.source_name)
     if source != commit.table.source_name:
-        raise TableRejected(
-            f"{commit.label} has the rows of {source}, so those of {commit.table.source_name} cannot be written to it; change "
-            "the sink's `table`, so that each table of the source has a table of its own"
-        )
+        command = commit.owner.resync_command(commit.table)
+        raise other_source(commit.label, source, commit.table.source_name, command)
     claim = f"ALTER TABLE {name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
     if OWNER in properties:
         found = Ownership.from_json(properties[OWNER])

@@ -34,7 +34,12 @@ from deltaforge_dagster.sinks.clickhouse.types import (
 )
 from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
-from deltaforge_dagster.sinks.tables.writer import TableOwner, column_changed, column_gone
+from deltaforge_dagster.sinks.tables.writer import (
+    TableOwner,
+    column_changed,
+    column_gone,
+    other_source,
+)
 from deltaforge_dagster.state.lake_commits import TableFigures
 
 _MARK = "deltaforge"
@@ -232,10 +237,7 @@ class ClickhouseTarget:
                 )
             return None
         if mark.source != self.table.source_name:
-            raise TableRejected(
-                f"{self.label} has the rows of {mark.source}, so those of {self.table.source_name} cannot be written to it; change the "
-                "sink's `table`, so that each table of the source has a table of its own"
-            )
+            raise other_source(self.label, mark.source, self.table.source_name, self.resync_command)
         if (mark.pipeline, mark.sink) != (self.owner.pipeline, self.owner.sink_id):
             raise TableRejected(
                 f"{self.label} belongs to sink {mark.sink} of pipeline {mark.pipeline}; change the sink's `table`, or, if "

@@ -36,6 +36,7 @@ from deltaforge_dagster.sinks.tables.writer import (
     check_names,
     column_changed,
     column_gone,
+    other_source,
     table_gone,
 )
 from deltaforge_dagster.state.lake_commits import TableFigures
@@ -462,8 +463,7 @@ class PostgresTarget:
                 f"{self.label} belongs to sink {known.sink} of pipeline {known.pipeline}; change the sink's `table`, "
                 f"or, if that sink will never write to it again, execute {commits.claim(self.name)}"
             )
-        if known.pipeline and known.source not in {None, self.table.source_name}:
-            raise TableRejected(
-                f"{self.label} has the rows of {known.source}, so those of {self.table.source_name} cannot be written to it; change "
-                "the sink's `table`, so that each table of the source has a table of its own"
+        if known.pipeline and known.source and known.source != self.table.source_name:
+            raise other_source(
+                self.label, known.source, self.table.source_name, self.resync_command
             )

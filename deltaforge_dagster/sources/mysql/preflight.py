@@ -15,6 +15,7 @@ import pymysql
 from deltaforge_dagster.sources.findings import (
     Finding,
     Level,
+    absent_tables,
     finding_errors,
     listed,
     retention_level,
@@ -213,7 +214,7 @@ def _tables(
     else:
         text = f"no table matches source.config.tables ({patterns})"
         count = Finding("tables", "warning", text)
-    found.append(count)
+    found += [count, *patterns.idle(captured)]
     if outboxes and not any(outboxes.has(*name) for name in captured):
         text = "no captured table matches source.config.outbox.tables: nothing comes from an outbox"
         found.append(Finding("outbox", "warning", text))
@@ -368,13 +369,7 @@ def _absent(
             not_visible.append(f"{db}.{table}")
     found = []
     if gone:
-        found.append(
-            Finding(
-                "tables",
-                "error",
-                f"not captured, because no such table is there: {listed(gone)}",
-            )
-        )
+        found.append(absent_tables(gone))
     if not_visible:
         found.append(
             Finding(

@@ -220,7 +220,10 @@ def _tables(
     chosen = catalog.captured(catalog.tables(connection), patterns)
     if not chosen:
         return [Finding("tables", "error", f"no table matches source.config.tables ({patterns})")]
-    found = [Finding("tables", "ok", f"{len(chosen)} match source.config.tables")]
+    found = [
+        Finding("tables", "ok", f"{len(chosen)} match source.config.tables"),
+        *patterns.idle([(table.schema, table.name) for table in chosen]),
+    ]
     rows = connection.execute(
         """
         SELECT c.oid::int8, c.relreplident::text,

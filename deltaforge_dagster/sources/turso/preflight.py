@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from deltaforge_dagster.sources.findings import Finding, finding_errors, listed
+from deltaforge_dagster.sources.findings import Finding, absent_tables, finding_errors, listed
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.turso.config import (
     DatabaseFile,
@@ -48,12 +48,14 @@ def preflight(
         full_names = {one.table.full_name for one in tables.values()}
         found.append(Finding("mode", "ok", f"changes are found by mode {way.mode}"))
         found.append(_tables(tables, config))
+        found += ways.patterns.idle(
+            [(one.table.schema or one.table.db, one.table.table) for one in tables.values()]
+        )
         absent = sorted(
             f"{db}.{name}" for db, name in ways.patterns.exact if f"{db}.{name}" not in full_names
         )
         if absent:
-            text = f"not captured, because no such table is there: {listed(absent)}"
-            found.append(Finding("tables", "error", text))
+            found.append(absent_tables(absent))
         keyless = [name for name, one in tables.items() if not one.table.primary_key]
         if keyless:
             text = f"no PRIMARY KEY: {listed(keyless)}; events have no key, and order is by event"

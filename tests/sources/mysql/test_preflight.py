@@ -69,6 +69,14 @@ def test_patterns_that_match_nothing_are_named(bench: MysqlBench) -> None:
     assert found.text == "no table matches source.config.tables (nowhere.%, none.order_*)"
 
 
+def test_a_pattern_that_matches_nothing_beside_others(bench: MysqlBench) -> None:
+    """It is named, since it may be misspelt."""
+    found = preflight_of(bench, tables=(f"{bench.database}.orders", "none.order_*"))["tables"]
+
+    assert found.level == "warning"
+    assert found.text.startswith("no table matches none.order_* of source.config.tables")
+
+
 def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> None:
     """All are named, each with a statement."""
     bench.run("CREATE TABLE keyless (a INT)", "CREATE TABLE another (a INT)")

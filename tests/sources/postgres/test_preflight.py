@@ -78,6 +78,14 @@ def test_patterns_that_match_nothing_are_named(bench: PostgresBench) -> None:
     assert found.text == "no table matches source.config.tables (nowhere.%, public.order_*)"
 
 
+def test_a_pattern_that_matches_nothing_beside_others(bench: PostgresBench) -> None:
+    """It is named, since it may be misspelt."""
+    found = preflight_of(bench, tables=("public.orders", "public.order_*"))["tables"]
+
+    assert found.level == "warning"
+    assert found.text.startswith("no table matches public.order_* of source.config.tables")
+
+
 def test_replica_identities_and_keys(bench: PostgresBench) -> None:
     """No identity stops the writers of a table, which is an error; keys only are a note."""
     bench.execute("CREATE TABLE keyless (a int)", "CREATE TABLE whole (a int)")

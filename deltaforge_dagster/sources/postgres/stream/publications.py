@@ -25,7 +25,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.sources.findings import Finding, listed, one_line
+from deltaforge_dagster.sources.findings import Finding, absent_tables, listed, one_line
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -233,13 +233,7 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
     """Return findings for what a publication lacks, with the statements that fix it."""
     found = []
     if lacks.absent:
-        found.append(
-            Finding(
-                "tables",
-                "error",
-                f"not captured, because no such table is there: {listed(lacks.absent)}",
-            )
-        )
+        found.append(absent_tables(lacks.absent))
     if lacks.unpublished:
         found.append(
             Finding(
@@ -323,7 +317,7 @@ def creation(
     found = []
     absent = catalog.absent(connection, patterns)
     if absent:
-        found.append(Finding("tables", "error", str(_no_tables(server, absent))))
+        found.append(absent_tables(absent))
     if bare:
         left_out = _left_out(connection, sorted(bare), tables)
         found.append(left_out if good else replace(left_out, level="error"))
@@ -368,9 +362,7 @@ def _existing(
 
 
 def _no_tables(server: PostgresSourceServer, absent: Sequence[str]) -> SourceMisconfigured:
-    return SourceMisconfigured(
-        f"{server.where}: source.config.tables names what is no table here: {', '.join(absent)}"
-    )
+    return SourceMisconfigured(f"{server.where}: {absent_tables(absent).text}")
 
 
 def _names(tables: Sequence[catalog.PublishableTable]) -> str:
