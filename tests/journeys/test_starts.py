@@ -26,9 +26,9 @@ RUN = ("run", NAME, "--until-caught-up")
 
 
 def ended(deployment: Deployment, *arguments: str) -> tuple[int, str]:
-    """Execute a command; return its exit code and what it printed."""
+    """Execute a command; return its exit code and what it printed, without the ends of lines, which are anywhere."""
     process = deployment.spawn("-m", "deltaforge_dagster", *arguments)
-    return process.wait(600), deployment.output(process)
+    return process.wait(600), " ".join(deployment.output(process).split())
 
 
 def held(*, seconds: list[int]) -> list[object]:
