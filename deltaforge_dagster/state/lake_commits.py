@@ -385,21 +385,31 @@ class LakeCommitWrites:
         )
 
     def recreated(
-        self, sink: str, destination: Destination, columns: Sequence[tuple[str, str]]
+        self,
+        sink: str,
+        source: tuple[str, str],
+        destination: Destination,
+        columns: Sequence[tuple[str, str]],
     ) -> None:
         """Record that a table is empty now, without pending changes; it is no longer held if it has reached the front.
 
         Args:
             sink: The sink.
+            source: Schema and name of the table of the source whose rows it gets; they may have gone to another one before.
             destination: The table.
             columns: Name and type of each of its columns.
         """
         self.folded(sink, destination)
         mine = and_(lake_writes.c.pipeline == self._pipeline, lake_writes.c.sink == sink)
+        key = orjson.dumps(source).decode()
         for stored in self._connection.execute(select(lake_writes).where(mine)).mappings():
-            if tuple(stored["destination"]) == destination:
+            if stored["source"] == key or tuple(stored["destination"]) == destination:
                 of_source = lake_writes.c.source == stored["source"]
-                now = {"lacking": None, "columns": [list(column) for column in columns]}
+                now = {
+                    "destination": destination,
+                    "lacking": None,
+                    "columns": [list(column) for column in columns],
+                }
                 self._connection.execute(update(lake_writes).where(mine, of_source).values(**now))
         self._connection.execute(
             delete(lake_resyncs).where(

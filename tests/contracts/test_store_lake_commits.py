@@ -238,7 +238,7 @@ def test_what_older_rows_lack_is_known_until_the_table_is_recreated(store: State
     assert known == {"orders": ("b", "c"), "a.b": ()}
 
     with store.fenced(lease) as writer:
-        writer.lake_commits.recreated(SINK, lacking.destination, [("id", "int")])
+        writer.lake_commits.recreated(SINK, lacking.source, lacking.destination, [("id", "int")])
     _, orders = store.lake_commits.tables(NAME)
     assert [tuple(one) for one in orders.write.columns] == [("id", "int")]
     with store.fenced(lease) as writer:
@@ -395,7 +395,7 @@ def test_a_resync_begins_at_the_front(store: StateStore) -> None:
     assert places(store)[3] == {ORDERS: (5, None)}
     for _ in range(2):
         with store.fenced(lease) as writer:
-            writer.lake_commits.recreated(SINK, ORDERS, ())
+            writer.lake_commits.recreated(SINK, ("public", "orders"), ORDERS, ())
     assert places(store)[3] == {}
     assert [one.destination for one in store.lake_commits.pending(NAME)] == [ITEMS]
     assert [one.destination for one in store.lake_commits.resyncs(NAME, SINK)] == [ITEMS]

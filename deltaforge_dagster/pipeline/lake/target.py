@@ -440,8 +440,7 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
     """
     source = properties.get(SOURCE, commit.table.source_name)
     if source != commit.table.source_name:
-        command = commit.owner.resync_command(commit.table)
-        raise other_source(commit.label, source, commit.table.source_name, command)
+        raise other_source(commit.label, source, commit.table.source_name)
     claim = f"ALTER TABLE {name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
     if OWNER in properties:
         found = Ownership.from_json(properties[OWNER])

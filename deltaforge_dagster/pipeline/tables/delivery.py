@@ -20,6 +20,9 @@ A table that is to be loaded again (a *resync*) is held at the front while no co
 sink is requested with that. Then the table is recreated, without rows and without pending changes, and is no longer held:
 commits bring the changes behind the front and the snapshot's rows, as for a new sink. The other tables notice nothing. A
 fold that was not finished needs no end: it would have moved what both tables have lost.
+
+Where the sink's `table` has changed, the new table of a source's table lacks what the former one has, or was to get. It is
+held until it is loaded again.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.tables.typed_files import TableName
 from deltaforge_dagster.sinks.tables.config import PendingChanges
 from deltaforge_dagster.sinks.tables.staged import StagedCommit, StagedTable
 from deltaforge_dagster.sinks.tables.writer import (
@@ -89,6 +93,19 @@ class Stager(Protocol):
         Raises:
             TableRejected: There is no such table, or it cannot have these columns.
         """
+        ...
+
+    def destinations(self) -> Mapping[TableName, Destination]:
+        """Return where the rows of each table of the source go."""
+        ...
+
+    def elsewhere(self, table: TableName, former: Destination) -> TableRejected:
+        """Return the error for a table whose rows from before went, or were to go, to another destination than now."""
+        ...
+
+    @property
+    def is_log(self) -> bool:
+        """Whether tables have changes as they were, so that a new one needs none from before."""
         ...
 
 
@@ -425,6 +442,11 @@ class TableDelivery:
         return [row for row in rows if row.rows and row.is_for(self._sink_id)]
 
     def _deliver(self, commit: _Commit, commits: LakeCommits) -> None:
+        if commit.table is not None:
+            destinations = self._stager.destinations()
+            if commit.table.destination not in destinations.values():
+                self._abandon(commit.table, commits, destinations)
+                return
         rows = self._rows(commit.after, commit.last)
         if len(rows) != commit.last - commit.after:
             raise JournalDamaged(
@@ -454,6 +476,45 @@ class TableDelivery:
         else:
             self._table_moves(commit, commit.table, commits, rejected, writes)
 
+    def _abandon(
+        self, table: HeldTable, commits: LakeCommits, destinations: Mapping[TableName, Destination]
+    ) -> None:
+        """Hold tables in place of a held one to which nothing goes any more: those that may lack what it lacked.
+
+        They are the tables of the source of which the sink has written nothing yet; if there are none, the one whose rows it
+        had.
+        """
+        name, front = table.destination, commits.front.segment
+        former = {
+            one.write.source: one.write.destination
+            for one in self._store.lake_commits.tables(self._pipeline)
+            if one.sink == self._sink_id
+        }
+        free = [source for source, there in destinations.items() if there not in commits.held]
+        moved = [source for source in free if _source(source) not in former] or [
+            source for source in free if former[_source(source)] == name
+        ]
+        now = self._store.now()
+        rejections = [
+            self._rejection(destinations[one], self._stager.elsewhere(one, name), 0, now)
+            for one in moved
+        ]
+        held = {one: row for one, row in commits.held.items() if one != name}
+        held |= {one.destination: _held(one, front, None, now) for one in rejections}
+        last = self._context.segments.segment(front)
+        position, changed_at = (
+            ("", now) if last is None else (last.end_position, last.last_ts_us / 1e6)
+        )
+        # Without a row that says where their rows were to go, they would be let go at the next attempt.
+        writes = [TableWrite(_source(one), name, (), 0, position, changed_at) for one in moved]
+
+        def change(writer: FencedWriter) -> None:
+            writer.lake_commits.wrote(self._sink_id, name, front, writes)
+            for one in rejections:
+                writer.lake_commits.hold(self._sink_id, one)
+
+        self._record(change, replace(commits, held=held), released=True)
+
     def _begin_resyncs(self, commits: LakeCommits) -> None:
         """Hold the tables that are to be loaded again, and request their snapshot; unless another one was requested meanwhile."""
         tables = [one.destination for one in self._begins]
@@ -475,7 +536,8 @@ class TableDelivery:
         self._lease.guard()
         writer = cast("TableWriter", self._writer or self._open(commits.front.owner))
         try:
-            columns = writer.recreate(self._stager.without_changes(name), self._lease.guard)
+            empty = self._stager.without_changes(name)
+            columns = writer.recreate(empty, self._lease.guard)
         except TableRejected as error:
             self._table_moves(_Commit(table, table.segment, table.segment, planned=False), table, commits, {name: error}, ())  # fmt: skip
             return
@@ -486,7 +548,7 @@ class TableDelivery:
         checkpoint = self.progress.checkpoint
 
         def change(writer: FencedWriter) -> None:
-            writer.lake_commits.recreated(self._sink_id, name, columns)
+            writer.lake_commits.recreated(self._sink_id, _source(empty.source), name, columns)
             if (
                 not held
             ):  # the checkpoint does not move, but the sink may have failed because of this table
@@ -520,6 +582,7 @@ class TableDelivery:
         reached = {table: one.segment for table, one in stored.items()}
         written = {table for table, segment in reached.items() if segment <= commit.after}
         left = {table: dict(stored[table].write.columns) for table in written}
+        former = {one.write.source: one.write.destination for one in stored.values()}
         complete = self._complete(reached, commit, commits)
         writes: list[TableWrite] = []
         try:
@@ -527,6 +590,10 @@ class TableDelivery:
             beside = self._plan_pending(staged.tables, commit, commits)
             for table in staged.tables:
                 if table.destination in complete:
+                    continue
+                before = former.get(_source(table.source), table.destination)
+                if before != table.destination and not self._stager.is_log:
+                    rejected[table.destination] = self._stager.elsewhere(table.source, before)
                     continue
                 if self._thread.stop.is_set():
                     return None
@@ -617,10 +684,7 @@ class TableDelivery:
             return
         now = self._store.now()
         rejection = self._rejection(name, error, 0, now)
-        at = commits.front.segment
-        held = HeldTable(
-            name, at, None, rejection.error, now, rejection.next_attempt_at, 1, rejection.remedy
-        )
+        held = _held(rejection, commits.front.segment, None, now)
         self._record(
             lambda writer: writer.lake_commits.hold(self._sink_id, rejection),
             replace(commits, held={**commits.held, name: held}),
@@ -663,19 +727,7 @@ class TableDelivery:
         """Move the front to the end of a commit, and hold the tables that could not be written."""
         now = self._store.now()
         rejections = [self._rejection(one, error, 0, now) for one, error in rejected.items()]
-        held = {
-            one.destination: HeldTable(
-                one.destination,
-                commit.after,
-                commit.last,
-                one.error,
-                now,
-                one.next_attempt_at,
-                1,
-                one.remedy,
-            )
-            for one in rejections
-        }
+        held = {one.destination: _held(one, commit.after, commit.last, now) for one in rejections}
         after = LakeCommits(
             replace(commits.front, segment=commit.last, planned_to=None), {**commits.held, **held}
         )
@@ -817,9 +869,8 @@ def _table_write(
     table: StagedTable, made: WrittenTable, last: SegmentRow, *, pending: bool
 ) -> TableWrite:
     """Return what a commit, whose last segment with changes is `last`, has added to a table."""
-    database, schema, name = table.source
     return TableWrite(
-        (schema or database, name),
+        _source(table.source),
         table.destination,
         made.columns,
         table.changes,
@@ -829,6 +880,26 @@ def _table_write(
         made.figures,
         tuple(sorted(table.identities[name] for name in table.unfilled)),
         made.int64_timestamps,
+    )
+
+
+def _source(table: TableName) -> tuple[str, str]:
+    """Return a table of the source as the state store names it."""
+    database, schema, name = table
+    return schema or database, name
+
+
+def _held(rejection: Rejection, segment: int, planned_to: int | None, now: float) -> HeldTable:
+    """Return a table that has everything up to a segment and could not be written after it."""
+    return HeldTable(
+        rejection.destination,
+        segment,
+        planned_to,
+        rejection.error,
+        now,
+        rejection.next_attempt_at,
+        1,
+        rejection.remedy,
     )
 
 

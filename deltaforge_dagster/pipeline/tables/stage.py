@@ -185,6 +185,35 @@ class CommitStager(ABC, Generic[_Config]):
             f"no table of the source is written to {'.'.join(destination)} any more"
         )
 
+    def destinations(self) -> Mapping[TableName, tuple[str, ...]]:
+        """Return where the rows of each registered table of the source go."""
+        tables = [
+            history.current.table
+            for history in self._store.schemas.histories(self._spec.metadata.name)
+        ]
+        names = [(table.db, table.schema, table.table) for table in tables]
+        return {name: self._destination(name)[0] for name in names}
+
+    def elsewhere(self, table: TableName, former: tuple[str, ...]) -> TableRejected:
+        """Return the error for a table whose rows from before went, or were to go, to another destination than now."""
+        destination, _ = self._destination(table)
+        return TableRejected(
+            f"rows of {full_name(table)} from before are not in {'.'.join(destination)}, because the sink's `table` was "
+            f"{'.'.join(former)} then; have it loaded",
+            remedy=self._resync_command(table),
+        )
+
+    @property
+    def is_log(self) -> bool:
+        """Whether tables have changes as they were, so that a new one needs none from before."""
+        return True
+
+    def _resync_command(self, table: TableName) -> str:
+        return (
+            f"deltaforge resync {self._spec.metadata.name} --sink {self._config.id} --tables "
+            f"{full_name(table)}"
+        )
+
     def _key_of(self, table: TableSchema) -> tuple[str, ...]:  # noqa: ARG002
         """Return the key of a table at the sink, empty if it needs none."""
         return ()
@@ -271,11 +300,10 @@ class CommitStager(ABC, Generic[_Config]):
 class TableStager(CommitStager[TableSinkConfig]):
     """Stages commits of a sink that keeps tables."""
 
-    def _resync_command(self, table: TableName) -> str:
-        name = full_name(table)
-        return (
-            f"deltaforge resync {self._spec.metadata.name} --sink {self._config.id} --tables {name}"
-        )
+    @property
+    def is_log(self) -> bool:
+        """As above."""
+        return self._config.mode == "changelog"
 
     def _key_of(self, table: TableSchema) -> tuple[str, ...]:
         declared = self._config.keys_of(table.db, table.schema, table.table)
@@ -342,7 +370,7 @@ class TableStager(CommitStager[TableSinkConfig]):
                 check_certain(
                     [one.columns.identities for one in used.versions],
                     full_name(name),
-                    f"deltaforge resync {self._spec.metadata.name} --sink {self._config.id} --tables {full_name(name)}",
+                    self._resync_command(name),
                 )
                 names = [columns.rows[one.stamp.fingerprint] for one in used.versions]
                 typed = [self._typed_schema(*one) for one in zip(tables, names, strict=True)]

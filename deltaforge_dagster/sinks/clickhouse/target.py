@@ -237,7 +237,7 @@ class ClickhouseTarget:
                 )
             return None
         if mark.source != self.table.source_name:
-            raise other_source(self.label, mark.source, self.table.source_name, self.resync_command)
+            raise other_source(self.label, mark.source, self.table.source_name)
         if (mark.pipeline, mark.sink) != (self.owner.pipeline, self.owner.sink_id):
             raise TableRejected(
                 f"{self.label} belongs to sink {mark.sink} of pipeline {mark.pipeline}; change the sink's `table`, or, if "

@@ -464,6 +464,4 @@ class PostgresTarget:
                 f"or, if that sink will never write to it again, execute {commits.claim(self.name)}"
             )
         if known.pipeline and known.source and known.source != self.table.source_name:
-            raise other_source(
-                self.label, known.source, self.table.source_name, self.resync_command
-            )
+            raise other_source(self.label, known.source, self.table.source_name)

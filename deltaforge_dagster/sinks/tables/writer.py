@@ -189,18 +189,17 @@ def table_gone(label: str, command: str) -> TableRejected:
     )
 
 
-def other_source(label: str, known: str, source: str, command: str) -> TableRejected:
+def other_source(label: str, known: str, source: str) -> TableRejected:
     """Return the error for a table that has the rows of another table of the source.
 
     Args:
         label: What messages call the table.
         known: Name of the table of the source whose rows it has.
         source: Name of the one whose rows it was to get.
-        command: See `TableOwner.resync_command`; it helps once the file is changed, so it is no remedy alone.
     """
     return TableRejected(
         f"{label} has the rows of {known}, so those of {source} cannot be written to it; change the sink's `table`, so that "
-        f"each table of the source has a table of its own, and then have this one loaded: {command}"
+        "each table of the source has a table of its own"
     )
 
 

@@ -290,7 +290,7 @@ def test_a_table_to_load_again_is_work(sqlite_store: StateStore, loaded: LoadedP
     reasons.append(found())
     sqlite_store.checkpoints.resume("p", "one")
     with sqlite_store.fenced(held(sqlite_store)) as writer:
-        writer.lake_commits.recreated("one", ("t",), ())
+        writer.lake_commits.recreated("one", ("public", "t"), ("t",), ())
         writer.lease.release()
     assert [*reasons, found()] == [None, "resync", "resync", None, None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -77,6 +77,7 @@ class Lake:
         kind: The kind of the steps that are staged.
         folds: Each fold: the table, up to which segment, when, and whether there must be something.
         recreated: The tables that were recreated.
+        moved: By name of a table of the source, where its rows go now, if not to a table of its name.
     """
 
     rows: dict[Destination, list[int]] = field(default_factory=lambda: {ORDERS: [], ITEMS: []})
@@ -93,6 +94,8 @@ class Lake:
     kind: Literal["rows", "rekey"] = "rows"
     folds: list[tuple[str, int, str, bool]] = field(default_factory=list)
     recreated: list[Destination] = field(default_factory=list)
+    moved: dict[str, Destination] = field(default_factory=dict)
+    is_log: bool = False
     closed: int = 0
     discarded: int = 0
 
@@ -105,7 +108,8 @@ class Lake:
     ) -> StagedCommit:
         """Return the tables, with the segments' numbers as files."""
         self.fault(None)
-        wanted = [one for one in self.rows if one not in skip and (only is None or one in only)]
+        there = self.destinations().values()
+        wanted = [one for one in there if one not in skip and (only is None or one in only)]
         self.commits.append(([row.segment for row in rows], wanted))
         step = StagedStep(self.kind, [str(row.segment) for row in rows], 1, True, ChangePlace(0, 0))
         tables = [self._table(one, step) for one in wanted if one not in self.unstaged]
@@ -184,6 +188,14 @@ class Lake:
             raise TableRejected("cannot be staged")
         return self._table(destination)
 
+    def destinations(self) -> Mapping[tuple[str, str | None, str], Destination]:
+        """Return where the two tables go."""
+        return {("shop", one[0], one[1]): self.moved.get(one[1], one) for one in (ORDERS, ITEMS)}
+
+    def elsewhere(self, table: tuple[str, str | None, str], former: Destination) -> TableRejected:
+        """Return an error that names both."""
+        return TableRejected(f"{table[2]} was {former[1]}", remedy="resync")
+
     def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Forget the rows, but not which commits the table had, as Delta does; of what is pending, forget both."""
         guard()
@@ -210,11 +222,20 @@ class Lake:
     def _table(self, name: Destination, *steps: StagedStep) -> StagedTable:
         columns = cast("TypedSchema", None)
         changes = sum(len(one.files) for one in steps)
-        source = ("shop", name[0], name[1])
+        source = next(table for table, there in self.destinations().items() if there == name)
         return StagedTable(name, source, columns, (), frozenset(), steps, changes)
 
     def _discard(self) -> None:
         self.discarded += 1
+
+
+NEW = ("public", "new")
+
+
+def moved(lake: Lake) -> None:
+    """Let the rows of ORDERS go to another table from now on."""
+    lake.moved["orders"] = NEW
+    lake.rows[NEW], lake.versions[NEW], lake.pending[NEW], lake.added[NEW] = [], 0, [], 0
 
 
 def writes(scene: Scene) -> list[tuple[str, int, int]]:
@@ -306,6 +327,65 @@ def test_a_commit_waits_for_age_or_size(scene: Scene) -> None:
     assert lake.rows == {ORDERS: [1, 2, 3, 4, 5], ITEMS: [1, 2, 3, 4, 5]}
     assert other.delivery.progress.rows == 2
     assert lake.discarded == 3
+
+
+def test_rows_that_go_to_another_table_now(scene: Scene) -> None:
+    """The new table is held until it is loaded again, because it lacks what the former one has; a log has no past."""
+    lake = Lake()
+    work = Work(scene, lake)
+    capture(scene, 1)
+    work.go()
+    moved(lake)
+    capture(scene, 1)
+    work.go()
+    assert (lake.rows[NEW], lake.rows[ITEMS]) == ([], [1, 2])
+    assert (
+        scene.checkpoint.last_error
+        == "sink redis: table public.new has everything up to segment 1 and is held: orders was orders"
+    )
+    assert list(scene.checkpoint.remedy or ()) == ["resync"]
+
+    resync(scene, NEW)
+    retry(scene)
+    Work(scene, lake).go()
+    assert lake.recreated == [NEW]
+    capture(scene, 1)
+    Work(scene, lake).go()
+    assert not scene.checkpoint.last_error
+    assert lake.rows[NEW] == [3]
+
+    lake.is_log = True
+    del lake.moved["orders"]
+    capture(scene, 1)
+    Work(scene, lake).go()
+    assert lake.rows[ORDERS] == [1, 4]
+
+
+def test_a_held_table_to_which_nothing_goes_any_more(scene: Scene) -> None:
+    """What it lacked is lacking in the table to which its rows go now, which is held until it is loaded again."""
+    lake = Lake(rejects={ORDERS})
+    work = Work(scene, lake)
+    capture(scene, 2)
+    work.go()
+    moved(lake)
+    retry(scene)
+    Work(scene, lake).go()
+    assert lake.rows[NEW] == []
+    assert "table public.new has everything up to segment 2 and is held: orders was orders" in str(
+        scene.checkpoint.last_error
+    )
+    retry(scene)
+    capture(scene, 1)
+    Work(scene, lake).go()
+    assert lake.rows[NEW] == []
+
+    resync(scene, NEW)
+    retry(scene)
+    Work(scene, lake).go()
+    capture(scene, 1)
+    Work(scene, lake).go()
+    assert not scene.checkpoint.last_error
+    assert lake.rows[NEW] == [4]
 
 
 def test_a_commit_waits_for_bytes(scene: Scene) -> None:
