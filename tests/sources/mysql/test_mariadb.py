@@ -51,7 +51,7 @@ VALUES = {
     "moment": ("timestamp(6) null", "'2020-01-02 03:04:05.678901'", None),
     "day": ("datetime(3)", "'2020-01-02 03:04:05.678'", "2020-01-02 03:04:05.678000"),
     "span": ("time(2)", "'-10:11:12.13'", "-10:11:12.130000"),
-    "pick": ("enum('a','\u00e4')", "'\u00e4'", "\u00e4"),
+    "pick": ("enum('a','\u00e4') COLLATE utf8mb4_bin", "'\u00e4'", "\u00e4"),
     "picks": ("set('x','y')", "'x,y'", "x,y"),
 }  # fmt: skip
 """By column: its type, a literal, and the value in JSON; None for what is only compared."""
