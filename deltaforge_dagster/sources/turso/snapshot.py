@@ -51,13 +51,13 @@ class TursoSnapshots:
     def __init__(self, config: TursoSourceConfig, rules: ColumnRules) -> None:
         self._config = config
         self._rules = rules
-        self._ways = Ways(config)
 
     def watermark(self) -> str:
         """Return the newest position as the watermark: every later read sees everything up to it."""
-        way = self._ways.chosen(_QUESTION_SECONDS)
-        with way.database.session(_QUESTION_SECONDS) as session:
-            return way.log.newest(session).to_json()
+        with self._opened() as ways:
+            way = ways.chosen(_QUESTION_SECONDS)
+            with way.database.session(_QUESTION_SECONDS) as session:
+                return way.log.newest(session).to_json()
 
     def plan(
         self, tables: Sequence[str] | None, chunk_rows: int, where: str | None = None
@@ -67,56 +67,53 @@ class TursoSnapshots:
         Raises:
             SourceMisconfigured: There is no such table, or `where` is not a valid condition.
         """
-        way = self._ways.chosen(_QUESTION_SECONDS)
-        for table in self._tables(way, tables):
-            with way.database.session(_QUESTION_SECONDS) as session:
-                yield from list(self._chunks(session, table, chunk_rows, where))
+        with self._opened() as ways:
+            way = ways.chosen(_QUESTION_SECONDS)
+            for table in _tables(ways, way, tables):
+                with way.database.session(_QUESTION_SECONDS) as session:
+                    yield from list(self._chunks(session, table, chunk_rows, where))
 
     @contextmanager
     def reader(self) -> Generator[TursoReader]:
         """Provide a reader of chunks, which keeps nothing open between chunks."""
-        ways = Ways(self._config)
-        try:
+        with self._opened() as ways:
             yield TursoReader(ways, self._config.id, self._rules)
-        finally:
-            ways.close()
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - changes are kept by confirmation
         """Check that the tables exist, and that changes can be read."""
-        way = self._ways.chosen(_QUESTION_SECONDS)
         found: list[Finding] = []
-        with finding_errors("tables", found):
-            self._tables(way, tables)
-        with finding_errors("changes", found), way.database.session(_QUESTION_SECONDS) as session:
-            way.log.newest(session)
+        with self._opened() as ways:
+            way = ways.chosen(_QUESTION_SECONDS)
+            with finding_errors("tables", found):
+                _tables(ways, way, tables)
+            with (
+                finding_errors("changes", found),
+                way.database.session(_QUESTION_SECONDS) as session,
+            ):
+                way.log.newest(session)
         return found or [Finding("changes", "ok", f"mode {way.mode} keeps what was not read")]
 
     def guard(self, start: Position) -> list[Finding]:
         """Check that all changes after `start` still exist; see `Snapshots.guard`."""
         assert isinstance(start, TursoPosition)
-        way = self._ways.of(start.mode)
         found: list[Finding] = []
-        with (
-            suppress(Retryable),
-            finding_errors("changes", found),
-            way.database.session(_QUESTION_SECONDS) as session,
-        ):
-            way.log.check(session, start)
+        with self._opened() as ways:
+            way = ways.of(start.mode)
+            with (
+                suppress(Retryable),
+                finding_errors("changes", found),
+                way.database.session(_QUESTION_SECONDS) as session,
+            ):
+                way.log.check(session, start)
         return found
 
-    def _tables(self, way: Way, names: Sequence[str] | None) -> list[Definition]:
-        with way.database.session(_QUESTION_SECONDS) as session:
-            found = captured(session, self._ways.captures)
-        mine = {one.table.full_name: one for one in found.values()}
-        if names is None:
-            return list(mine.values())
-        absent = [name for name in names if name not in mine]
-        if absent:
-            raise SourceMisconfigured(
-                f"{self._ways.where}: not captured: {', '.join(absent)}; a table must match"
-                " source.config.tables"
-            )
-        return [mine[name] for name in names]
+    @contextmanager
+    def _opened(self) -> Generator[Ways]:
+        ways = Ways(self._config)
+        try:
+            yield ways
+        finally:
+            ways.close()
 
     @staticmethod
     def _chunks(
@@ -147,6 +144,25 @@ class TursoSnapshots:
             upto = orjson.dumps([json_value(value) for value in found[0]]).decode()
             yield Chunk(name, number, "key", after, upto, where, step)
             number, after = number + 1, upto
+
+
+def _tables(ways: Ways, way: Way, names: Sequence[str] | None) -> list[Definition]:
+    """Return the captured tables, or those of these names.
+
+    Raises:
+        SourceMisconfigured: A table is not captured.
+    """
+    with way.database.session(_QUESTION_SECONDS) as session:
+        found = captured(session, ways.captures)
+    mine = {one.table.full_name: one for one in found.values()}
+    if names is None:
+        return list(mine.values())
+    absent = [name for name in names if name not in mine]
+    if absent:
+        raise SourceMisconfigured(
+            f"{ways.where}: not captured: {', '.join(absent)}; a table must match source.config.tables"
+        )
+    return [mine[name] for name in names]
 
 
 @dataclass(frozen=True, slots=True)
