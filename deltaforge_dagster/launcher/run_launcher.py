@@ -124,15 +124,16 @@ def begin() -> None:
 def _start(process: ForkServerProcess) -> None:
     """Start a run's process.
 
-    A fork server that was killed a moment ago refuses connections, but is taken for alive until its parent can collect
-    its end. Nothing was asked of it then, so it is tried again.
+    A fork server that was killed a moment ago refuses connections, or accepts one and answers nothing, but is taken for
+    alive until its parent can collect its end. So it is tried again. Should it have forked a process all the same, a run
+    has one lease.
     """
     deadline = time.monotonic() + _END_SECONDS
     while True:
         begin()
         try:
             process.start()
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, EOFError):
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.05)
