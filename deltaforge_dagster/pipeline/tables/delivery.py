@@ -64,6 +64,7 @@ from deltaforge_dagster.state.lake_commits import (
     LakeResync,
     PendingTable,
     Rejection,
+    StoredWrite,
     TableWrite,
 )
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
@@ -105,7 +106,7 @@ class Stager(Protocol):
 
     @property
     def is_log(self) -> bool:
-        """Whether tables have changes as they were, so that a new one needs none from before."""
+        """Whether tables keep each change as a row, so that a new one may begin with any change."""
         ...
 
 
@@ -494,11 +495,15 @@ class TableDelivery:
 
     def _former_destinations(self) -> Mapping[tuple[str, str], Destination]:
         """Return where the sink has written each table of the source last."""
-        return {
-            one.write.source: one.write.destination
-            for one in self._store.lake_commits.tables(self._pipeline)
-            if one.sink == self._sink_id
-        }
+        return {stored.write.source: stored.write.destination for stored in self._stored_writes()}
+
+    def _stored_writes(self) -> list[StoredWrite]:
+        """Return the newest write of each table of the source."""
+        return [
+            stored
+            for stored in self._store.lake_commits.tables(self._pipeline)
+            if stored.sink == self._sink_id
+        ]
 
     def _abandon(self, table: HeldTable, commits: LakeCommits) -> None:
         """Hold tables in place of a held one to which nothing goes any more: those that may lack what it lacked.
@@ -514,22 +519,28 @@ class TableDelivery:
         ]
         now = self._store.now()
         rejections = [
-            self._rejection(destinations[one], self._stager.elsewhere(one, name), 0, now)
-            for one in moved
+            self._rejection(destinations[source], self._stager.elsewhere(source, name), 0, now)
+            for source in moved
         ]
-        held = {one: row for one, row in commits.held.items() if one != name}
-        held |= {one.destination: _held(one, front, None, now) for one in rejections}
+        held = {
+            destination: row for destination, row in commits.held.items() if destination != name
+        }
+        held |= {
+            rejection.destination: _held(rejection, front, None, now) for rejection in rejections
+        }
         last = self._context.segments.segment(front)
-        position, changed_at = (
-            ("", now) if last is None else (last.end_position, last.last_ts_us / 1e6)
-        )
+        position = self.progress.checkpoint.source_position if last is None else last.end_position
+        assert position is not None, "only a segment that the sink has is gone"
+        changed_at = now if last is None else last.last_ts_us / 1e6
         # Without a row that says where their rows were to go, they would be let go at the next attempt.
-        writes = [TableWrite(_source(one), name, (), 0, position, changed_at) for one in moved]
+        writes = [
+            TableWrite(_source(source), name, (), 0, position, changed_at) for source in moved
+        ]
 
         def change(writer: FencedWriter) -> None:
             writer.lake_commits.wrote(self._sink_id, name, front, writes)
-            for one in rejections:
-                writer.lake_commits.hold(self._sink_id, one)
+            for rejection in rejections:
+                writer.lake_commits.hold(self._sink_id, rejection)
 
         self._record(change, replace(commits, held=held), released=True)
 
@@ -592,11 +603,7 @@ class TableDelivery:
             skip=frozenset(commits.held) if destination is None else frozenset(),
         )
         rejected: dict[Destination, Exception] = dict(staged.failed)
-        stored = {
-            one.write.destination: one
-            for one in self._store.lake_commits.tables(self._pipeline)
-            if one.sink == self._sink_id
-        }
+        stored = {write.write.destination: write for write in self._stored_writes()}
         reached = {table: one.segment for table, one in stored.items()}
         written = {table for table, segment in reached.items() if segment <= commit.after}
         left = {table: dict(stored[table].write.columns) for table in written}
