@@ -85,7 +85,7 @@ def build_files_sensor(
                         note_broken(opened.store, gone.name)
                 # Before or after the reload that takes a removed pipeline out of the definitions; while it is in
                 # them, its sensors may report something again.
-                removed = opened.store.pipelines.removed() - {one.name for one in found}
+                removed = opened.store.pipelines.removed() - {pipeline.name for pipeline in found}
                 forget_assets(instance, removed - forgotten)
                 forgotten.update(removed - loaded.keys())
         except DeltaforgeError as error:

@@ -99,7 +99,7 @@ class TablePatterns:
             if not first.prefix and not second.prefix
         )
 
-    def idle(self, tables: Collection[tuple[str, str]]) -> list[Finding]:
+    def unmatched(self, tables: Collection[tuple[str, str]]) -> list[Finding]:
         """Return a finding about the patterns with wildcards that match no table, if there are any.
 
         Args:

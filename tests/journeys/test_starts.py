@@ -26,7 +26,7 @@ RUN = ("run", NAME, "--until-caught-up")
 
 
 def ended(deployment: Deployment, *arguments: str) -> tuple[int, str]:
-    """Execute a command; return its exit code and what it printed, without the ends of lines, which are anywhere."""
+    """Execute a command; return its exit code and what it printed, with a blank for each line break."""
     process = deployment.spawn("-m", "deltaforge_dagster", *arguments)
     return process.wait(600), " ".join(deployment.output(process).split())
 

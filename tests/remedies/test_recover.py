@@ -152,28 +152,16 @@ def test_a_binary_log_that_was_purged(
 
 
 @pytest.mark.soak("remedies")
-def test_changes_that_somebody_deleted(
-    tmp_path: Path,
-    redis_server: RedisServer,
-    redis_client: redis.Redis,
-    deploy: Callable[..., Deployment],
-    postgres_server: PostgresServer,
-) -> None:
+def test_changes_that_somebody_deleted(sqlite_patient: OtherPatient) -> None:
     """The same with SQLite, whose change table was emptied."""
-    patient = sqlite_patient(tmp_path, redis_server, deploy(), postgres_server.create_database())
-    recovers(patient, lambda: patient.shop.execute("DELETE FROM _df_cdc_changes"))
+    shop = sqlite_patient.shop
+    recovers(sqlite_patient, lambda: shop.execute("DELETE FROM _df_cdc_changes"))
 
 
 @pytest.mark.soak("remedies")
-def test_a_table_of_sqlite_that_was_made_again(
-    tmp_path: Path,
-    redis_server: RedisServer,
-    redis_client: redis.Redis,
-    deploy: Callable[..., Deployment],
-    postgres_server: PostgresServer,
-) -> None:
+def test_a_table_of_sqlite_that_was_made_again(sqlite_patient: OtherPatient) -> None:
     """Its triggers are gone with the former table; rows from before they were made again are missing until loaded."""
-    patient = sqlite_patient(tmp_path, redis_server, deploy(), postgres_server.create_database())
+    patient = sqlite_patient
     patient.begin()
     patient.shop.execute("INSERT INTO customers VALUES (1, 'Ada'), (2, 'Bob')")
     patient.run()
@@ -196,11 +184,16 @@ def test_a_table_of_sqlite_that_was_made_again(
     assert patient.told("customers") == [1, 2, 3, 4]  # that 1 is gone cannot be known
 
 
+@pytest.fixture
 def sqlite_patient(
-    folder: Path, redis_server: RedisServer, deployment: Deployment, copy: str
+    tmp_path: Path,
+    redis_server: RedisServer,
+    redis_client: redis.Redis,
+    deploy: Callable[..., Deployment],
+    postgres_server: PostgresServer,
 ) -> OtherPatient:
-    """Return a pipeline over a file of SQLite, with triggers that it makes."""
-    shop = SqliteShop(str(folder / "shop.db"), redis_server.uri)
+    """A pipeline over a file of SQLite, with triggers that it makes."""
+    shop = SqliteShop(str(tmp_path / "shop.db"), redis_server.uri)
     shop.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT)")
     source = (
         f'{{type: turso, config: {{id: shop-source, url: "file:{shop.dsn}", cdc_mode: triggers, '
@@ -212,7 +205,8 @@ def sqlite_patient(
             connection.row_factory = sqlite3.Row
             return [dict(row) for row in connection.execute(statement).fetchall()]
 
-    return OtherPatient(shop, deployment, copy, source, query)
+    copy = postgres_server.create_database()
+    return OtherPatient(shop, deploy(), copy, source, query)
 
 
 class SqliteShop(Shop):

@@ -26,7 +26,7 @@ from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 @dataclass(frozen=True, slots=True)
 class AddedColumns:
-    """Columns of a commit that some of its table versions had and earlier ones of the table had not, or with another type.
+    """Columns of a commit that earlier versions of the table did not have, or had with another type.
 
     Attributes:
         fills: By name, what rows have in it that were there: a value of the column's type, which is not null.
@@ -93,12 +93,13 @@ def _converted(
     converted: set[str] = set()
     columns: dict[str, Column] = {}
     for begin, version in passage:
+        is_later = begin is not None and start < _position(begin)
         identities = version.columns.identities
         for column in version.table.columns:
             identity = identities[column.name]
             before = columns.get(identity, column)
             columns[identity] = column
-            if begin is not None and start < _position(begin) and not keeps_values(before, column):
+            if is_later and not keeps_values(before, column):
                 converted.add(identity)
     return converted
 

@@ -205,7 +205,7 @@ class CommitStager(ABC, Generic[_Config]):
 
     @property
     def is_log(self) -> bool:
-        """Whether tables have changes as they were, so that a new one needs none from before."""
+        """Whether tables keep each change as a row, so that a new one may begin with any change."""
         return True
 
     def _resync_command(self, table: TableName) -> str:
@@ -302,7 +302,7 @@ class TableStager(CommitStager[TableSinkConfig]):
 
     @property
     def is_log(self) -> bool:
-        """As above."""
+        """Whether the sink's mode is `changelog`; see `CommitStager.is_log`."""
         return self._config.mode == "changelog"
 
     def _key_of(self, table: TableSchema) -> tuple[str, ...]:

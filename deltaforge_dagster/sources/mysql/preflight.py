@@ -214,7 +214,7 @@ def _tables(
     else:
         text = f"no table matches source.config.tables ({patterns})"
         count = Finding("tables", "warning", text)
-    found += [count, *patterns.idle(captured)]
+    found += [count, *patterns.unmatched(captured)]
     if outboxes and not any(outboxes.has(*name) for name in captured):
         text = "no captured table matches source.config.outbox.tables: nothing comes from an outbox"
         found.append(Finding("outbox", "warning", text))

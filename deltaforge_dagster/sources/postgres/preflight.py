@@ -222,7 +222,7 @@ def _tables(
         return [Finding("tables", "error", f"no table matches source.config.tables ({patterns})")]
     found = [
         Finding("tables", "ok", f"{len(chosen)} match source.config.tables"),
-        *patterns.idle([(table.schema, table.name) for table in chosen]),
+        *patterns.unmatched([(table.schema, table.name) for table in chosen]),
     ]
     rows = connection.execute(
         """

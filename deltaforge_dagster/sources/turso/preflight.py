@@ -48,7 +48,7 @@ def preflight(
         full_names = {one.table.full_name for one in tables.values()}
         found.append(Finding("mode", "ok", f"changes are found by mode {way.mode}"))
         found.append(_tables(tables, config))
-        found += ways.patterns.idle(
+        found += ways.patterns.unmatched(
             [(one.table.schema or one.table.db, one.table.table) for one in tables.values()]
         )
         absent = sorted(

@@ -17,7 +17,7 @@ Changes that every sink has are deleted. The table does not say where transactio
 transaction of its own.
 
 Dropping a table drops its triggers, and nothing is logged until they are made again. So `_df_cdc_tables` has a row for each
-table for which we have made them, with another `identity` each time that one was missing (`Source.logged_tables`).
+table for which we have made them, with another `identity` each time that one was missing (`IdentifyingSource.logged_tables`).
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -84,6 +84,9 @@ _MARKS_MADE = f"""CREATE TABLE {_MARKS} (
   identity TEXT NOT NULL,
   was_empty INTEGER NOT NULL
 )"""
+_TABLES = {TABLE: _MADE, _MARKS: _MARKS_MADE}
+"""The tables that `make` creates, by name."""
+
 # The time in milliseconds, computed without REAL numbers, for every version of SQLite.
 _NOW = "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) AS INTEGER)"
 
@@ -163,24 +166,22 @@ def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
             "SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'trigger')"
         )
     }
-    wanted = [_MADE] if TABLE not in found else []
-    anew = [] if _MARKS in found else list(tables.values())
-    wanted += [] if _MARKS in found else [_MARKS_MADE]
+    wanted = [sql for name, sql in _TABLES.items() if name not in found]
+    unmarked: list[str] = []
     for table in tables.values():
         triggers = trigger_statements(table)
         for name, sql in triggers.items():
             if found.get(name) != sql:
                 wanted += [f"DROP TRIGGER {identifier(name)}"] * (name in found) + [sql]
-        if not triggers.keys() <= found.keys() and table not in anew:
-            anew.append(table)
+        if _MARKS not in found or not triggers.keys() <= found.keys():
+            unmarked.append(table.name)
     for statement in wanted:
         session.query(statement)
-    for table in anew:
-        is_empty = not session.query(f"SELECT 1 FROM {identifier(table.name)} LIMIT 1")
-        session.query(f"DELETE FROM {_MARKS} WHERE table_name = ?", (table.name,))
+    for name in unmarked:
+        is_empty = not session.query(f"SELECT 1 FROM {identifier(name)} LIMIT 1")
+        session.query(f"DELETE FROM {_MARKS} WHERE table_name = ?", (name,))
         session.query(
-            f"INSERT INTO {_MARKS} VALUES (?, ?, ?)",
-            (table.name, secrets.token_hex(8), int(is_empty)),
+            f"INSERT INTO {_MARKS} VALUES (?, ?, ?)", (name, secrets.token_hex(8), int(is_empty))
         )
     return bool(wanted)
 
@@ -210,8 +211,9 @@ def made(session: TursoSession) -> dict[str, str]:
         str(name) for kind, name, sql in found if kind == "trigger" and f"INTO {TABLE} " in str(sql)
     ]
     statements = {name: f"DROP TRIGGER {identifier(name)}" for name in sorted(triggers)}
-    for name, sql in ((TABLE, _MADE), (_MARKS, _MARKS_MADE)):
-        if any(made_by == sql for _, _, made_by in found):
+    definitions = {sql for _, _, sql in found}
+    for name, sql in _TABLES.items():
+        if sql in definitions:
             statements[name] = f"DROP TABLE {name}"
     return statements
 
@@ -221,7 +223,7 @@ def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
     found = {
         str(row[0]) for row in session.query("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")
     }
-    return {_MADE, _MARKS_MADE} <= found and all(
+    return found.issuperset(_TABLES.values()) and all(
         sql in found for table in tables.values() for sql in trigger_statements(table).values()
     )
 
