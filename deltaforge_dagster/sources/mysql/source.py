@@ -28,6 +28,7 @@ from deltaforge_dagster.sources.base import (
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection import identity, server_log
+from deltaforge_dagster.sources.mysql.connection.rights import check_rights
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder, decode_held
@@ -139,11 +140,14 @@ class MysqlSource:
         """
         with self._server.query(_START_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
-            server_log.check_grants(session)
             if at is None:
-                return server_log.tail(session, self._server.where, gtids=found.gtids)
-            start = _binlog(at)
-            server_log.check_held(session, self._server.where, start, found)
+                start = server_log.tail(session, self._server.where, gtids=found.gtids)
+            else:
+                start = _binlog(at)
+                server_log.check_held(session, self._server.where, start, found)
+        check_rights(self._server, server_id(self._config.id, "rights"), _START_SECONDS)
+        if at is None:
+            return start
         if start.gtid_set is None:
             reader_id = server_id(self._config.id, "look ahead")
             start = between_transactions(self._server, start, reader_id, _OPEN_SECONDS)

@@ -55,6 +55,11 @@ class MysqlSession:
         return tuple(map(int, found.groups())) if found else ()
 
     @property
+    def host(self) -> str:
+        """The name by which we have reached the server."""
+        return str(self._connection.host)
+
+    @property
     def account(self) -> str:
         """The account that the server has taken us for, as its statements name it: `'name'@'host'`.
 
@@ -82,12 +87,22 @@ class MysqlSession:
         finally:
             connection.decoders, connection.use_unicode = usual
 
-    def rows_or_refusal(self, statement: str, refusal: int) -> list[dict[str, Any]] | None:
-        """Run a statement and return its rows; None if the server refuses it with error number `refusal`."""
+    def send(self, command: int, body: bytes) -> None:
+        """Send a command other than a statement, and read the first packet of its answer.
+
+        Args:
+            command: Its number in the protocol.
+            body: What follows the number.
+        """
+        self._connection._execute_command(command, body)  # noqa: SLF001 - PyMySQL has no other way
+        self._connection._read_packet()  # noqa: SLF001
+
+    def rows_or_refusal(self, statement: str, *refusals: int) -> list[dict[str, Any]] | None:
+        """Run a statement and return its rows; None if the server refuses it with one of these error numbers."""
         try:
             return self.rows(statement)
         except pymysql.MySQLError as error:
-            if _number(error) == refusal:
+            if _number(error) in refusals:
                 return None
             raise
 
