@@ -1,13 +1,16 @@
-"""Tables as another server has them, for comparison with what was captured."""
+"""Another server in the place of the one before: where reading continues, and how its tables differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.errors import PositionLost, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.pipeline.failover import differences
+from deltaforge_dagster.sources.mysql.connection import server_log
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.testing.sources import LIMITS, Versions
 from deltaforge_lab.servers.mysql import MysqlServer
 from tests.fix_mysql import MYSQL_VERSIONS
@@ -58,3 +61,37 @@ def test_a_table_is_as_its_rows_are_registered(
         ]
         with pytest.raises(SourceMisconfigured, match="there is no table"):
             bench.source().schema(f"{bench.database}.nothing")
+
+
+@contextmanager
+def read_only(bench: MysqlBench) -> Iterator[None]:
+    """Let the server be one that is not the primary, or not yet."""
+    bench.run("SET GLOBAL read_only = ON")
+    try:
+        yield
+    finally:
+        bench.run("SET GLOBAL read_only = OFF")
+
+
+@pytest.mark.parametrize("version", ["8.0", "mariadb"])
+def test_a_server_that_is_no_primary_proves_no_loss(
+    mysql_version: Callable[[str], MysqlServer], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a failover a replica may answer that has not caught up, or has no place for a file's offset: both pass."""
+    monkeypatch.setattr(server_log, "_EXECUTED_SECONDS", 0.2)
+    more = "9-9-9" if version == "mariadb" else "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
+    with MysqlBench(mysql_version(version).create_database()) as bench:
+        source = bench.source()
+        ahead = BinlogPosition("binlog.000001", 4, more)
+        elsewhere = BinlogPosition("other.000001", 4)
+        with read_only(bench):
+            with pytest.raises(SourceUnavailable, match="may not have caught up yet"):
+                source.has_changes(ahead)
+            for position in (ahead, elsewhere):
+                with pytest.raises(SourceUnavailable):
+                    source.relocate(position, "another")
+            with pytest.raises(SourceUnavailable, match="a failover is not over yet"):
+                source.relocate(elsewhere, "another")
+        for position in (ahead, elsewhere):
+            with pytest.raises(PositionLost):
+                source.relocate(position, "another")
