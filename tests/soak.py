@@ -31,6 +31,7 @@ SCENARIOS = {
     "oracle": "tables, definitions and changes by chance, compared with the source in every sink, for 20 minutes",
     "large": "transactions of millions of rows, values of a gigabyte",
     "remedies": "what the product tells people to run, for further problems, sources and sinks",
+    "managed": "the first hour with a managed database, as its docs say, and what goes wrong there",
     "pictures": "the pages of Dagster's UI that the docs show, as pictures with `make pictures`; needs Chromium",
     "image": "the container image, built and run; needs Podman or Docker",
     "growth": "a simulated month, after which nothing has grown",
