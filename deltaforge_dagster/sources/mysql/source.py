@@ -105,6 +105,7 @@ class MysqlSource:
         )
         self._patterns = TablePatterns(config.tables, unqualified="*", system=SYSTEM_DATABASES)
         self._outboxes = MysqlOutboxTables(() if config.outbox is None else config.outbox.tables)
+        self._identity: str | None = None
         self._lock = threading.Lock()
         self._stream: StreamSocket | None = None
         self._closed = False
@@ -379,7 +380,9 @@ class MysqlSource:
     def _from_place(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
         """Open a dump from an offset of a file to the log's current end."""
         place = BinlogPosition(start.file, start.pos)
-        return open_dump(self._server, place, reader_id, _OPEN_SECONDS, follow=False)
+        return open_dump(
+            self._server, place, reader_id, _OPEN_SECONDS, follow=False, expected=self._identity
+        )
 
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
@@ -422,9 +425,10 @@ class MysqlSource:
             stream.close()
 
     def identity(self) -> str:
-        """Return `server_uuid`, or on MariaDB the nearest equivalent."""
+        """Return `server_uuid`, or on MariaDB the nearest equivalent; from then on only that server is read."""
         with self._server.query(_START_SECONDS) as session:
-            return identity.identity(session)
+            self._identity = identity.identity(session)
+        return self._identity
 
     def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs suffice
         """Return where reading continues on this server after a failover; see `Source.relocate`.
@@ -478,6 +482,7 @@ class MysqlSource:
         """Check that the log after `start` is available; return `start` with its GTID set if the server has GTIDs."""
         where = self._server.where
         with self._server.query(_OPEN_SECONDS) as session:
+            identity.check_same(session, where, self._identity)
             found = server_log.facts(session, where)
             server_log.check_held(session, where, start, found)
             if not found.gtids or start.gtid_set is not None:
@@ -491,7 +496,7 @@ class MysqlSource:
         return BinlogPosition(start.file, start.pos, str(seen))
 
     def _open(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
-        stream = open_dump(self._server, start, reader_id, _OPEN_SECONDS)
+        stream = open_dump(self._server, start, reader_id, _OPEN_SECONDS, expected=self._identity)
         with self._lock:
             self._stream = stream
             if self._closed:

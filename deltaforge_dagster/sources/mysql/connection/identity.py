@@ -28,6 +28,21 @@ def identity(session: MysqlSession) -> str:
     return found.get("server_uuid") or found.get("server_uid") or found["server_id"]
 
 
+def check_same(session: MysqlSession, where: str, expected: str | None) -> None:
+    """Check that a connection leads to the server that was asked before: a failover may happen between two of them.
+
+    Args:
+        session: The connection.
+        where: The server's address, as in `MysqlSourceServer.where`.
+        expected: The identity of the server that was asked; None if none was.
+
+    Raises:
+        SourceUnavailable: It leads to another one, for which the position has to be checked anew.
+    """
+    if expected is not None and identity(session) != expected:
+        raise SourceUnavailable(f"{where}: another server has taken its place")
+
+
 def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> BinlogPosition:
     """Return where reading continues on a new server: after the same GTIDs.
 

@@ -60,7 +60,7 @@ _DUMP_ENDS: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
     ("old binary log without gtids", PositionLost, ""),
     ("same server_uuid/server_id", SourceUnavailable, _TAKEN_OVER),
     ("binary log is not open", SourceMisconfigured, "log_bin is OFF; start the server with --log-bin"),
-    ("server_id was not set", SourceMisconfigured, "run: SET GLOBAL server_id = 1, and keep it in the configuration file"),
+    ("server_id was not set", SourceMisconfigured, "give the server a server_id other than 0, in its configuration file"),
     ("gtid_mode", SourceMisconfigured, "the position has a GTID set, which needs gtid_mode = ON"),
     ("anonymous", SourceMisconfigured, "the log holds transactions without GTID after the position"),
     ("max_allowed_packet", SourceMisconfigured, "raise max_allowed_packet of the server"),

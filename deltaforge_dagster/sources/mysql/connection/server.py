@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -169,7 +169,12 @@ class MysqlSourceServer:
             yield MysqlSession(connection)
 
     def dump(
-        self, settings: Sequence[str], command: int, body: bytes, seconds: float
+        self,
+        settings: Sequence[str],
+        command: int,
+        body: bytes,
+        seconds: float,
+        check: Callable[[MysqlSession], None],
     ) -> socket.socket:
         """Send a replication command on a new connection and return the socket from which to read its answer.
 
@@ -178,11 +183,13 @@ class MysqlSourceServer:
             command: Number of the command.
             body: Payload of the command.
             seconds: Time limit for connecting and sending everything.
+            check: Raises an error if the connection does not lead to the right server.
 
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.
         """
         with self._connected(seconds) as connection:
+            check(MysqlSession(connection))
             for statement in settings:
                 with connection.cursor() as cursor:
                     cursor.execute(statement)

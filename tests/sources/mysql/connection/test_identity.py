@@ -13,7 +13,7 @@ from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.testing.sources import LIMITS, Versions
 from deltaforge_lab.servers.mysql import MysqlServer
-from tests.fix_mysql import MYSQL_VERSIONS
+from tests.fix_mysql import MYSQL_VERSIONS, StartMysql
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql
@@ -95,3 +95,25 @@ def test_a_server_that_is_no_primary_proves_no_loss(
         for position in (ahead, elsewhere):
             with pytest.raises(PositionLost):
                 source.relocate(position, "another")
+
+
+def test_another_server_between_two_connections(start_mysql: StartMysql) -> None:
+    """Without GTIDs a file of the same name may be there: only the server that was asked is read."""
+    server = start_mysql({"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"})
+    with MysqlBench(server.create_database()) as bench:
+        source = bench.source()
+        start = source.ensure_start()
+        bench.execute("INSERT INTO orders VALUES (1, 'x')")
+        before = source.identity()
+        server.stop()
+        (server.data_directory / "auto.cnf").unlink()
+        server.restart()
+        bench.reconnect()
+        with pytest.raises(SourceUnavailable, match="another server has taken its place"):
+            next(source.read(start, LIMITS, Versions()))
+        with pytest.raises(SourceUnavailable, match="another server has taken its place"):
+            source._from_place(start, 7)
+
+        assert source.identity() != before
+        with pytest.raises(PositionLost, match="the log has no GTIDs"):
+            source.relocate(start, before)
