@@ -174,7 +174,7 @@ class MysqlSourceServer:
         command: int,
         body: bytes,
         seconds: float,
-        check: Callable[[MysqlSession], None],
+        check: Callable[[MysqlSession], None] | None = None,
     ) -> socket.socket:
         """Send a replication command on a new connection and return the socket from which to read its answer.
 
@@ -183,13 +183,14 @@ class MysqlSourceServer:
             command: Number of the command.
             body: Payload of the command.
             seconds: Time limit for connecting and sending everything.
-            check: Raises an error if the connection does not lead to the right server.
+            check: Raises an error if the connection does not lead to the right server; None if any is right.
 
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.
         """
         with self._connected(seconds) as connection:
-            check(MysqlSession(connection))
+            if check is not None:
+                check(MysqlSession(connection))
             for statement in settings:
                 with connection.cursor() as cursor:
                     cursor.execute(statement)
