@@ -175,7 +175,8 @@ class MysqlSource:
         """Return whether it is worth starting a run that reads from `after`.
 
         True if the log after `after` has a change of a captured table. Also true if the search takes
-        longer than about 2 seconds or passes 64 MiB of log: a run then moves the position past it.
+        longer than about 2 seconds or passes 64 MiB of log: a run then moves the position past it; and if the position
+        is not in the log of a server that is no primary: only a run can tell whether a failover is under way.
 
         Raises:
             PositionLost: The log after `after` is no longer available.
@@ -203,7 +204,7 @@ class MysqlSource:
         with self._server.query(_START_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
             if position is not None:
-                server_log.check_held(session, self._server.where, _binlog(position), found)
+                server_log.is_lost_here(session, self._server.where, _binlog(position), found)
             return coverage(session, self._server, self._patterns)
 
     def preflight(

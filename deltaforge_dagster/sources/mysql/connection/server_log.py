@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deltaforge_dagster.errors import SourceMisconfigured, SourceUnavailable
+from deltaforge_dagster.errors import PositionLost, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.mysql.connection.refusals import PRIVILEGE_MISSING, SYNTAX, lost
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
 from deltaforge_dagster.sources.mysql.connection.service import recognize, service_of
@@ -199,6 +199,26 @@ def check_held(
         time.sleep(0.1)
     if not session.is_mariadb:
         _check_anonymous(session, where, position)
+
+
+def is_lost_here(
+    session: MysqlSession, where: str, position: BinlogPosition, found: BinlogSettings
+) -> bool:
+    """Return whether the log lacks what follows `position`, and the server may not be the one that was read.
+
+    For callers that do not know which server was read; a run does, and decides.
+
+    Raises:
+        PositionLost: The log lacks it, and the server is a primary.
+        DeltaforgeError: As from `check_held`.
+    """
+    try:
+        check_held(session, where, position, found)
+    except PositionLost:
+        if not may_catch_up(session):
+            raise
+        return True
+    return False
 
 
 def may_catch_up(session: MysqlSession) -> bool:

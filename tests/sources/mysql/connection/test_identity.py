@@ -97,6 +97,22 @@ def test_a_server_that_is_no_primary_proves_no_loss(
                 source.relocate(position, "another")
 
 
+def test_only_a_run_says_that_a_replica_has_lost_the_position(mysql_server: MysqlServer) -> None:
+    """A tick does not know whether it has reached the server that was read; a run of that server does."""
+    with MysqlBench(mysql_server.create_database()) as bench:
+        source = bench.source()
+        gone = BinlogPosition("other.000001", 4)
+        with read_only(bench):
+            assert source.has_changes(gone), "so that a run looks"
+            assert source.maintain(gone) == []
+            source.identity()
+            with pytest.raises(PositionLost, match=r"other\.000001 was purged"):
+                next(source.read(gone, LIMITS, Versions()))
+        for ask in (source.has_changes, source.maintain):
+            with pytest.raises(PositionLost):
+                ask(gone)
+
+
 def test_another_server_between_two_connections(start_mysql: StartMysql) -> None:
     """Without GTIDs a file of the same name may be there: only the server that was asked is read."""
     server = start_mysql({"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"})
