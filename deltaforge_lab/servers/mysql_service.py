@@ -148,6 +148,12 @@ class MysqlServiceServer:
             f"?ssl-mode=VERIFY_IDENTITY&ssl-ca={quote(str(self.authority))}"
         )
 
+    @property
+    def standby_dsn(self) -> str:
+        """The DSN of the standby's root, which no customer has."""
+        assert self._standby
+        return self._standby.dsn
+
     def execute(self, *statements: str, database: str = "") -> list[tuple[Any, ...]]:
         """Execute statements as the administrator; return the rows of the last one."""
         return execute(self.dsn(database=database), *statements)
@@ -227,8 +233,7 @@ class MysqlServiceServer:
         return execute(f"{self._server.dsn}?ssl-mode=REQUIRED", *statements)
 
     def _as_standby(self, *statements: str) -> list[tuple[Any, ...]]:
-        assert self._standby
-        return execute(self._standby.dsn, *statements)
+        return execute(self.standby_dsn, *statements)
 
 
 def _received(status: list[tuple[Any, ...]]) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pymysql
 import pytest
 
+from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql import preflight
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
+from deltaforge_dagster.sources.mysql.connection.server_log import may_catch_up
 from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_lab.servers.mysql_service import MysqlServiceServer
 from tests.fix_mysql import FAST
@@ -77,6 +79,18 @@ def test_the_service_refuses_statements_that_change_it(
         service.execute(f"{statement} binlog_expire_logs_seconds = 604800")
 
 
+def test_connections_without_tls_are_refused(service: MysqlServiceServer) -> None:
+    """The error names the option of the DSN, and shows no password."""
+    dsn = service.dsn("deltaforge", "geheim").partition("?")[0] + "?ssl-mode=DISABLED"
+    server = MysqlSourceServer.from_dsn(dsn, "deltaforge/t")
+    with (
+        pytest.raises(SourceMisconfigured, match="see ssl-mode of the DSN") as caught,
+        server.query(10),
+    ):
+        pass
+    assert "geheim" not in str(caught.value)
+
+
 def test_a_retention_that_is_short(service: MysqlServiceServer) -> None:
     """Less than a day is a warning; more than the service offers is never asked for."""
     dsn = service.dsn()
@@ -92,3 +106,14 @@ def test_a_retention_that_is_short(service: MysqlServiceServer) -> None:
         found = preflight._retention(session, service_of(session), 160 * 3600)
         assert (found.level, found.remedy) == ("error", None)
         assert found.text.endswith("; Amazon RDS for MySQL keeps it no longer")
+
+
+@pytest.mark.soak("managed")
+def test_a_replica_that_accepts_writes(service: MysqlServiceServer) -> None:
+    """What it lacks proves no loss while it applies another server's log, even if it is not read-only."""
+    service.add_standby()
+    with MysqlSourceServer.from_dsn(service.standby_dsn, "deltaforge/t").query(10) as session:
+        session.rows("SET GLOBAL read_only = OFF")
+        assert may_catch_up(session)
+        session.rows("STOP SLAVE")
+        assert not may_catch_up(session)

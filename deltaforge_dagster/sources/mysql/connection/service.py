@@ -154,9 +154,7 @@ SERVICES = (_PLANETSCALE, _AURORA, _RDS_MARIADB, _RDS, _CLOUD_SQL, _AZURE, _DIGI
 
 _PATHS = ("basedir", "datadir")
 _SIGNS = " OR ".join(
-    f"Variable_name LIKE '{service.variables.replace('_', chr(92) + '_')}%'"
-    for service in SERVICES
-    if service.variables
+    f"Variable_name LIKE '{service.variables}%'" for service in SERVICES if service.variables
 )
 _QUERY = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_PATHS} OR {_SIGNS}"
 

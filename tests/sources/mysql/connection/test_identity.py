@@ -15,6 +15,7 @@ from deltaforge_dagster.testing.sources import LIMITS, Versions
 from deltaforge_lab.servers.mysql import MysqlServer
 from tests.fix_mysql import MYSQL_VERSIONS, StartMysql
 from tests.sources.mysql.bench import MysqlBench
+from tests.sources.mysql.test_source import as_user
 
 pytestmark = pytest.mark.mysql
 
@@ -81,7 +82,8 @@ def test_a_server_that_is_no_primary_proves_no_loss(
     monkeypatch.setattr(server_log, "_EXECUTED_SECONDS", 0.2)
     more = "9-9-9" if version == "mariadb" else "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
     with MysqlBench(mysql_version(version).create_database()) as bench:
-        source = bench.source()
+        dsn = as_user(bench, "SELECT", "REPLICATION SLAVE", "REPLICATION CLIENT")
+        source = bench.source(dsn=dsn)
         ahead = BinlogPosition("binlog.000001", 4, more)
         elsewhere = BinlogPosition("other.000001", 4)
         with read_only(bench):
