@@ -39,15 +39,17 @@ spec:
   engine: {{run: {{idle_seconds: 1, lease_seconds: 20, renew_seconds: 1}}}}
 """
 DOCS = Path(__file__).parents[2] / "docs"
-PASSWORD = "..."
-"""That of the docs."""
+SERVICE = "Amazon RDS for MySQL"
 
 
-def documented(service: str) -> str:
-    """Return the section of a service in the docs."""
+def documented(language: str) -> str:
+    """Return the block of the service's section in the docs that is in this language."""
     texts = [path.read_text() for path in DOCS.glob("managed-databases*.md")]
-    (section,) = [text.partition(f"\n### {service}\n")[2] for text in texts if service in text]
-    return section.partition("\n### ")[0]
+    (section,) = [
+        text.partition(f"\n### {SERVICE}\n")[2] for text in texts if f"\n### {SERVICE}\n" in text
+    ]
+    (block,) = re.findall(f"```{language}\n(.*?)\n```", section.partition("\n### ")[0], re.DOTALL)
+    return str(block)
 
 
 @dataclass
@@ -108,25 +110,23 @@ def hour(
             "CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY, v TEXT)"
         )
         hour = FirstHour(instance, deploy(), postgres_server.create_database())
-        dsn = instance.dsn("deltaforge", PASSWORD, "shop")
-        (options,) = re.findall(r"`\?(ssl-mode=\S+)`", documented("Amazon RDS for MySQL"))
-        assert dsn.endswith(options.replace("/etc/deltaforge/global-bundle.pem", str(cert)))
+        dsn = documented("yaml").removeprefix("dsn: ").replace("/etc/deltaforge/rds.pem", str(cert))
+        host, port = instance.address
+        dsn = re.sub("@.*:3306/", f"@{host}:{port}/", dsn)
         hour.deployment.add(NAME, PIPELINE.format(dsn=dsn, copy=hour.copy))
         yield hour
 
 
 def test_the_first_hour(hour: FirstHour) -> None:
     """What the page says is enough; a kill, a failover and a log that is removed lose nothing."""
-    instance, page = hour.instance, documented("Amazon RDS for MySQL")
-    (block,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    instance.execute(*block.replace("\n", " ").strip().removesuffix(";").split("; "))
+    instance = hour.instance
+    instance.execute(*documented("sql").removesuffix(";").split(";\n"))
     (wrong,) = [one for one in hour.check() if one["subject"] == "log settings"]
     assert (
         "binlog_format is MIXED; set binlog_format to ROW in the DB parameter group"
         in wrong["text"]
     )
-    parameters = dict(re.findall(r"^\| `([\w-]+)` \| `(\w+)` \|$", page, re.MULTILINE))
-    assert parameters["gtid-mode"] == "ON"
+    parameters = dict(line.split(" = ") for line in documented("ini").splitlines())
     instance.set_parameters({name.replace("-", "_"): one for name, one in parameters.items()})
     assert hour.check() == []
 
