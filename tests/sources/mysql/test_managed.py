@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pymysql
 import pytest
+from pydantic import SecretStr
 
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql import preflight
+from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import may_catch_up
 from deltaforge_dagster.sources.mysql.connection.service import service_of
+from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_lab.servers.mysql_service import MysqlServiceServer
 from tests.fix_mysql import FAST
 from tests.sinks.certificates import certificate
@@ -77,6 +81,16 @@ def test_the_service_refuses_statements_that_change_it(
     """Which is why no remedy may be one."""
     with pytest.raises(pymysql.OperationalError, match="Access denied"):
         service.execute(f"{statement} binlog_expire_logs_seconds = 604800")
+
+
+def test_a_snapshot_of_a_log_that_is_not_kept(service: MysqlServiceServer) -> None:
+    """It may be read as long as the stream keeps up: a warning."""
+    service.execute("CALL mysql.rds_set_configuration('binlog retention hours', NULL)")
+    config = MysqlSourceConfig(id="shop", dsn=SecretStr(service.dsn()), tables=("shop.*",))
+    with contextlib.closing(MysqlSource(config, "shop")) as source:
+        (found,) = source.snapshots().preflight(None, 1)
+    assert (found.subject, found.level) == ("retention", "warning")
+    assert "Amazon RDS for MySQL removes log files as soon as" in found.text
 
 
 def test_connections_without_tls_are_refused(service: MysqlServiceServer) -> None:

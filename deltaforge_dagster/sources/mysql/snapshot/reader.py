@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pymysql
@@ -155,7 +155,7 @@ class MysqlSnapshots:
             kept = retention.seconds
             unsafe = retention.unsafe(session)
             if unsafe is not None:
-                found.append(unsafe)
+                found.append(replace(unsafe, level="warning"))  # a forecast: the stream may keep up
             elif kept == math.inf:
                 found.append(Finding("retention", "ok", f"{text}, and the log is kept for ever"))
             elif kept:
@@ -170,11 +170,11 @@ class MysqlSnapshots:
         where = self.server.where
         try:
             with self.server.query(_QUESTION_SECONDS) as session:
-                server_log.check_held(session, where, start, server_log.facts(session, where))
+                server_log.is_lost_here(session, where, start, server_log.facts(session, where))
         except PositionLost as lost:
             return [Finding("position", "error", str(lost))]
         except DeltaforgeError:
-            pass  # the server cannot be reached now; the caller checks again later
+            pass  # the server cannot be reached now, or a failover is under way; the caller checks again later
         return []
 
     def target(self, session: MysqlSession, table: str) -> chunks.MysqlSnapshotTable:

@@ -107,9 +107,11 @@ def test_only_a_run_says_that_a_replica_has_lost_the_position(mysql_server: Mysq
         with read_only(bench):
             assert source.has_changes(gone), "so that a run looks"
             assert source.maintain(gone) == []
+            assert source.snapshots().guard(gone) == [], "a snapshot is not cancelled"
             source.identity()
             with pytest.raises(PositionLost, match=r"other\.000001 was purged"):
                 next(source.read(gone, LIMITS, Versions()))
+        assert source.snapshots().guard(gone)[0].level == "error"
         for ask in (source.has_changes, source.maintain):
             with pytest.raises(PositionLost):
                 ask(gone)
