@@ -76,8 +76,8 @@ def log_retention(session: MysqlSession, service: MysqlService) -> LogRetention:
         return LogRetention(_rds_seconds(session), service)
     wanted = ", ".join(f"'{name}'" for name in _VARIABLES)
     rows = session.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({wanted})")
-    found = {row["Variable_name"]: float(row["Value"]) for row in rows}
-    seconds = found.get(_VARIABLES[0], 0) or round(found.get(_VARIABLES[1], 0) * _DAY)
+    values = {row["Variable_name"]: float(row["Value"]) for row in rows}
+    seconds = values.get(_VARIABLES[0], 0) or round(values.get(_VARIABLES[1], 0) * _DAY)
     unset = math.inf if service.unset_keeps else 0.0
     return LogRetention(seconds or unset, service)
 

@@ -126,7 +126,7 @@ _CLOUD_SQL = MysqlService(
 _AZURE = MysqlService(
     "Azure Database for MySQL",
     settings_in="in the server parameters",
-    log_off="its servers always have one: is this another server?",
+    log_off="its servers always have a binary log; does the DSN name the right server?",
     gtids_on="set enforce_gtid_consistency to ON in the server parameters, then gtid_mode in its steps",
     unset_keeps=False,
     variables="azure_",
@@ -145,7 +145,7 @@ _PLANETSCALE = MysqlService(
 _DIGITALOCEAN = MysqlService(
     "DigitalOcean Managed MySQL",
     settings_in="in the cluster's configuration (control panel or API)",
-    log_off="its clusters always have one: is this another server?",
+    log_off="its clusters always have a binary log; does the DSN name the right server?",
     hosts=r"\.db\.ondigitalocean\.com",
 )
 
@@ -168,7 +168,7 @@ def recognize(version: str, variables: Mapping[str, str], host: str) -> MysqlSer
         host: The name by which it was reached.
     """
     lower = version.lower()
-    fitting = [one for one in SERVICES if not one.mariadb or "mariadb" in lower]
+    fitting = [service for service in SERVICES if not service.mariadb or "mariadb" in lower]
     for service in fitting:
         if service.version is not None and re.search(service.version, lower):
             return service
