@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import pymysql
-
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
 from deltaforge_dagster.sources.mysql.connection.service import MysqlService, SettingChange
@@ -20,6 +18,9 @@ _VARIABLES = ("binlog_expire_logs_seconds", "expire_logs_days")
 _HOUR, _DAY = 3600, 86_400
 _WEEK = 7 * _DAY
 _RDS_HOURS = "SELECT value FROM mysql.rds_configuration WHERE name = 'binlog retention hours'"
+
+_HIDDEN = (1044, 1142, 1146)
+"""Error numbers of a table that we may not see, or that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,8 @@ def log_retention(session: MysqlSession, service: MysqlService) -> LogRetention:
 
 def _rds_seconds(session: MysqlSession) -> float | None:
     """Return for how many seconds Amazon's services keep the log; None if we may not see it."""
-    try:
-        rows = session.rows(_RDS_HOURS)
-    except pymysql.MySQLError:
+    rows = session.rows_or_refusal(_RDS_HOURS, *_HIDDEN)
+    if rows is None:
         return None
     hours = rows[0]["value"] if rows else None
     return 0.0 if hours is None else float(hours) * _HOUR
