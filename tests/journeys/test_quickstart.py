@@ -93,7 +93,9 @@ def follow(deployment: Deployment, shop: Shop, *steps: str) -> None:
         assert "4711" in output(deployment, line) or line == "deltaforge status"
     first, last = lines(snapshot)
     output(deployment, first)
-    eventually(lambda: "complete" in output(deployment, last), what="the end of the snapshot", every=1)
+    eventually(
+        lambda: "complete" in output(deployment, last), what="the end of the snapshot", every=1
+    )
     keys = eventually(
         lambda: (found := [one["df-event"] for one in shop.entries("cdc.orders")])[1:] and found,
         what="the row from before",

@@ -146,6 +146,7 @@ class _Attempt:
                     one.write.lacking
                 )
                 for one in feed.store.lake_commits.tables(feed.name)
+                if one.write.lacking
             }
         differences = [] if stopped is None else [stopped]
         if stopped is None:

@@ -160,7 +160,47 @@ def test_changes_that_somebody_deleted(
     postgres_server: PostgresServer,
 ) -> None:
     """The same with SQLite, whose change table was emptied."""
-    shop = SqliteShop(str(tmp_path / "shop.db"), redis_server.uri)
+    patient = sqlite_patient(tmp_path, redis_server, deploy(), postgres_server.create_database())
+    recovers(patient, lambda: patient.shop.execute("DELETE FROM _df_cdc_changes"))
+
+
+@pytest.mark.soak("remedies")
+def test_a_table_of_sqlite_that_was_made_again(
+    tmp_path: Path,
+    redis_server: RedisServer,
+    redis_client: redis.Redis,
+    deploy: Callable[..., Deployment],
+    postgres_server: PostgresServer,
+) -> None:
+    """Its triggers are gone with the former table; rows from before they were made again are missing until loaded."""
+    patient = sqlite_patient(tmp_path, redis_server, deploy(), postgres_server.create_database())
+    patient.begin()
+    patient.shop.execute("INSERT INTO customers VALUES (1, 'Ada'), (2, 'Bob')")
+    patient.run()
+    assert (patient.unequal("customers"), patient.problems) == ([], [])
+    patient.shop.execute(
+        "DROP TABLE customers",
+        "CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT)",
+        "INSERT INTO customers VALUES (2, 'Cyd'), (3, 'Dee')",
+    )
+    patient.run()
+    assert patient.cure("table main.customers") == [
+        "deltaforge snapshot start shop --tables main.customers --sinks redis",
+        "deltaforge resync shop --sink copy --tables main.customers",
+    ]
+    patient.shop.execute("INSERT INTO customers VALUES (4, 'Eve')")
+    patient.catch_up()
+    patient.catch_up()
+    assert patient.problems == []
+    assert patient.unequal("customers") == ["messages of customers"]
+    assert patient.told("customers") == [1, 2, 3, 4]  # that 1 is gone cannot be known
+
+
+def sqlite_patient(
+    folder: Path, redis_server: RedisServer, deployment: Deployment, copy: str
+) -> OtherPatient:
+    """Return a pipeline over a file of SQLite, with triggers that it makes."""
+    shop = SqliteShop(str(folder / "shop.db"), redis_server.uri)
     shop.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT)")
     source = (
         f'{{type: turso, config: {{id: shop-source, url: "file:{shop.dsn}", cdc_mode: triggers, '
@@ -172,11 +212,7 @@ def test_changes_that_somebody_deleted(
             connection.row_factory = sqlite3.Row
             return [dict(row) for row in connection.execute(statement).fetchall()]
 
-    copy = postgres_server.create_database()
-    recovers(
-        OtherPatient(shop, deploy(), copy, source, query),
-        lambda: shop.execute("DELETE FROM _df_cdc_changes"),
-    )
+    return OtherPatient(shop, deployment, copy, source, query)
 
 
 class SqliteShop(Shop):

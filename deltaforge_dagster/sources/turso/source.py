@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from typing import TypeVar
 
 import orjson
@@ -48,7 +48,7 @@ from deltaforge_dagster.sources.turso.schema.definitions import (
     statements,
 )
 from deltaforge_dagster.sources.turso.snapshot import TursoSnapshots
-from deltaforge_dagster.tables import TableDetails, TableSchema
+from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +129,8 @@ class TursoSource:
                 for statement in drops.values():
                     session.query(statement)
         return [
-            f"{'table' if name == triggers.TABLE else 'trigger'} {name} of {self._ways.where}"
-            for name in drops
+            f"{statement.split()[1].lower()} {name} of {self._ways.where}"
+            for name, statement in drops.items()
         ]
 
     def definitions(self, start: Position) -> dict[str, str]:
@@ -167,6 +167,21 @@ class TursoSource:
         if isinstance(place, DatabaseFile):
             while True:
                 yield written(place.path)
+
+    def logged_tables(self) -> Mapping[str, LoggedTable]:
+        """Return the captured tables that have triggers; nothing in the other modes, which cannot tell.
+
+        Raises:
+            SourceUnavailable: The database is locked or cannot be reached.
+        """
+        way = self._ways.chosen(_HEAD_SECONDS)
+        if way.mode != triggers.MODE:
+            return {}
+        return self._ask(
+            way,
+            lambda session: triggers.logged_tables(session, captured(session, self._ways.captures)),
+            _HEAD_SECONDS,
+        )
 
     def maintain(self, position: Position | None) -> list[Finding]:
         """Create missing triggers if the pipeline file says so; return findings for changes that are not captured.

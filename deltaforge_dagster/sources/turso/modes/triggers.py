@@ -15,6 +15,9 @@ its digits; a very large or small one is `{"_df_real":[m,e]}`, which means m tim
 
 Changes that every sink has are deleted. The table does not say where transactions end, so each change is a
 transaction of its own.
+
+Dropping a table drops its triggers, and nothing is logged until they are made again. So `_df_cdc_tables` has a row for each
+table for which we have made them, with another `identity` each time that one was missing (`Source.logged_tables`).
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -24,6 +27,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,7 +56,7 @@ from deltaforge_dagster.sources.turso.schema.definitions import (
     definition,
     statements,
 )
-from deltaforge_dagster.tables import Column, TableSchema
+from deltaforge_dagster.tables import Column, LoggedTable, TableSchema
 
 MODE = "triggers"
 
@@ -73,6 +77,12 @@ _MADE = f"""CREATE TABLE {TABLE} (
   row_data TEXT,
   old_data TEXT,
   created_at INTEGER NOT NULL
+)"""
+_MARKS = "_df_cdc_tables"
+_MARKS_MADE = f"""CREATE TABLE {_MARKS} (
+  table_name TEXT PRIMARY KEY,
+  identity TEXT NOT NULL,
+  was_empty INTEGER NOT NULL
 )"""
 # The time in milliseconds, computed without REAL numbers, for every version of SQLite.
 _NOW = "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) AS INTEGER)"
@@ -154,13 +164,43 @@ def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
         )
     }
     wanted = [_MADE] if TABLE not in found else []
+    anew = [] if _MARKS in found else list(tables.values())
+    wanted += [] if _MARKS in found else [_MARKS_MADE]
     for table in tables.values():
-        for name, sql in trigger_statements(table).items():
+        triggers = trigger_statements(table)
+        for name, sql in triggers.items():
             if found.get(name) != sql:
                 wanted += [f"DROP TRIGGER {identifier(name)}"] * (name in found) + [sql]
+        if not triggers.keys() <= found.keys() and table not in anew:
+            anew.append(table)
     for statement in wanted:
         session.query(statement)
+    for table in anew:
+        is_empty = not session.query(f"SELECT 1 FROM {identifier(table.name)} LIMIT 1")
+        session.query(f"DELETE FROM {_MARKS} WHERE table_name = ?", (table.name,))
+        session.query(
+            f"INSERT INTO {_MARKS} VALUES (?, ?, ?)",
+            (table.name, secrets.token_hex(8), int(is_empty)),
+        )
     return bool(wanted)
+
+
+def logged_tables(session: TursoSession, tables: dict[str, Definition]) -> dict[str, LoggedTable]:
+    """Return those of some tables whose changes are logged, by full name.
+
+    Of triggers that somebody else has made it is not known when that was: all such tables have the same identity.
+    """
+    logged = triggered(session)
+    marks: dict[str, LoggedTable] = {}
+    if _MARKS in statements(session):
+        for name, identity, was_empty in session.query(f"SELECT * FROM {_MARKS}"):
+            marks[str(name)] = LoggedTable(str(identity), bool(was_empty), bool(was_empty))
+    unknown = LoggedTable("", whole=False, empty=False)
+    return {
+        table.table.full_name: marks.get(table.name, unknown)
+        for table in tables.values()
+        if table.name in logged
+    }
 
 
 def made(session: TursoSession) -> dict[str, str]:
@@ -170,8 +210,9 @@ def made(session: TursoSession) -> dict[str, str]:
         str(name) for kind, name, sql in found if kind == "trigger" and f"INTO {TABLE} " in str(sql)
     ]
     statements = {name: f"DROP TRIGGER {identifier(name)}" for name in sorted(triggers)}
-    if any(sql == _MADE for _, _, sql in found):
-        statements[TABLE] = f"DROP TABLE {TABLE}"
+    for name, sql in ((TABLE, _MADE), (_MARKS, _MARKS_MADE)):
+        if any(made_by == sql for _, _, made_by in found):
+            statements[name] = f"DROP TABLE {name}"
     return statements
 
 
@@ -180,7 +221,7 @@ def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
     found = {
         str(row[0]) for row in session.query("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")
     }
-    return _MADE in found and all(
+    return {_MADE, _MARKS_MADE} <= found and all(
         sql in found for table in tables.values() for sql in trigger_statements(table).values()
     )
 

@@ -180,6 +180,30 @@ def test_triggers_that_are_gone(bench: TriggerBench) -> None:
     assert strict.maintain(start) == []
 
 
+def test_a_table_is_told_from_one_that_had_its_name(bench: TriggerBench) -> None:
+    """It has another identity once its triggers were made again; altered triggers are still those of the same table."""
+    source = bench.source(auto_create_triggers=True)
+    start = source.ensure_start()
+    first = source.logged_tables()["main.orders"]
+    assert first.whole
+
+    bench.execute("ALTER TABLE orders ADD COLUMN n", "INSERT INTO orders VALUES (1, 'a', 2)")
+    source.maintain(start)
+    assert source.logged_tables()["main.orders"] == first
+
+    bench.execute("DROP TABLE orders", "CREATE TABLE orders (id INTEGER PRIMARY KEY, v TEXT)")
+    assert "main.orders" not in source.logged_tables()
+    bench.execute("INSERT INTO orders VALUES (2, 'b')")
+    source.maintain(start)
+    again = source.logged_tables()["main.orders"]
+    assert again.identity != first.identity
+    assert not again.whole
+
+    bench.execute("DROP TRIGGER _df_cdc_update_orders")
+    source.maintain(start)
+    assert source.logged_tables()["main.orders"].identity not in {first.identity, again.identity}
+
+
 def test_rows_of_deltaforges_own_triggers(tmp_path: Path) -> None:
     """Rows that `json_object` wrote are read; a column that the trigger does not know is absent."""
     with SqliteBench(tmp_path / "shop.db") as bench:
