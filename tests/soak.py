@@ -30,6 +30,7 @@ SCENARIOS = {
     "properties": "property tests that need no server, with Hypothesis's profile `soak`",
     "oracle": "tables, definitions and changes by chance, compared with the source in every sink, for 20 minutes",
     "large": "transactions of millions of rows, values of a gigabyte",
+    "managed": "the first hour with a database of each service, on servers that behave like it",
     "remedies": "what the product tells people to run, for further problems, sources and sinks",
     "pictures": "the pages of Dagster's UI that the docs show, as pictures with `make pictures`; needs Chromium",
     "image": "the container image, built and run; needs Podman or Docker",

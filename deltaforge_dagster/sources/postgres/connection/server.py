@@ -33,6 +33,8 @@ from deltaforge_dagster.sources.postgres.connection.refusals import (
     may_not_replicate,
     translate,
 )
+from deltaforge_dagster.sources.postgres.connection.service import recognized
+from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 SETTINGS = {
@@ -62,6 +64,27 @@ NAME_BYTES = 63
 _DIGEST = 12
 _CONNECT_SECONDS = 2  # the least that libpq accepts
 _IDLE_SECONDS = 30.0
+_SERVICE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """What a server says of itself when it is asked for replication (`IDENTIFY_SYSTEM`).
+
+    Attributes:
+        system: The cluster's `system_identifier`.
+        timeline: The timeline on which the server is.
+        flushed_lsn: End of the durable log.
+    """
+
+    system: str
+    timeline: int
+    flushed_lsn: int
+
+    @property
+    def log(self) -> str:
+        """`system_identifier/timeline`, which identifies the log."""
+        return f"{self.system}/{self.timeline}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +198,16 @@ class PostgresSourceServer:
         )
         return self._handshake(address, seconds, replication=True)
 
+    def identify(self, seconds: float) -> SystemIdentity:
+        """Return who the server is, which every service tells a role that may replicate, and only such a role.
+
+        Raises:
+            PermissionMissing: The role may not replicate; the error says what the service does about that.
+            DeltaforgeError: As `refusals` translates the server's error.
+        """
+        with self.query(seconds, replication=True) as connection:
+            return identified(connection)
+
     def timeline_history(self, timeline: int, seconds: float) -> str:
         """Return the history file of a timeline (manual: "Streaming Replication Protocol").
 
@@ -185,6 +218,11 @@ class PostgresSourceServer:
             row = connection.execute(f"TIMELINE_HISTORY {timeline:d}").fetchone()
         assert row is not None
         return row[1] if isinstance(row[1], str) else bytes(row[1]).decode(errors="replace")
+
+    def may_not_replicate(self) -> DeltaforgeError:
+        """Return the error for a role that the server does not let replicate, with what its service does about that."""
+        with self.query(_SERVICE_SECONDS) as connection:
+            return may_not_replicate(self.where, self.user, recognized(connection))
 
     def connect(self, seconds: float, *, replication: bool = False) -> psycopg.Connection:
         """Open a connection with our settings; a statement may take half a second less than `seconds`.
@@ -211,10 +249,10 @@ class PostgresSourceServer:
                 "and does a firewall stand between?"
             )
         except psycopg.Error as error:
-            problem = self._why(str(error))
+            problem = self._why(str(error), replication=replication)
         raise problem
 
-    def _why(self, text: str) -> DeltaforgeError:
+    def _why(self, text: str, *, replication: bool) -> DeltaforgeError:
         """Return the error for a failed connection attempt of libpq.
 
         libpq provides only a text, in the server's language. So a second attempt, by pg8000, gets the SQLSTATE.
@@ -235,7 +273,7 @@ class PostgresSourceServer:
             ),
         )
         try:
-            self._handshake(address, _CONNECT_SECONDS, replication=False).close()
+            self._handshake(address, _CONNECT_SECONDS, replication=replication).close()
         except DeltaforgeError as error:
             return error
         return connection_error(text, self.where)
@@ -248,7 +286,7 @@ class PostgresSourceServer:
             return handshake.connect(address, seconds, replication=replication)
         except handshake.RefusedError as refused:
             if replication and refused.sqlstate == NOT_PERMITTED:
-                problem = may_not_replicate(self.where, self.user)
+                problem = self.may_not_replicate()
             else:
                 problem = translate(refused.sqlstate, refused.message, self.where, self.user)
         except handshake.UnreachableError as unreachable:
@@ -265,6 +303,13 @@ class PostgresSourceServer:
             certificate=given.get("sslcert"),
             key=given.get("sslkey"),
         )
+
+
+def identified(connection: psycopg.Connection) -> SystemIdentity:
+    """Return who the server of a replication connection is (manual: "Streaming Replication Protocol")."""
+    row = connection.execute("IDENTIFY_SYSTEM").fetchone()
+    assert row is not None
+    return SystemIdentity(str(row[0]), int(row[1]), parse_lsn(row[2]))
 
 
 class KeptConnection:

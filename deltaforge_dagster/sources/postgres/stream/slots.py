@@ -23,15 +23,13 @@ from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate
-from deltaforge_dagster.sources.postgres.connection.restarts import RELOAD, no_room
+from deltaforge_dagster.sources.postgres.connection.restarts import more_log, no_room
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.connection.service import recognized
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSAGES_VERSION
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
-
-KEEP_ALL = ("ALTER SYSTEM SET max_slot_wal_keep_size = -1", RELOAD)
-"""Statements that let slots retain any amount of log."""
 
 _PLUGIN = "pgoutput"
 _HEARTBEAT = HEARTBEAT.encode() + b"\0"
@@ -79,7 +77,7 @@ def create(
         text, remedy = no_room(connection, "replication slots", "max_replication_slots")
         raise SourceMisconfigured(f"{server.where}: {text}", remedy=remedy) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        raise may_not_replicate(server.where, server.user) from error
+        raise may_not_replicate(server.where, server.user, recognized(connection)) from error
 
 
 def check_failover(server: PostgresSourceServer, version: int) -> None:
@@ -137,19 +135,6 @@ def check_owner(found: catalog.ReplicationSlot, server: PostgresSourceServer, na
         )
 
 
-def log_ends(connection: psycopg.Connection, name: str) -> tuple[int, int | None]:
-    """Return where the durable log ends, and from where a slot retains it; None if there is no such slot."""
-    row = connection.execute(
-        """
-        SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn,
-               (SELECT restart_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s)
-        """,
-        (name,),
-    ).fetchone()
-    assert row is not None
-    return int(row[0]), None if row[1] is None else int(row[1])
-
-
 def useless(
     connection: psycopg.Connection, server: PostgresSourceServer, name: str, publication: str
 ) -> str | None:
@@ -197,14 +182,15 @@ def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str
         raise in_use(server, name, "another process") from error
 
 
-def short_of_log(name: str) -> Finding:
+def short_of_log(connection: psycopg.Connection, name: str) -> Finding:
     """Return the finding for a slot with the WAL status `unreserved`."""
+    more, remedy = more_log(connection, 0)
     return Finding(
         "slot",
         "warning",
         f"replication slot {name!r} needs log that the server removes at its next checkpoint "
-        "(max_slot_wal_keep_size): let the sinks catch up, or raise that",
-        KEEP_ALL,
+        f"(max_slot_wal_keep_size): let the sinks catch up; {more}",
+        remedy,
     )
 
 

@@ -11,7 +11,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
-from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate, translate
+from deltaforge_dagster.sources.postgres.connection.refusals import translate
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
@@ -74,7 +74,7 @@ def refusal(
         case "42704":
             return slots.lost(server, config.slot, "is gone")
         case "42501":
-            return may_not_replicate(server.where, server.user)
+            return server.may_not_replicate()
         case "55006":
             return slots.in_use(server, config.slot, "another process")
     return translate(refused.sqlstate, refused.message, server.where, server.user)

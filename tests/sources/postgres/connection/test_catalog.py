@@ -134,9 +134,9 @@ def test_a_slot_that_lost_its_log_says_so(start_postgres: StartPostgres) -> None
     assert lost.lost
 
 
-def test_facts_describe_the_server(connection: psycopg.Connection) -> None:
+def test_facts_describe_the_server(connection: psycopg.Connection, postgres_dsn: str) -> None:
     """Version, log level and the end of the log, in one query."""
-    facts = catalog.facts(connection)
+    facts = catalog.facts(connection, PostgresSourceServer.from_dsn(postgres_dsn, "t"))
 
     assert facts.version == connection.info.server_version
     assert facts.wal_level == "logical"
