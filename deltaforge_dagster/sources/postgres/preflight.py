@@ -123,6 +123,10 @@ def _slot(
             flushed = catalog.facts(connection, server).flushed_lsn
             slots.check_start(held, server, name, position.lsn, flushed)
         found.append(Finding("slot", "ok", f"replication slot {name!r} is there"))
+        if failover and not held.failover:
+            slots.check_failover(server, connection.info.server_version)
+            text = f"replication slot {name!r} becomes a failover slot when the next run begins"
+            found.append(Finding("slot", "note", text))
         found.append(_retention(connection, server, held))
         found += _restart(connection, server)
     return found

@@ -590,6 +590,9 @@ class PostgresSource:
             publications.extend(connection, server, config.publication, self._patterns)
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
+            if self._options.failover_slot and not found.failover:
+                slots.check_failover(server, facts.version)
+                slots.make_failover(server, config.slot)
             restart_point.log_running_transactions(connection)
             command = start_command(connection, config, start, facts.version)
             # With a longer timeout, or none, the slot would stay in use by a reader that is frozen.

@@ -109,6 +109,10 @@ class ReplicationSlot:
     """Whether the server will soon remove log that the slot needs (`max_slot_wal_keep_size`)."""
     two_phase: bool
     """Whether it sends prepared transactions before they are committed."""
+    failover: bool = False
+    """Whether standbys keep a copy of it, with which a promoted one goes on."""
+    tells_loss: bool = True
+    """Whether the server shows when the log of a slot is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ def slot(connection: psycopg.Connection, name: str) -> ReplicationSlot | None:
     if row is None:
         return None
     # Columns differ between versions: wal_status (13), two_phase (15), conflicting (16),
-    # invalidation_reason (17).
+    # invalidation_reason and failover (17).
     everything = row[6]
     lost = everything.get("invalidation_reason") or ""
     if not lost and everything.get("conflicting"):
@@ -214,6 +218,8 @@ def slot(connection: psycopg.Connection, name: str) -> ReplicationSlot | None:
         lost,
         everything.get("wal_status") == "unreserved",
         bool(everything.get("two_phase")),
+        bool(everything.get("failover")),
+        "wal_status" in everything,
     )
 
 

@@ -8,10 +8,12 @@ reading on would silently lose them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
 import psycopg
+from psycopg import sql
 
 from deltaforge_dagster.errors import (
     PositionLost,
@@ -27,6 +29,8 @@ from deltaforge_dagster.sources.postgres.connection.restarts import more_log, no
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.connection.service import recognized
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSAGES_VERSION
+
+logger = logging.getLogger(__name__)
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
@@ -80,8 +84,20 @@ def create(
         raise may_not_replicate(server.where, server.user, recognized(connection)) from error
 
 
+def make_failover(server: PostgresSourceServer, name: str) -> None:
+    """Make an existing slot, which nobody reads now, a failover slot (manual: `ALTER_REPLICATION_SLOT`).
+
+    Raises:
+        DeltaforgeError: As `refusals` translates the server's error.
+    """
+    with server.query(_WAIT_SECONDS, replication=True) as connection:
+        slot = sql.Identifier(name)
+        connection.execute(sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(slot))
+    logger.info("%s: replication slot %s is a failover slot now", server.where, name)
+
+
 def check_failover(server: PostgresSourceServer, version: int) -> None:
-    """Check that the server supports failover slots.
+    """Check that the server has failover slots.
 
     Raises:
         SourceMisconfigured: The server is older than PostgreSQL 17.
@@ -105,7 +121,12 @@ def check(
         SourceMisconfigured: It was created with two_phase, or has another plugin or database.
     """
     if found is None:
-        raise lost(server, name, "is gone")
+        raise lost(
+            server,
+            name,
+            "is gone (was it dropped, or did a failover leave it behind? From PostgreSQL 17 on "
+            "engine.postgres.failover_slot keeps it)",
+        )
     if found.lost:
         raise lost(server, name, f"was invalidated ({found.lost})")
     if found.two_phase:
