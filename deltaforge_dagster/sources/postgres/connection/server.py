@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -27,6 +27,7 @@ from psycopg.pq import TransactionStatus
 from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS, postgres_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection import handshake
+from deltaforge_dagster.sources.postgres.connection.poolers import PROTOCOL_VIOLATION, pooled
 from deltaforge_dagster.sources.postgres.connection.refusals import (
     NOT_PERMITTED,
     connection_error,
@@ -206,7 +207,10 @@ class PostgresSourceServer:
             DeltaforgeError: As `refusals` translates the server's error.
         """
         with self.query(seconds, replication=True) as connection:
-            return identified(connection)
+            try:
+                return identified(connection)
+            except psycopg.errors.SyntaxError:
+                raise self._pooled() from None  # somebody has left out that it is for replication
 
     def timeline_history(self, timeline: int, seconds: float) -> str:
         """Return the history file of a timeline (manual: "Streaming Replication Protocol").
@@ -233,7 +237,7 @@ class PostgresSourceServer:
         statement_ms = max(int((seconds - 0.5) * 1000), 500)
         problem: DeltaforgeError
         try:
-            return psycopg.connect(
+            connection = psycopg.connect(
                 **{
                     **self._parameters,
                     **({"replication": "database"} if replication else {}),
@@ -244,13 +248,33 @@ class PostgresSourceServer:
                 prepare_threshold=None,
             )
         except psycopg.errors.ConnectionTimeout:
-            problem = SourceUnavailable(
-                f"{self.where}: no connection within {_CONNECT_SECONDS} s; is the address right, "
-                "and does a firewall stand between?"
-            )
+            reason = f"no connection within {_CONNECT_SECONDS} s; is the address right, and does a firewall stand between?"
+            if handshake.is_only_ipv6(str(self._parameters["host"]), TimeoutError()):
+                reason = handshake.ONLY_IPV6
+            problem = SourceUnavailable(f"{self.where}: {reason}")
         except psycopg.Error as error:
             problem = self._why(str(error), replication=replication)
+        else:
+            return self._with_settings(connection, seconds)
         raise problem
+
+    def _with_settings(self, connection: psycopg.Connection, seconds: float) -> psycopg.Connection:
+        """Return a new connection, after checking that it has our settings: poolers lose them without a word.
+
+        Raises:
+            DeltaforgeError: It does not have them, or does not answer.
+        """
+        with SocketTimeLimit(connection.fileno(), seconds) as cutter:
+            try:
+                row = connection.execute("SELECT current_setting('search_path')").fetchone()
+            except psycopg.Error as error:
+                connection.close()
+                raise self.problem(error, seconds, cutter) from error
+        assert row is not None
+        if row[0] != SETTINGS["search_path"]:
+            connection.close()
+            raise self._pooled()
+        return connection
 
     def _why(self, text: str, *, replication: bool) -> DeltaforgeError:
         """Return the error for a failed connection attempt of libpq.
@@ -276,6 +300,12 @@ class PostgresSourceServer:
             self._handshake(address, _CONNECT_SECONDS, replication=replication).close()
         except DeltaforgeError as error:
             return error
+        try:
+            full = replace(address, options=_options(given))
+            handshake.connect(full, _CONNECT_SECONDS, replication=replication).close()
+        except (handshake.RefusedError, handshake.UnreachableError) as error:
+            if isinstance(error, handshake.RefusedError) and error.sqlstate == PROTOCOL_VIOLATION:
+                return self._pooled()
         return connection_error(text, self.where)
 
     def _handshake(
@@ -287,11 +317,17 @@ class PostgresSourceServer:
         except handshake.RefusedError as refused:
             if replication and refused.sqlstate == NOT_PERMITTED:
                 problem = self.may_not_replicate()
+            elif refused.sqlstate == PROTOCOL_VIOLATION:
+                problem = self._pooled()
             else:
                 problem = translate(refused.sqlstate, refused.message, self.where, self.user)
         except handshake.UnreachableError as unreachable:
             problem = connection_error(str(unreachable), self.where)
         raise problem
+
+    def _pooled(self) -> DeltaforgeError:
+        given = self._parameters
+        return pooled(self.where, str(given["host"]), str(given["port"]), self.user)
 
     def _tls(self, *, used: bool) -> handshake.Tls | None:
         given = self._parameters
