@@ -84,7 +84,8 @@ def _log(connection: psycopg.Connection, server: PostgresSourceServer) -> list[F
             Finding("server", "error", "this is a standby; changes are read from the primary")
         )
     if facts.decodes or facts.wal_level == "logical":
-        found.append(Finding("wal_level", "ok", f"wal_level is {facts.wal_level}"))
+        rises = "" if facts.wal_level == "logical" else ", which the first logical slot raises"
+        found.append(Finding("wal_level", "ok", f"wal_level is {facts.wal_level}{rises}"))
     else:
         restart, statements = after_restart(connection, "wal_level", "logical")
         text = f"wal_level is {facts.wal_level}; {restart}"

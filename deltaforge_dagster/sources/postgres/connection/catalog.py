@@ -51,7 +51,9 @@ _GENERATED = {"s": "STORED GENERATED", "v": "VIRTUAL GENERATED"}
 
 _FLUSHED = "pg_current_wal_flush_lsn()"
 _IDENTIFY_SECONDS = 5.0
-_LEVEL_RISES_VERSION = 190000
+LEVEL_RISES_VERSION = 190000
+"""From this version on, `wal_level` is only the lowest level: the first logical slot raises `replica` to `logical`."""
+
 _DECODED_LEVELS = ("replica", "logical")
 
 Connect = Callable[[float], AbstractContextManager[psycopg.Connection]]
@@ -130,11 +132,8 @@ class ServerSettings:
 
     @property
     def decodes(self) -> bool:
-        """Whether the log can be decoded here, once there is a slot.
-
-        From PostgreSQL 19 on `wal_level` is only the lowest level: the first logical slot raises `replica` to `logical`.
-        """
-        levels = _DECODED_LEVELS if self.version >= _LEVEL_RISES_VERSION else ("logical",)
+        """Whether the log can be decoded here, once there is a slot."""
+        levels = _DECODED_LEVELS if self.version >= LEVEL_RISES_VERSION else ("logical",)
         return not self.standby and self.wal_level in levels
 
 

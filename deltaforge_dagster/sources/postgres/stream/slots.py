@@ -74,8 +74,7 @@ def create(
         return
     except psycopg.errors.QueryCanceled as error:
         raise StartDelayed(
-            f"{server.where}: replication slot {name!r} waits for transactions that are open"
-            f"{oldest_transaction(connection)}; it will be tried again"
+            f"{server.where}: {waiting(connection, name)}{oldest_transaction(connection)}; it will be tried again"
         ) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         text, remedy = no_room(connection, "replication slots", "max_replication_slots")
@@ -385,6 +384,16 @@ def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | No
         if time.monotonic() > deadline:
             return found.active_pid
         time.sleep(_POLL_SECONDS)
+
+
+def waiting(connection: psycopg.Connection, name: str) -> str:
+    """Return what a slot that is being made waits for, as the beginning of a sentence."""
+    checkpoint = (
+        "a checkpoint, if it is the first logical slot, and for "
+        if connection.info.server_version >= catalog.LEVEL_RISES_VERSION
+        else ""
+    )
+    return f"replication slot {name!r} waits for {checkpoint}transactions that are open"
 
 
 def oldest_transaction(connection: psycopg.Connection) -> str:
