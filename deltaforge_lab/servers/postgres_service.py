@@ -198,18 +198,18 @@ class PostgresServiceServer:
         Args:
             keeps_slots: Whether the standby has the replication slots.
         """
-        self._server.restart()  # ends every reader of a slot
         if not keeps_slots:
+            self._server.restart()  # ends every reader of a slot
             self._as_superuser(
                 "postgres", "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
             )
-        (self._data_directory() / "standby.signal").touch()
-        self._server.restart()
+        self.demote()
         self._as_superuser("postgres", "SELECT pg_promote()")
 
-    def stop(self) -> None:
-        """Stop the server, as in the middle of a failover; `fail_over` starts it again."""
-        self._server.stop()
+    def demote(self) -> None:
+        """Let a standby answer, which only reads, until a failover promotes it."""
+        (self._data_directory() / "standby.signal").touch()
+        self._server.restart()
 
     def _set_up(self) -> None:
         roles = [

@@ -82,6 +82,7 @@ def change(service: PostgresServiceServer, advice: str) -> None:
     service.set_parameters(dict([parameter]))
 
 
+@pytest.mark.usefixtures("redis_client")  # it empties what another profile has left
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_first_hour(
     profile: ServiceProfile,

@@ -66,8 +66,12 @@ def preflight(
     existing = catalog.slot(connection, slot)
     service = recognized(connection)
     of = f", {service.name}" if service.managed else ""
+    connected = Finding("connection", "ok", f"{server.where}, version {version}{of}")
+    if catalog.settings(connection).standby:  # whether it has a slot says nothing about the primary
+        text = f"this is a standby; changes are read from the primary: in source.config.dsn use {service.primary}"
+        return [connected, Finding("server", "error", text)]
     return [
-        Finding("connection", "ok", f"{server.where}, version {version}{of}"),
+        connected,
         *([Finding("service", "note", service.caution)] if service.caution else []),
         *_log(connection, server),
         *_slot(connection, server, slot, existing, position, failover=failover),
@@ -79,11 +83,7 @@ def preflight(
 def _log(connection: psycopg.Connection, server: PostgresSourceServer) -> list[Finding]:
     found: list[Finding] = []
     facts = catalog.settings(connection)
-    if facts.standby:
-        found.append(
-            Finding("server", "error", "this is a standby; changes are read from the primary")
-        )
-    if facts.decodes or facts.wal_level == "logical":
+    if facts.decodes:
         rises = "" if facts.wal_level == "logical" else ", which the first logical slot raises"
         found.append(Finding("wal_level", "ok", f"wal_level is {facts.wal_level}{rises}"))
     else:

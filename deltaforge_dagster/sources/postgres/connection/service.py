@@ -31,6 +31,7 @@ class PostgresService:
         own: Such sentences for single settings, complete.
         grant: The statement that lets `{role}` replicate; empty if no statement does.
         granted: Who executes it, or what to do instead.
+        primary: The address of a primary, for people.
         caution: What is different there and costs the position if one does not know it; empty if nothing is.
     """
 
@@ -44,6 +45,7 @@ class PostgresService:
     own: Mapping[str, str] = field(default_factory=dict)
     grant: str = "ALTER ROLE {role} REPLICATION"
     granted: str = ""
+    primary: str = "its address"
     caution: str = ""
 
     @property
@@ -87,7 +89,7 @@ SERVICES = (
         },
         grant="GRANT rds_replication TO {role}",
         granted="the master user grants it",
-        caution="read the cluster's endpoint (`.cluster-`): a reader's refuses logical replication",
+        primary="the endpoint of the cluster (`.cluster-`, not `.cluster-ro-`), which follows the writer",
     ),
     PostgresService(
         "Amazon RDS for PostgreSQL",
@@ -102,6 +104,7 @@ SERVICES = (
         },
         grant="GRANT rds_replication TO {role}",
         granted="the master user grants it",
+        primary="the endpoint of the instance itself, not that of a read replica",
     ),
     PostgresService(
         "Google AlloyDB for PostgreSQL",

@@ -195,7 +195,7 @@ class PostgresSnapshots:
             name = table.identifier.as_string(connection)
             raise PermissionMissing(
                 f"{self.server.where}: role {self.server.user!r} may not read {name} (of a "
-                "table with row-level security the role needs BYPASSRLS)",
+                "table with row-level security only members of its owner may, and roles with BYPASSRLS)",
                 remedy=f'GRANT SELECT ON {name} TO "{self.server.user}"',
             ) from error
 

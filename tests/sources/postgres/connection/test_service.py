@@ -13,7 +13,7 @@ import pytest
 from psycopg import conninfo
 from pydantic import SecretStr
 
-from deltaforge_dagster.errors import PermissionMissing
+from deltaforge_dagster.errors import PermissionMissing, SourceUnavailable
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection.service import (
@@ -63,6 +63,36 @@ def test_a_server_of_its_own_superuser_is_self_managed(bench: PostgresBench, rol
             assert recognized(connection).name == "Amazon RDS for PostgreSQL"
     finally:
         bench.execute("DROP ROLE rds_superuser")
+
+
+def test_row_level_security_where_nobody_is_a_superuser(bench: PostgresBench, role: str) -> None:  # noqa: F811
+    """Members of a table's owner read all of it; where it holds for them too, there is no statement."""
+    bench.execute(
+        f"ALTER ROLE {role} REPLICATION",
+        "CREATE PUBLICATION p FOR TABLE orders, items",
+        f"GRANT SELECT ON orders, items TO {role}",
+        "CREATE ROLE rds_superuser",
+        "ALTER TABLE orders OWNER TO rds_superuser",
+        "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
+    )
+    dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
+
+    def refused() -> list[Finding]:
+        with closing(bench.source(dsn=dsn)) as source:
+            return [one for one in source.preflight(None, None, snapshot=True) if one.bad]
+
+    try:
+        (finding,) = refused()
+        assert finding.commands == (f'GRANT "rds_superuser" TO "{role}"',)
+        bench.execute(*finding.commands)
+        assert refused() == []
+
+        bench.execute("ALTER TABLE orders FORCE ROW LEVEL SECURITY")
+        (finding,) = refused()
+        assert "forced on public.orders: only BYPASSRLS passes it" in finding.text
+        assert finding.commands == ()
+    finally:
+        bench.execute("ALTER TABLE orders OWNER TO CURRENT_USER", "DROP ROLE rds_superuser")
 
 
 def test_no_service_is_told_what_it_refuses() -> None:
@@ -192,6 +222,17 @@ def test_a_service_is_recognized_and_told_its_own_remedies(
         assert short.commands == ()
         do(service, replace(short, text=short.text.rpartition("; ")[2]))
         assert "retention" not in [finding.subject for finding in found(service, start)]
+
+        service.demote()
+        (standby,) = found(service, start)
+        assert standby.line.startswith(
+            "server: this is a standby; changes are read from the primary"
+        )
+        with (
+            closing(source_of(service)) as source,
+            pytest.raises(SourceUnavailable, match="standby"),
+        ):
+            source.has_changes(start)
 
 
 def test_a_role_that_may_not_replicate_is_told_what_the_service_does(

@@ -12,6 +12,7 @@ from deltaforge_dagster.config.engine.engine import PostgresOptions
 from deltaforge_dagster.errors import DeltaforgeError, PositionLost, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.stream import slots
 from deltaforge_dagster.sources.postgres.stream.stream_errors import refusal
 from deltaforge_dagster.testing.sources import LIMITS, Versions, insert, inserts, take, whole
 from tests.faulty_proxy import FaultyProxy
@@ -102,6 +103,9 @@ def test_a_slot_that_was_invalidated_is_lost(start_postgres: StartPostgres) -> N
     server = start_postgres({"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB"})
     with PostgresBench(server.dsn) as bench:
         bench.source().ensure_start()
+        short = slots.short_of_log(bench.connection, bench.slot)
+        assert "command line (max_slot_wal_keep_size=1024) and restart the server" in short.text
+        assert short.commands == ()
         for number in range(3):
             bench.value("SELECT pg_switch_wal()::text")
             bench.execute(insert("other", number))
