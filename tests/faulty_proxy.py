@@ -72,6 +72,14 @@ class FaultyProxy:
         assert parts.port is not None
         return cls((parts.hostname, parts.port), mean_bytes, most_faults, seed)
 
+    @classmethod
+    def answering(cls, url: str, answers: Callable[[bytes], bytes | None]) -> Self:
+        """Return one without faults that answers in place of the server of a URL."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        return cls((parts.hostname, parts.port), 1, 0, 0, answers=answers)
+
     def through(self, url: str) -> str:
         """Return a URL of the server with the proxy's address in it."""
         parts = urlsplit(url)

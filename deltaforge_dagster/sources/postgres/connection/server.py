@@ -30,6 +30,7 @@ from deltaforge_dagster.sources.postgres.connection import handshake
 from deltaforge_dagster.sources.postgres.connection.poolers import PROTOCOL_VIOLATION, pooled
 from deltaforge_dagster.sources.postgres.connection.refusals import (
     NOT_PERMITTED,
+    NOT_SUPPORTED,
     connection_error,
     may_not_replicate,
     translate,
@@ -317,7 +318,9 @@ class PostgresSourceServer:
         except handshake.RefusedError as refused:
             if replication and refused.sqlstate == NOT_PERMITTED:
                 problem = self.may_not_replicate()
-            elif refused.sqlstate == PROTOCOL_VIOLATION:
+            elif refused.sqlstate == PROTOCOL_VIOLATION or (
+                replication and refused.sqlstate == NOT_SUPPORTED
+            ):
                 problem = self._pooled()
             else:
                 problem = translate(refused.sqlstate, refused.message, self.where, self.user)

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from psycopg import conninfo
 
 from deltaforge_dagster.errors import SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection import handshake
@@ -13,9 +14,12 @@ from deltaforge_dagster.sources.postgres.connection.poolers import pooled
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_lab.servers import postgres_service
 from deltaforge_lab.servers.pgbouncer import PgBouncer
+from deltaforge_lab.servers.postgres import PostgresServer
 from deltaforge_lab.servers.postgres_service import PostgresServiceServer
+from tests.faulty_proxy import FaultyProxy
 from tests.fix_postgres import FAST
 from tests.sinks.certificates import certificate
+from tests.sources.postgres.messages import refusing
 
 NEON = "ep-quiet-sun-123456-pooler.eu-central-1.aws.neon.tech"
 
@@ -37,6 +41,27 @@ NEON = "ep-quiet-sun-123456-pooler.eu-central-1.aws.neon.tech"
 def test_the_direct_address_is_named(host: str, port: str, user: str, direct: str) -> None:
     """As far as the pooler's tells it."""
     assert direct in str(pooled("PostgreSQL there", host, port, user))
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("refused", "sqlstate"),
+    [(b"search_path", "08P01"), (b"replication", "08P01"), (b"replication", "0A000")],
+)
+def test_a_refusal_of_what_a_session_begins_with_is_a_poolers(
+    postgres_server: PostgresServer, refused: bytes, sqlstate: str
+) -> None:
+    """PgBouncer refuses our settings or replication as a violation of the protocol, others say that they lack it."""
+    answer = refusing(sqlstate, "unsupported startup parameter")
+    dsn = conninfo.make_conninfo(postgres_server.dsn, sslmode="disable")
+    with FaultyProxy.answering(
+        postgres_server.dsn, lambda data: answer if refused in data else None
+    ) as proxy:
+        host, port = proxy.address
+        behind = conninfo.make_conninfo(dsn, host=host, port=port)
+        server = PostgresSourceServer.from_dsn(behind, "deltaforge/test")
+        with pytest.raises(SourceMisconfigured, match="a connection pooler answers here"):
+            server.identify(5)
 
 
 @pytest.mark.postgres

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,6 +16,7 @@ from deltaforge_dagster.testing.sources import LIMITS, Versions, insert, inserts
 from tests.faulty_proxy import FaultyProxy
 from tests.fix_postgres import PostgresVersion, StartPostgres
 from tests.sources.postgres.bench import PostgresBench
+from tests.sources.postgres.messages import refusing
 
 pytestmark = pytest.mark.postgres
 
@@ -27,16 +26,6 @@ def bench(postgres_dsn: str) -> Iterator[PostgresBench]:
     """A database with `orders`, `items` and `other`."""
     with PostgresBench(postgres_dsn) as made:
         yield made
-
-
-def refused(sqlstate: str, text: str) -> bytes:
-    """Return the messages of a server that refuses a command."""
-    fields = b"".join(
-        letter + value.encode() + b"\0"
-        for letter, value in ((b"S", "ERROR"), (b"C", sqlstate), (b"M", text))
-    )
-    error = b"E" + struct.pack("!i", len(fields) + 5) + fields + b"\0"
-    return error + b"Z" + struct.pack("!i", 5) + b"I"
 
 
 def error_of(sqlstate: str, bench: PostgresBench) -> DeltaforgeError:
@@ -56,13 +45,9 @@ def test_a_server_that_is_being_promoted_has_lost_nothing(bench: PostgresBench) 
         if b"START_REPLICATION" not in data:
             return None
         asked.append(data)
-        return refused("55000", text) if len(asked) < 3 else None
+        return refusing("55000", text) if len(asked) < 3 else None
 
-    address = urlsplit(bench.dsn)
-    assert address.hostname is not None
-    assert address.port is not None
-    target = (address.hostname, address.port)
-    with FaultyProxy(target, 1, 0, 1, answers=promoted_at_the_third) as proxy:
+    with FaultyProxy.answering(bench.dsn, promoted_at_the_third) as proxy:
         dsn = proxy.through(bench.dsn)
         for _ in range(2):
             with pytest.raises(SourceUnavailable, match="cannot be read now") as caught:
