@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from deltaforge_lab.servers import postgres_service
+from deltaforge_lab.servers.pgbouncer import PgBouncer
 from deltaforge_lab.servers.postgres import PostgresServer
 from deltaforge_lab.servers.postgres_service import PostgresServiceServer, ServiceProfile
 from deltaforge_lab.servers.redis import RedisServer
@@ -76,6 +77,17 @@ def check(patient: Patient) -> list[dict[str, Any]]:
     ]
 
 
+def refuse_pooler(patient: Patient, dsn: str) -> None:
+    """See that `check` recognizes a pooler before the server, as many take its address for the database's."""
+    parts = urlsplit(dsn)
+    role, password = parts.username or "", unquote(parts.password or "")
+    with PgBouncer.start(dsn, {role: password}) as pooler:
+        patient.write(dsn=pooler.dsn("shop", role))
+        (refused,) = check(patient)
+    assert "a connection pooler answers here" in refused["text"]
+    assert f"the server's own port instead of {pooler.port}" in refused["text"]
+
+
 def change(service: PostgresServiceServer, advice: str) -> None:
     """Change the parameter that an advice names, as the console would."""
     (parameter,) = re.findall(r"([\w.]+) ?= ?(\w+)", advice)
@@ -103,7 +115,10 @@ def test_the_first_hour(
             "CREATE TABLE orders (id bigint PRIMARY KEY, customer bigint, total numeric(10,2))",
         )
         patient = Patient(shop, deploy(), postgres_server.create_database())
-        patient.write(dsn=prepare(service, blocks(profile.name)))
+        dsn = prepare(service, blocks(profile.name))
+        if profile in (postgres_service.SUPABASE, postgres_service.NEON):
+            refuse_pooler(patient, dsn)
+        patient.write(dsn=dsn)
         file = patient.deployment.pipelines / f"{NAME}.yaml"
         text = re.sub(r"publication: \w+", "publication: shop", file.read_text())
         file.write_text(text.replace("idle_seconds: 1,", "idle_seconds: 600,"))

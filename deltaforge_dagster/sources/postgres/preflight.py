@@ -151,7 +151,8 @@ def _of_superusers(
     """Return a finding whose remedy only a superuser can execute: without it where nobody is one."""
     service = recognized(connection)
     if service.managed:
-        return Finding(subject, level, f"{text} ({service.name} lets nobody grant that)")
+        why = f"only a superuser can grant that, and on {service.name} nobody is one"
+        return Finding(subject, level, f"{text} ({why})")
     return Finding(subject, level, text, grant)
 
 
