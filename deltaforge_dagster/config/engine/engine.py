@@ -208,8 +208,8 @@ class PostgresOptions(Block):
     """Options for PostgreSQL servers."""
 
     failover_slot: bool = False
-    """Create the slot as a failover slot, which standbys can synchronize (PostgreSQL 17). Has no effect
-    on a slot that already exists.
+    """Create the slot as a failover slot, which standbys can synchronize (PostgreSQL 17); one that exists
+    already becomes a failover slot when the next run begins.
     """
     heartbeat_seconds: Seconds | None = None
     """How often a run writes a small logical message into the log, so that the slot advances even while
