@@ -31,6 +31,7 @@ from deltaforge_dagster.state.database.tables import (
     segments,
     undelivered,
 )
+from deltaforge_dagster.state.early_confirmation import write_early
 from deltaforge_dagster.state.lake_commits import Destination, begin_resyncs
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
@@ -98,6 +99,7 @@ class JournalRepository:
                     "then rebuild; --accept-loss goes on without what is held"
                 )
             holds.drop_all(connection, name)
+            write_early(connection, name, None)
             sinks = read_checkpoints(connection, name)
             lossy = sorted(
                 sink
@@ -176,6 +178,7 @@ def _reset(connection: Connection, name: str) -> None:
         connection.execute(delete(table).where(table.c.pipeline == name))
     failovers.forget_server(connection, name)
     definitions.forget(connection, name)
+    write_early(connection, name, None)
     connection.execute(
         update(pipelines)
         .where(pipelines.c.name == name)

@@ -22,8 +22,8 @@ from deltaforge_dagster.sources.base import (
     ChangeBatch,
     LogSection,
     ReadLimits,
+    RetainedLog,
     SourceNotes,
-    UnreadLog,
 )
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
@@ -33,7 +33,7 @@ from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder, decode_held
 from deltaforge_dagster.sources.mysql.decode.held_events import tables_of_fix
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.preflight import coverage, preflight
+from deltaforge_dagster.sources.mysql.preflight import coverage, preflight, retention_seconds
 from deltaforge_dagster.sources.mysql.schema.catalog import (
     SYSTEM_DATABASES,
     MysqlCatalog,
@@ -278,21 +278,29 @@ class MysqlSource:
 
     def behind(self, position: Position) -> int:
         """Return how many bytes of log there are after a position; 0 if unknown."""
-        with contextlib.suppress(DeltaforgeError):
-            return self.unread_log(position).bytes
+        with contextlib.suppress(DeltaforgeError), self._server.query(_HEAD_SECONDS) as session:
+            return server_log.bytes_after(server_log.log_files(session), _binlog(position))
         return 0
 
-    def unread_log(self, position: Position) -> UnreadLog:
-        """Return how many bytes of log there are after a position. The server keeps none for a pipeline.
+    def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog:
+        """Return how many bytes of log there are around the positions. The server keeps none for a pipeline.
 
         Raises:
             DeltaforgeError: The server does not answer within 2 seconds, or refuses.
         """
-        place = _binlog(position)
         with self._server.query(_HEAD_SECONDS) as session:
             files = server_log.log_files(session)
-        later = [size for name, size in files.items() if place < BinlogPosition(name, 0)]
-        return UnreadLog(sum(later) + max(files.get(place.file, 0) - place.pos, 0))
+            seconds = retention_seconds(session)
+        newest, size = list(files.items())[-1]
+        after = server_log.bytes_after(files, _binlog(captured))
+        return RetainedLog(
+            BinlogPosition(newest, size),
+            after,
+            None if confirmed is None else server_log.bytes_after(files, _binlog(confirmed)),
+            room=max(0, sum(files.values()) - after),
+            kept_seconds=seconds or None,
+            limited_by="binlog_expire_logs_seconds" if seconds else None,
+        )
 
     def warm(self) -> None:
         """Compile the kernels, or load them from the cache."""

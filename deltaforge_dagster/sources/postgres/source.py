@@ -26,7 +26,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes, UnreadLog
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, RetainedLog, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
@@ -220,16 +220,22 @@ class PostgresSource:
                     publications.drop(connection, server, config.publication)
         return dropped
 
-    def unread_log(self, position: Position) -> UnreadLog:
-        """Return the bytes between a position and the end of the log, and what the slot retains.
+    def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog:
+        """Return the bytes between the positions and the end of the log, and what the slot retains.
 
         Raises:
             SourceUnavailable: No connection, or the server takes more than 2 seconds.
         """
         with self._server.query(_HEAD_SECONDS) as connection:
-            flushed, restart = slots.log_ends(connection, self._config.slot)
-        return UnreadLog(
-            max(0, flushed - _lsn(position)), None if restart is None else max(0, flushed - restart)
+            ends = slots.log_ends(connection, self._config.slot)
+        restart = ends.restart
+        return RetainedLog(
+            LsnPosition(ends.flushed),
+            max(0, ends.flushed - _lsn(captured)),
+            None if confirmed is None else max(0, ends.flushed - _lsn(confirmed)),
+            None if restart is None else max(0, ends.flushed - restart),
+            ends.limit,
+            limited_by=None if ends.limit is None else slots.LIMIT,
         )
 
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start

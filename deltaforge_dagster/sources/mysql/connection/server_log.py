@@ -7,6 +7,7 @@ MASTER STATUS"), "SHOW BINARY LOGS". MariaDB's manual: "Global Transaction ID", 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,6 +177,12 @@ def check_held(
 def log_files(session: MysqlSession) -> dict[str, int]:
     """Return the files of the log, oldest first, and their sizes in bytes."""
     return {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
+
+
+def bytes_after(files: Mapping[str, int], position: BinlogPosition) -> int:
+    """Return how many bytes of log there are after a position, in files as `log_files` returns them."""
+    later = [size for name, size in files.items() if position < BinlogPosition(name, 0)]
+    return sum(later) + max(files.get(position.file, 0) - position.pos, 0)
 
 
 def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition) -> None:

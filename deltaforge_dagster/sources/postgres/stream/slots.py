@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psycopg
 
@@ -32,6 +33,9 @@ MAX_UNCONFIRMED_BYTES = 64 << 20
 
 KEEP_ALL = ("ALTER SYSTEM SET max_slot_wal_keep_size = -1", RELOAD)
 """Statements that let slots retain any amount of log."""
+
+LIMIT = "max_slot_wal_keep_size"
+"""The server's setting for how much log a slot may retain (PostgreSQL 13)."""
 
 _PLUGIN = "pgoutput"
 _HEARTBEAT = HEARTBEAT.encode() + b"\0"
@@ -137,17 +141,34 @@ def check_owner(found: catalog.ReplicationSlot, server: PostgresSourceServer, na
         )
 
 
-def log_ends(connection: psycopg.Connection, name: str) -> tuple[int, int | None]:
-    """Return where the durable log ends, and from where a slot retains it; None if there is no such slot."""
+@dataclass(frozen=True, slots=True)
+class LogEnds:
+    """Where the server's log begins for a slot, and where it ends.
+
+    Attributes:
+        flushed: Where the durable log ends.
+        restart: From where the slot retains it; None if there is no such slot.
+        limit: How many bytes slots may retain (`LIMIT`); None if any amount.
+    """
+
+    flushed: int
+    restart: int | None
+    limit: int | None
+
+
+def log_ends(connection: psycopg.Connection, name: str) -> LogEnds:
+    """Return where the log begins for a slot, and where it ends."""
     row = connection.execute(
         """
         SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn,
-               (SELECT restart_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s)
+               (SELECT restart_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s),
+               (SELECT setting::int8 * 1048576 FROM pg_settings
+                 WHERE name = %s AND setting::int8 >= 0)
         """,
-        (name,),
+        (name, LIMIT),
     ).fetchone()
     assert row is not None
-    return int(row[0]), None if row[1] is None else int(row[1])
+    return LogEnds(int(row[0]), None if row[1] is None else int(row[1]), row[2])
 
 
 def useless(
