@@ -101,6 +101,7 @@ class SourceType(ABC, Generic[_Config]):
             show captured ranges as stale.
         marks_unchanged: Whether images have `{"_unchanged":true}` in place of values that the log lacks; for other kinds
             that is a value like any other.
+        retains_log: Whether the server retains its log for a pipeline until that confirms it.
         consequences: What `deltaforge plan` says when a field of `config` changes, by the field's name.
     """
 
@@ -113,6 +114,7 @@ class SourceType(ABC, Generic[_Config]):
     outbox: str | None = None
     timing: frozenset[str] = frozenset()
     marks_unchanged: bool = False
+    retains_log: bool = False
     consequences: Mapping[str, str] = {}
 
     @abstractmethod

@@ -487,7 +487,11 @@ def _source_log(
 def _danger(log: SourceLog) -> str | None:
     """Return why the server may soon discard log that is needed; None if it may not."""
     soon = log.seconds_left is not None and log.seconds_left < _DANGER_SECONDS
-    left = "" if log.seconds_left is None else f"; at this rate changes are lost in {duration(log.seconds_left)}"
+    left = (
+        ""
+        if log.seconds_left is None
+        else f"; at this rate changes are lost in {duration(log.seconds_left)}"
+    )
     if log.limit is None or log.retained is None:
         by_age = f"the server removes log by age, captured or not ({log.limited_by}){left}"
         return by_age if soon else None

@@ -9,11 +9,12 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run.confirm_policy import ConfirmPolicy
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import CheckpointRow, HoldRow
-from deltaforge_dagster.state.store import FencedWriter, StateStore
+from deltaforge_dagster.state.store import FencedWriter
 
 _IDLE_PROGRESS_SECONDS = 10.0
 
@@ -25,11 +26,12 @@ class Confirmer:
     are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`, and when a run ends.
     """
 
-    def __init__(self, loaded: LoadedPipeline, store: StateStore, lease: HeldLease) -> None:
+    def __init__(self, loaded: LoadedPipeline, run: LeasedRun) -> None:
         self._loaded = loaded
-        self._store = store
-        self._lease = lease
-        row = store.pipelines.get(loaded.name)
+        self._store = run.store
+        self._lease = run.lease
+        self._policy = ConfirmPolicy(loaded, run)
+        row = run.store.pipelines.get(loaded.name)
         confirmed = None if row is None else row.confirmed_position
         self._confirmed: Position | None = None if confirmed is None else parse_position(confirmed)
         self._passed_at = time.monotonic()
@@ -48,7 +50,8 @@ class Confirmer:
         assert row is not None
         checkpoints = self._store.checkpoints.read(self._loaded.name)
         holds = self._store.holds.read(self._loaded.name)
-        position = committed_position(self._loaded.spec, row, checkpoints, holds)
+        early = self._policy.confirms_early(row, checkpoints)
+        position = committed_position(self._loaded.spec, row, checkpoints, holds, undelivered=early)
         delivered = not any(segments_behind(row, one) for one in checkpoints.values())
         if passed is not None and delivered and (last or self._idle_progress_due()):
             reached = passed.to_json()

@@ -571,7 +571,9 @@ def test_a_journal_that_fills_up(loaded: LoadedPipeline, sqlite_store: StateStor
     with sqlite_store.fenced(lease) as writer:
         writer.segments.add(new_segment(4), number)
     (text,) = journal()
-    assert text.startswith("it has 200 B that sinks lack, of at most 400 B (engine.journal.max_byte")
+    assert text.startswith(
+        "it has 200 B that sinks lack, of at most 400 B (engine.journal.max_byte"
+    )
     with sqlite_store.fenced(lease) as writer:
         writer.pipeline.set_capture_pause("it is full")
     assert journal() == ["capture is paused: it is full"]
