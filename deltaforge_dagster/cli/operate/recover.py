@@ -44,7 +44,7 @@ def recover(
         row = known_pipeline(store, loaded.name)
         source = build_source(loaded.spec)
         try:
-            recovery = plan_recovery(store, loaded, source)
+            recovery = plan_recovery(store, Journal(settings.journal_url), loaded, source)
         finally:
             source.close()
         typer.echo("\n".join(_said(loaded, recovery)), err=True)
