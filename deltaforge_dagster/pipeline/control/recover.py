@@ -85,9 +85,7 @@ def plan_recovery(
     messages = [one.id for one in sinks if one.id not in keeping]
     _check_delivered(store, row, [sink for sink in messages if sink not in damaged])
     checkpoints = store.checkpoints.read(row.name)
-    last = min(
-        (checkpoints[sink].whole_segment for sink in damaged), default=row.next_segment - 1
-    )
+    last = min((checkpoints[sink].whole_segment for sink in damaged), default=row.next_segment - 1)
     newest = store.segments.read(row.name, first=last, last=last)
     return Recovery(
         why,

@@ -22,8 +22,8 @@ _IDLE_PROGRESS_SECONDS = 10.0
 class Confirmer:
     """Moves the committed position in the store, and then confirms it to the source.
 
-    When every sink has everything, positions that the log has passed without a change for this pipeline
-    are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`, and when a run ends.
+    When every sink has everything, or the journal counts instead of them, positions that the log has passed without a
+    change for this pipeline are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`, and when a run ends.
     """
 
     def __init__(self, loaded: LoadedPipeline, run: LeasedRun) -> None:
@@ -53,7 +53,9 @@ class Confirmer:
         early = self._policy.confirms_early(row, checkpoints)
         position = committed_position(self._loaded.spec, row, checkpoints, holds, undelivered=early)
         delivered = not any(segments_behind(row, one) for one in checkpoints.values())
-        if passed is not None and delivered and (last or self._idle_progress_due()):
+        journaled = early or self._loaded.spec.spec.engine.journal.confirm == "captured"
+        passes = passed is not None and (delivered or journaled)
+        if passed is not None and passes and (last or self._idle_progress_due()):
             reached = passed.to_json()
             self._lease.write(lambda writer: writer.pipeline.set_captured(reached))
             position = position if holds else passed

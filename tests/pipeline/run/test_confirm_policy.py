@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run import confirm_policy
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
 from deltaforge_dagster.pipeline.run_context import LeasedRun
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import EarlyConfirmation, Lease, SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, position
@@ -214,6 +218,26 @@ def test_what_is_not_durable_is_delivered_first(
     pipeline = confirming(journal)
     assert pipeline.confirmed(TOO_MUCH) == position(1)
     assert pipeline.early() is None
+
+
+@pytest.mark.parametrize(
+    ("journal", "expected"), [(DURABLE, 9), ("confirm: captured", 9), ("confirm: delivered", 1)]
+)
+def test_log_of_others_is_freed_as_well(
+    confirming: Callable[[str], Confirming], journal: str, expected: int
+) -> None:
+    """While a sink is down, what others write counts as captured, once the journal counts in place of sinks."""
+    pipeline = confirming(journal)
+    pipeline.confirmed(TOO_MUCH)
+    told: list[Position] = []
+    capture = SimpleNamespace(passed=parse_position(position(9)), confirm=told.append)
+
+    pipeline.confirmer.confirm(cast("Capture", capture), last=True)
+
+    row = pipeline.store.pipelines.get(NAME)
+    assert row is not None
+    assert row.confirmed_position == position(expected)
+    assert told == ([parse_position(position(9))] if expected == 9 else [])
 
 
 def test_captured_confirms_at_once(confirming: Callable[[str], Confirming]) -> None:
