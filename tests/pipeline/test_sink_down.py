@@ -223,7 +223,7 @@ class Outage:
                 self.watched.retained = max(self.watched.retained, retained)
                 self.watched.states.add(state)
                 problems = health(self.store, loaded).problems
-                if any(one.subject == "source log" for one in problems):
+                if any(one.subject in {"source log", "confirm"} for one in problems):
                     self.watched.alerted_at = self.watched.alerted_at or retained
 
     @staticmethod

@@ -40,7 +40,7 @@ def test_what_only_the_journal_had(patient: Patient) -> None:
     status = patient.status
     assert "confirm_above" in status["confirmed_early"]["why"]
     assert status["committed_position"] == status["captured_position"]
-    assert "confirmed up to what the journal has" in patient.problem("source log")["text"]
+    assert "confirmed up to what the journal has" in patient.problem("confirm")["text"]
 
     shutil.rmtree(patient.deployment.folder / "home" / "journal" / NAME)
     for sink in ("redis", "copy"):

@@ -476,10 +476,10 @@ def _source_log(
         yield HealthProblem("source log", "warning", danger)
     if early is not None:
         yield HealthProblem(
-            "source log",
+            "confirm",
             "warning",
-            f"it is confirmed up to what the journal has, because {early.why}: until sinks have caught up, only the "
-            f"journal has what they lack (if it is lost: deltaforge recover {pipeline})",
+            f"the source's log is confirmed up to what the journal has, because {early.why}: until sinks have caught up, "
+            f"only the journal has what they lack (if it is lost: deltaforge recover {pipeline})",
             since=early.since,
         )
 
@@ -516,9 +516,9 @@ def _journal(
     lacking = lacking_bytes(store, row.name, sinks)
     if lacking >= CAUTION * limit:
         yield HealthProblem(
-            "journal",
+            "journal room",
             "warning",
-            f"it has {size(lacking)} that sinks lack, of at most {size(limit)} (engine.journal.max_bytes); when it is full, "
+            f"the journal has {size(lacking)} that sinks lack, of at most {size(limit)} (engine.journal.max_bytes); when it is full, "
             "optional sinks are detached, or capture pauses and the source retains its log",
         )
 

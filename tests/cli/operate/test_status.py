@@ -265,7 +265,9 @@ def test_what_the_server_keeps_of_its_log(
     ]
     with store.fenced(lease) as writer:
         writer.pipeline.set_early_confirmation(EarlyConfirmation(now - 120, "so it is"))
-    (early,) = shown(SourceLog(now, 0))[1]
+    assert shown(SourceLog(now, 0))[1] == []
+    (found,) = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["pipelines"]
+    (early,) = [one["text"] for one in found["problems"] if one["subject"] == "confirm"]
     assert "confirmed up to what the journal has, because so it is" in early
     confirmed = {line[0]: line for line in lines("status")}["confirmed"][1]
     assert confirmed.endswith("up to what the journal has for 2 min: so it is")
