@@ -208,9 +208,9 @@ class _Now:
     def _journal_lacking(self) -> _Values:
         return {
             (name,): lacking_bytes(
-                self._store, name, [one for one in known.values() if one.attached]
+                self._store, name, [row for row in checkpoints.values() if row.attached]
             )
-            for name, known in self._checkpoints.items()
+            for name, checkpoints in self._checkpoints.items()
         }
 
     def _sink_status(self) -> _Values:

@@ -119,14 +119,14 @@ def _figures(store: StateStore, name: str, found: Health) -> Mapping[str, float]
     figures: dict[str, float] = {"problems": len(found.problems)}
     log = found.log
     if log is not None:
-        known = {
+        measured = {
             "log_ahead_bytes": log.bytes,
             "log_unconfirmed_bytes": log.unconfirmed,
             "log_retained_bytes": log.retained,
             "log_limit_bytes": log.limit,
             "log_seconds_left": None if log.seconds_left is None else round(log.seconds_left),
         }
-        figures |= {name: value for name, value in known.items() if value is not None}
+        figures |= {name: value for name, value in measured.items() if value is not None}
     figures["confirmed_early"] = int(found.early is not None)
     row = store.pipelines.get(name)
     if row is not None:

@@ -5,7 +5,7 @@ Few looks are kept: the older one is, the further it is from the next, so that t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
@@ -65,18 +65,15 @@ def growth(looks: Sequence[LogLook]) -> float | None:
     A server frees log in steps, so the amount goes up and down also while all is well. What counts is the least
     amount: that of the later half of the time compared with that of the earlier half.
     """
-    seen = list(_recent(looks))
-    if len(seen) < 2 or seen[-1][0] - seen[0][0] < _SHORTEST:
+    recent = [
+        (look.at, look.retained)
+        for look in looks
+        if look.retained is not None and look.at >= looks[-1].at - _WINDOW
+    ]
+    if len(recent) < 2 or recent[-1][0] - recent[0][0] < _SHORTEST:
         return None
-    middle = (seen[0][0] + seen[-1][0]) / 2
-    earlier = [one for one in seen if one[0] < middle]
-    later = [one for one in seen if one[0] >= middle]
+    middle = (recent[0][0] + recent[-1][0]) / 2
+    earlier = [(at, size) for at, size in recent if at < middle]
+    later = [(at, size) for at, size in recent if at >= middle]
     grown = min(size for _, size in later) - min(size for _, size in earlier)
     return grown / (later[0][0] - earlier[0][0]) if grown > 0 else None
-
-
-def _recent(looks: Sequence[LogLook]) -> Iterator[tuple[float, int]]:
-    """Yield time and size of the looks within the window."""
-    for look in looks:
-        if look.retained is not None and look.at >= looks[-1].at - _WINDOW:
-            yield look.at, look.retained

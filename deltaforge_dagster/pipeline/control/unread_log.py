@@ -62,17 +62,19 @@ def note_unread_log(
         position = max(position, received.passed)
     start = row.confirmed_position or row.start_position
     confirmed: Position | None = None if start is None else parse_position(start)
-    found = source.retained_log(position, confirmed) if isinstance(source, MeasuredSource) else None
+    retained = (
+        source.retained_log(position, confirmed) if isinstance(source, MeasuredSource) else None
+    )
     before, now = store.pipelines.source_log(name), store.now()
-    if found is None and received is NOTHING:
+    if retained is None and received is NOTHING:
         return  # what a tick knows of it is whether there are changes
     seen = SourceLog(now, receiving_rows=received.rows, receiving_since=received.since)
     looks = None
-    if found is not None:
-        look = LogLook(now, found.end.to_json(), found.retained)
+    if retained is not None:
+        look = LogLook(now, retained.end.to_json(), retained.retained)
         positions = [position] if confirmed is None else [position, confirmed]
         looks = kept_looks(store.pipelines.log_looks(name), look, positions)
-        seen = measured_log(seen, found, looks, position, confirmed)
+        seen = measured_log(seen, retained, looks, position, confirmed)
     if before is not None and before.bytes is not None and seen.bytes is not None:
         if seen.bytes > before.bytes:
             seen = replace(seen, growing_since=before.growing_since or before.seen_at)
@@ -89,7 +91,7 @@ def note_unread_log(
 
 def measured_log(
     seen: SourceLog,
-    found: RetainedLog,
+    retained: RetainedLog,
     looks: Sequence[LogLook],
     captured: Position,
     confirmed: Position | None,
@@ -97,15 +99,15 @@ def measured_log(
     """Return what was seen, with what the source has measured and what earlier looks make of it."""
     seen = replace(
         seen,
-        bytes=found.bytes,
-        retained=found.retained,
+        bytes=retained.bytes,
+        retained=retained.retained,
         unread_since=behind_since(looks, captured),
-        unconfirmed=found.unconfirmed,
+        unconfirmed=retained.unconfirmed,
         unconfirmed_since=None if confirmed is None else behind_since(looks, confirmed),
-        limit=found.limit,
-        room=found.room,
-        kept_seconds=found.kept_seconds,
-        limited_by=found.limited_by,
+        limit=retained.limit,
+        room=retained.room,
+        kept_seconds=retained.kept_seconds,
+        limited_by=retained.limited_by,
         growth=growth(looks),
     )
     return replace(seen, seconds_left=_seconds_left(seen))

@@ -75,11 +75,11 @@ class ConfirmPolicy:
             return
         lacking = store.segments.read(pipeline.name, first=awaited, limit=1)
         behind = store.now() - lacking[0].created_at if lacking else 0.0
-        if self._early is not None:
-            if behind < _CAUGHT_UP_SECONDS:
-                self._set(None)
-        elif (why := self._why(pipeline.name, behind)) is not None:
+        why = self._why(pipeline.name, behind)
+        if self._early is None and why is not None:
             self._set(EarlyConfirmation(store.now(), why))
+        elif why is None and behind < _CAUGHT_UP_SECONDS:
+            self._set(None)
 
     def _why(self, name: str, behind: float) -> str | None:
         """Return why the log should be confirmed early from now on; None if it should not."""
@@ -95,10 +95,8 @@ class ConfirmPolicy:
         above = self._above
         if above is None:
             above = _DEFAULT_BYTES if log.limit is None else round(_DEFAULT_SHARE * log.limit)
-        if log.limit is not None:
-            above = min(
-                above, round(CAUTION * log.limit)
-            )  # the file's may be of before the limit was lowered
+        if log.limit is not None:  # it may be lower than when the file was written
+            above = min(above, round(CAUTION * log.limit))
         # A transaction that is open for long, and a log that is read too slowly, retain log as well. That is not freed.
         freed = (log.unconfirmed or 0) - (log.bytes or 0)
         if log.retained > above and freed > above / 2:

@@ -138,6 +138,20 @@ def test_what_the_journal_has_is_confirmed_once_too_much_is_retained(
     assert pipeline.confirmed(SourceLog(0.0, 0, retained=MIB, unconfirmed=MIB)) == position(4)
 
 
+def test_it_does_not_go_back_and_forth(
+    confirming: Callable[[str], Confirming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a burst of writes, sinks are only seconds behind when it begins: it ends once the server has freed the log."""
+    monkeypatch.setattr(confirm_policy, "_CAUGHT_UP_SECONDS", 1000.0)
+    pipeline = confirming(DURABLE)
+    for _ in range(3):
+        assert pipeline.confirmed(TOO_MUCH) == position(3)
+    assert len(pipeline.warned) == 1
+    pipeline.confirmed(SourceLog(0.0, 0, retained=31 * MIB, unconfirmed=MIB))
+    assert pipeline.early() is None
+    assert len(pipeline.warned) == 2
+
+
 @pytest.mark.parametrize(
     "log",
     [
