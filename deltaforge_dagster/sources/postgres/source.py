@@ -227,15 +227,15 @@ class PostgresSource:
             SourceUnavailable: No connection, or the server takes more than 2 seconds.
         """
         with self._server.query(_HEAD_SECONDS) as connection:
-            ends = slots.log_ends(connection, self._config.slot)
-        restart = ends.restart
+            flushed, restart = slots.log_ends(connection, self._config.slot)
+            limit = slots.retention_limit(connection)
         return RetainedLog(
-            LsnPosition(ends.flushed),
-            max(0, ends.flushed - _lsn(captured)),
-            None if confirmed is None else max(0, ends.flushed - _lsn(confirmed)),
-            None if restart is None else max(0, ends.flushed - restart),
-            ends.limit,
-            limited_by=None if ends.limit is None else slots.LIMIT,
+            LsnPosition(flushed),
+            max(0, flushed - _lsn(captured)),
+            None if confirmed is None else max(0, flushed - _lsn(confirmed)),
+            None if restart is None else max(0, flushed - restart),
+            limit,
+            limited_by=None if limit is None else slots.LIMIT,
         )
 
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import psycopg
 
@@ -28,14 +27,14 @@ from deltaforge_dagster.sources.postgres.connection.restarts import RELOAD, no_r
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSAGES_VERSION
 
+LIMIT = "max_slot_wal_keep_size"
+"""The server's setting for how much log a slot may retain (PostgreSQL 13)."""
+
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
 
 KEEP_ALL = ("ALTER SYSTEM SET max_slot_wal_keep_size = -1", RELOAD)
 """Statements that let slots retain any amount of log."""
-
-LIMIT = "max_slot_wal_keep_size"
-"""The server's setting for how much log a slot may retain (PostgreSQL 13)."""
 
 _PLUGIN = "pgoutput"
 _HEARTBEAT = HEARTBEAT.encode() + b"\0"
@@ -141,34 +140,17 @@ def check_owner(found: catalog.ReplicationSlot, server: PostgresSourceServer, na
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LogEnds:
-    """Where the server's log begins for a slot, and where it ends.
-
-    Attributes:
-        flushed: Where the durable log ends.
-        restart: From where the slot retains it; None if there is no such slot.
-        limit: How many bytes slots may retain (`LIMIT`); None if any amount.
-    """
-
-    flushed: int
-    restart: int | None
-    limit: int | None
-
-
-def log_ends(connection: psycopg.Connection, name: str) -> LogEnds:
-    """Return where the log begins for a slot, and where it ends."""
+def log_ends(connection: psycopg.Connection, name: str) -> tuple[int, int | None]:
+    """Return where the durable log ends, and from where a slot retains it; None if there is no such slot."""
     row = connection.execute(
         """
         SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn,
-               (SELECT restart_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s),
-               (SELECT setting::int8 * 1048576 FROM pg_settings
-                 WHERE name = %s AND setting::int8 >= 0)
+               (SELECT restart_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s)
         """,
-        (name, LIMIT),
+        (name,),
     ).fetchone()
     assert row is not None
-    return LogEnds(int(row[0]), None if row[1] is None else int(row[1]), row[2])
+    return int(row[0]), None if row[1] is None else int(row[1])
 
 
 def useless(
@@ -202,6 +184,15 @@ def useless(
     except (psycopg.errors.QueryCanceled, psycopg.errors.ObjectInUse):
         return None  # decoding has begun, or another process decodes, so it can be read
     return None
+
+
+def retention_limit(connection: psycopg.Connection) -> int | None:
+    """Return how many bytes of log a slot may retain (`LIMIT`); None if any amount."""
+    row = connection.execute(
+        "SELECT setting::int8 * 1048576 FROM pg_settings WHERE name = %s AND setting::int8 >= 0",
+        (LIMIT,),
+    ).fetchone()
+    return None if row is None else int(row[0])
 
 
 def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
