@@ -23,6 +23,7 @@ SCENARIOS = {
     "stalls": "runs stopped for longer than their lease, which go on after another took over",
     "snapshots": "snapshots killed at random, read again by chunks, and for sinks that join",
     "faults": "networks that cut connections for minutes, disks that are full, servers that stop and go on",
+    "log": "ten minutes of load while a sink is down, and runs are killed: the primary's log stays small",
     "versions": "other versions of PostgreSQL, MySQL, MariaDB and libSQL, and sessions of Spark without a server",
     "dagster": "ranges that the UI materializes, and sinks that catch up, through Dagster's daemon",
     "formats": "what is the same in both formats of lake tables, with the one that CI leaves out",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Generator, Iterator
 
@@ -22,15 +23,17 @@ from deltaforge_dagster.sources.base import (
     ChangeBatch,
     LogSection,
     ReadLimits,
+    RetainedLog,
     SourceNotes,
-    UnreadLog,
 )
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection import identity, server_log
+from deltaforge_dagster.sources.mysql.connection.retention import log_retention
 from deltaforge_dagster.sources.mysql.connection.rights import check_rights
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder, decode_held
 from deltaforge_dagster.sources.mysql.decode.held_events import tables_of_fix
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
@@ -284,21 +287,31 @@ class MysqlSource:
 
     def behind(self, position: Position) -> int:
         """Return how many bytes of log there are after a position; 0 if unknown."""
-        with contextlib.suppress(DeltaforgeError):
-            return self.unread_log(position).bytes
+        with contextlib.suppress(DeltaforgeError), self._server.query(_HEAD_SECONDS) as session:
+            return server_log.bytes_after(server_log.log_files(session), _binlog(position))
         return 0
 
-    def unread_log(self, position: Position) -> UnreadLog:
-        """Return how many bytes of log there are after a position. The server keeps none for a pipeline.
+    def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog:
+        """Return how many bytes of log there are around the positions. The server keeps none for a pipeline.
 
         Raises:
             DeltaforgeError: The server does not answer within 2 seconds, or refuses.
         """
-        place = _binlog(position)
         with self._server.query(_HEAD_SECONDS) as session:
             files = server_log.log_files(session)
-        later = [size for name, size in files.items() if place < BinlogPosition(name, 0)]
-        return UnreadLog(sum(later) + max(files.get(place.file, 0) - place.pos, 0))
+            retention = log_retention(session, service_of(session))
+        seconds = retention.seconds
+        limited = seconds is not None and math.isfinite(seconds)
+        newest, size = list(files.items())[-1]
+        after = server_log.bytes_after(files, _binlog(captured))
+        return RetainedLog(
+            BinlogPosition(newest, size),
+            after,
+            None if confirmed is None else server_log.bytes_after(files, _binlog(confirmed)),
+            room=max(0, sum(files.values()) - after),
+            kept_seconds=seconds if limited else None,
+            limited_by=retention.setting if limited else None,
+        )
 
     def warm(self) -> None:
         """Compile the kernels, or load them from the cache."""

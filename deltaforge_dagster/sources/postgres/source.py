@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes, UnreadLog
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, RetainedLog, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
@@ -225,8 +225,8 @@ class PostgresSource:
                     publications.drop(connection, server, config.publication)
         return dropped
 
-    def unread_log(self, position: Position) -> UnreadLog:
-        """Return the bytes between a position and the end of the log, and what the slot retains.
+    def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog:
+        """Return the bytes between the positions and the end of the log, and what the slot retains.
 
         Raises:
             SourceUnavailable: No connection, or the server takes more than 2 seconds.
@@ -234,9 +234,15 @@ class PostgresSource:
         with self._server.query(_HEAD_SECONDS) as connection:
             flushed = self._facts(connection).flushed_lsn
             found = catalog.slot(connection, self._config.slot)
+            limit = slots.retention_limit(connection)
         restart = None if found is None else found.restart_lsn
-        return UnreadLog(
-            max(0, flushed - _lsn(position)), None if restart is None else max(0, flushed - restart)
+        return RetainedLog(
+            LsnPosition(flushed),
+            max(0, flushed - _lsn(captured)),
+            None if confirmed is None else max(0, flushed - _lsn(confirmed)),
+            None if restart is None else max(0, flushed - restart),
+            limit,
+            limited_by=None if limit is None else slots.LIMIT,
         )
 
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start

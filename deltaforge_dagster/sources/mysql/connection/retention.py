@@ -36,6 +36,11 @@ class LogRetention:
     seconds: float | None
     service: MysqlService
 
+    @property
+    def setting(self) -> str:
+        """What decides it."""
+        return "binlog retention hours" if self.service.most_hours else _VARIABLES[0]
+
     def longer(self, session: MysqlSession) -> SettingChange:
         """Return how the log is kept for twice as long as now, at least for a week."""
         seconds = self.seconds

@@ -239,6 +239,12 @@ def log_files(session: MysqlSession) -> dict[str, int]:
     return {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
 
 
+def bytes_after(files: Mapping[str, int], position: BinlogPosition) -> int:
+    """Return how many bytes of log there are after a position, in files as `log_files` returns them."""
+    later = [size for name, size in files.items() if position < BinlogPosition(name, 0)]
+    return sum(later) + max(files.get(position.file, 0) - position.pos, 0)
+
+
 def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition) -> None:
     """Check that the first transaction after the position has a GTID.
 

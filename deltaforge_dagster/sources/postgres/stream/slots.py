@@ -32,6 +32,9 @@ from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSA
 
 logger = logging.getLogger(__name__)
 
+LIMIT = "max_slot_wal_keep_size"
+"""The server's setting for how much log a slot may retain (PostgreSQL 13)."""
+
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
 
@@ -186,6 +189,15 @@ def useless(
     except (psycopg.errors.QueryCanceled, psycopg.errors.ObjectInUse):
         return None  # decoding has begun, or another process decodes, so it can be read
     return None
+
+
+def retention_limit(connection: psycopg.Connection) -> int | None:
+    """Return how many bytes of log a slot may retain (`LIMIT`); None if any amount."""
+    row = connection.execute(
+        "SELECT setting::int8 * 1048576 FROM pg_settings WHERE name = %s AND setting::int8 >= 0",
+        (LIMIT,),
+    ).fetchone()
+    return None if row is None else int(row[0])
 
 
 def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
