@@ -59,7 +59,7 @@ def test_chosen_tables(
 
 
 CHOSEN = os.environ.get("DELTAFORGE_TEST_ORACLE", "")
-"""Scenarios to repeat in place of new ones, with blanks between: `SOURCE:SEED`, or `SOURCE:SEED:VERSION` for another server."""
+"""Scenarios to repeat in place of new ones, with commas between: `SOURCE:SEED`, or `SOURCE:SEED:VERSION` for another server."""
 
 MINUTES = float(os.environ.get("DELTAFORGE_TEST_ORACLE_MINUTES", "20"))
 """How long to look for differences, and to make what is found smaller."""
@@ -80,7 +80,7 @@ def test_random_tables(servers: Servers, seed: int) -> None:
 
 def _scenarios(seed: int, until: float) -> Iterator[Scenario]:
     """Return those that are chosen, or new ones until some time."""
-    for one in CHOSEN.split():
+    for one in filter(None, CHOSEN.split(",")):
         source, number, *version = one.split(":")
         assert source in VERSIONS
         yield scenario(int(number), source, *version)
