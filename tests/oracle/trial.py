@@ -209,7 +209,10 @@ class _Attempt:
     def _compare(self) -> Iterator[Difference]:
         """Compare each table with what every reader sees."""
         for table, reason in self._uncertain.items():
-            yield Difference("source", int(table.removeprefix("t")), "held", reason)
+            if (why := documented_hold(reason)) is None:
+                yield Difference("source", int(table.removeprefix("t")), "held", reason)
+            else:
+                self._excused.append(f"source: {why}")
         for sink in self._scenario.sinks:
             held = self._held(sink)
             text = self._outcome.sink_errors.get(sink) or (

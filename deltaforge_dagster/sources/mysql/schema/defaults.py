@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from deltaforge_dagster.sources.mysql.values.types import (
 
 NULL = ColumnDefault(None)
 """The default NULL, also of a column without one that may be null."""
+
+_MOST_DIGITS = Context(prec=65)
+"""A decimal has so many digits at most; Python's usual context has 28."""
 
 _QUOTED = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _ESCAPED = re.compile(r"''|\\(.)", re.DOTALL)
@@ -160,7 +163,9 @@ def _labels_json(text: str, type_: MysqlValueType, labels: Sequence[str]) -> str
 
 def _number_json(text: str, type_: MysqlValueType) -> str | None:
     if type_.kind == DECIMAL:
-        digits = Decimal(text).quantize(Decimal(1).scaleb(-type_.second), ROUND_HALF_UP)
+        digits = Decimal(text).quantize(
+            Decimal(1).scaleb(-type_.second), ROUND_HALF_UP, _MOST_DIGITS
+        )
         return f'"{digits:f}"'
     bits = np.array([float(text)], "<f4" if type_.size == 4 else "<f8").view(np.uint8)
     out = np.empty(FLOAT_ROOM, np.uint8)
