@@ -28,7 +28,7 @@ from deltaforge_dagster.errors import (
     and_run,
     commands_of,
 )
-from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command, lacking_bytes
+from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
 from deltaforge_dagster.pipeline.control.secret_changes import with_restart_hint
 from deltaforge_dagster.pipeline.control.specs import last_spec
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
@@ -523,13 +523,16 @@ def _journal(
     if spec is None or row.capture_pause is not None:
         return
     limit = spec.spec.engine.journal.max_bytes
-    sinks = [one for one in store.checkpoints.read(row.name).values() if one.attached]
-    lacking = lacking_bytes(store, row.name, sinks)
+    behind = [one for one in store.checkpoints.read(row.name).values() if one.attached]
+    if not behind:
+        return
+    delivered = min(one.whole_segment for one in behind)
+    lacking = store.segments.about_bytes(row.name, after=delivered, last=row.next_segment - 1)
     if lacking >= CAUTION * limit:
         yield HealthProblem(
             "journal room",
             "warning",
-            f"the journal has {size(lacking)} that sinks lack, of at most {size(limit)} (engine.journal.max_bytes); when it is full, "
+            f"the journal has about {size(lacking)} that sinks lack, of at most {size(limit)} (engine.journal.max_bytes); when it is full, "
             "optional sinks are detached, or capture pauses and the source retains its log",
         )
 

@@ -573,7 +573,7 @@ def test_a_journal_that_fills_up(loaded: LoadedPipeline, sqlite_store: StateStor
     with sqlite_store.fenced(lease) as writer:
         writer.segments.add(new_segment(4), number)
     (text,) = journal()
-    assert text.startswith("the journal has 200 B that sinks lack, of at most 400 B (")
+    assert text.startswith("the journal has about 200 B that sinks lack, of at most 400 B (")
     with sqlite_store.fenced(lease) as writer:
         writer.pipeline.set_capture_pause("it is full")
     assert journal() == ["capture is paused: it is full"]
