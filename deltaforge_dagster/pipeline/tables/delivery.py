@@ -442,11 +442,6 @@ class TableDelivery:
         return [row for row in rows if row.rows and row.is_for(self._sink_id)]
 
     def _deliver(self, commit: _Commit, commits: LakeCommits) -> None:
-        if commit.table is not None:
-            destinations = self._stager.destinations()
-            if commit.table.destination not in destinations.values():
-                self._abandon(commit.table, commits, destinations)
-                return
         rows = self._rows(commit.after, commit.last)
         if len(rows) != commit.last - commit.after:
             raise JournalDamaged(
@@ -454,6 +449,9 @@ class TableDelivery:
                 f"{self._sink_id} has planned are not all in the journal"
             )
         own = self._own(rows)
+        if commit.table is not None and self._is_abandoned(commit.table, own):
+            self._abandon(commit.table, commits)
+            return
         rejected: Mapping[Destination, Exception] = {}
         writes: Sequence[TableWrite] = ()
         if own:
@@ -476,20 +474,40 @@ class TableDelivery:
         else:
             self._table_moves(commit, commit.table, commits, rejected, writes)
 
-    def _abandon(
-        self, table: HeldTable, commits: LakeCommits, destinations: Mapping[TableName, Destination]
-    ) -> None:
+    def _is_abandoned(self, table: HeldTable, rows: Sequence[SegmentRow]) -> bool:
+        """Return whether nothing goes to a held table any more, because the sink's `table` has changed.
+
+        Tables that only a processor names are not among the registered ones. They are told by the commit that is
+        repeated: it had rows of the table.
+        """
+        name, destinations = table.destination, self._stager.destinations()
+        if name in destinations.values():
+            return False
+        former = self._former_destinations()
+        if any(former.get(_source(source)) == name for source in destinations):
+            return True
+        if table.planned_to is None or not rows:
+            return False
+        staged = self._stager.stage(rows, only=frozenset({name}))
+        staged.discard()
+        return not (staged.failed or staged.tables)
+
+    def _former_destinations(self) -> Mapping[tuple[str, str], Destination]:
+        """Return where the sink has written each table of the source last."""
+        return {
+            one.write.source: one.write.destination
+            for one in self._store.lake_commits.tables(self._pipeline)
+            if one.sink == self._sink_id
+        }
+
+    def _abandon(self, table: HeldTable, commits: LakeCommits) -> None:
         """Hold tables in place of a held one to which nothing goes any more: those that may lack what it lacked.
 
         They are the tables of the source of which the sink has written nothing yet; if there are none, the one whose rows it
         had.
         """
         name, front = table.destination, commits.front.segment
-        former = {
-            one.write.source: one.write.destination
-            for one in self._store.lake_commits.tables(self._pipeline)
-            if one.sink == self._sink_id
-        }
+        former, destinations = self._former_destinations(), self._stager.destinations()
         free = [source for source, there in destinations.items() if there not in commits.held]
         moved = [source for source in free if _source(source) not in former] or [
             source for source in free if former[_source(source)] == name

@@ -78,6 +78,7 @@ class Lake:
         folds: Each fold: the table, up to which segment, when, and whether there must be something.
         recreated: The tables that were recreated.
         moved: By name of a table of the source, where its rows go now, if not to a table of its name.
+        unregistered: Tables that only a processor names.
     """
 
     rows: dict[Destination, list[int]] = field(default_factory=lambda: {ORDERS: [], ITEMS: []})
@@ -95,6 +96,7 @@ class Lake:
     folds: list[tuple[str, int, str, bool]] = field(default_factory=list)
     recreated: list[Destination] = field(default_factory=list)
     moved: dict[str, Destination] = field(default_factory=dict)
+    unregistered: set[Destination] = field(default_factory=set)
     is_log: bool = False
     closed: int = 0
     discarded: int = 0
@@ -108,7 +110,7 @@ class Lake:
     ) -> StagedCommit:
         """Return the tables, with the segments' numbers as files."""
         self.fault(None)
-        there = self.destinations().values()
+        there = [*self.destinations().values(), *sorted(self.unregistered)]
         wanted = [one for one in there if one not in skip and (only is None or one in only)]
         self.commits.append(([row.segment for row in rows], wanted))
         step = StagedStep(self.kind, [str(row.segment) for row in rows], 1, True, ChangePlace(0, 0))
@@ -222,7 +224,8 @@ class Lake:
     def _table(self, name: Destination, *steps: StagedStep) -> StagedTable:
         columns = cast("TypedSchema", None)
         changes = sum(len(one.files) for one in steps)
-        source = next(table for table, there in self.destinations().items() if there == name)
+        sources = {there: table for table, there in self.destinations().items()}
+        source = sources.get(name, ("shop", name[0], name[1]))
         return StagedTable(name, source, columns, (), frozenset(), steps, changes)
 
     def _discard(self) -> None:
@@ -386,6 +389,23 @@ def test_a_held_table_to_which_nothing_goes_any_more(scene: Scene) -> None:
     Work(scene, lake).go()
     assert not scene.checkpoint.last_error
     assert lake.rows[NEW] == [4]
+
+
+def test_a_held_table_that_only_a_processor_names(scene: Scene) -> None:
+    """It is not among the registered tables, and gets what it lacks all the same."""
+    lake = Lake(rejects={ORDERS}, unregistered={ORDERS})
+    capture(scene, 2)
+    Work(scene, lake).go()
+    retry(scene)
+    Work(scene, lake).go()
+    assert "table public.orders has everything up to segment 0" in str(scene.checkpoint.last_error)
+
+    lake.rejects.clear()
+    retry(scene)
+    capture(scene, 1)
+    Work(scene, lake).go()
+    assert not scene.checkpoint.last_error
+    assert lake.rows[ORDERS] == [1, 2, 3]
 
 
 def test_a_commit_waits_for_bytes(scene: Scene) -> None:
