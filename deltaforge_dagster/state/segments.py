@@ -28,8 +28,8 @@ from deltaforge_dagster.state.records import (
 )
 from deltaforge_dagster.tables import Contained, contained
 
-_SAMPLE = 1000
-"""Segments whose sizes are added up where about the size of all is enough."""
+_SAMPLE = 50
+"""How many segments are added up where about the size of all is enough."""
 
 
 class SegmentRepository:
@@ -86,7 +86,7 @@ class SegmentRepository:
             return int(connection.execute(query).scalar() or 0)
 
     def about_bytes(self, name: str, *, after: int, last: int) -> int:
-        """Return about what size segments have: a tick may ask, so that only the first thousand are added up.
+        """Return about what size segments have: a tick may ask, so that only the first ones are added up.
 
         Args:
             name: The pipeline.
