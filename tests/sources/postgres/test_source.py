@@ -481,6 +481,15 @@ class TestPublication:
         rewritten = ("CLUSTER orders USING orders_pkey",)
         assert fills("int DEFAULT 5", then=rewritten) == {"int DEFAULT 5": None}
 
+        # Read late: the row from before is described by a catalog that has the column already.
+        bench.execute(
+            "UPDATE orders SET v = 'x'", "ALTER TABLE orders ADD COLUMN late int DEFAULT 5"
+        )
+        bench.execute(*rewritten, insert("orders", 1000))
+        take(bench, start, whole(2), versions=versions)
+        late, _ = versions.registered[-1]
+        assert late.columns[-1].fill is None
+
     def test_an_identity_that_was_taken_away(self, bench: PostgresBench) -> None:
         """Its users' statements fail as long as it is published: an error with the statement."""
         start = bench.source().ensure_start()

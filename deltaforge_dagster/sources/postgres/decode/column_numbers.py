@@ -78,7 +78,7 @@ class LoggedColumns:
         oid: OID of the table.
         names: Their names.
         numbers: Their numbers, which increase; None if they are not known.
-        file: See `CatalogColumns`.
+        file: See `CatalogColumns`; None if the catalog was ahead of the log, which may have had another one.
         whole: Whether the log had all columns of the table, except generated ones: no column list of the publication leaves
             out any.
         types: OIDs of their types; none if they are not known.
@@ -134,13 +134,14 @@ class ColumnNumbers:
                 for number in known.numbers
             )
             if not dropped:
-                whole = _is_whole(known.numbers, now, xid)
-                return LoggedColumns(known.oid, names, known.numbers, now.file, whole, types)
+                whole, file = _is_whole(known.numbers, now, xid), _file_then(known.numbers, now)
+                return LoggedColumns(known.oid, names, known.numbers, file, whole, types)
         numbers = _by_name(relation, known, now.columns, xid)
         if numbers is None:
             numbers = _by_place(relation, now.columns, xid)
         whole = numbers is not None and _is_whole(numbers, now, xid)
-        return LoggedColumns(relation.oid, names, numbers, now.file, whole, types)
+        file = None if numbers is None else _file_then(numbers, now)
+        return LoggedColumns(relation.oid, names, numbers, file, whole, types)
 
     def note(self, relation: Relation, columns: LoggedColumns, position: Position) -> None:
         """Remember the columns that a table has from a position on; they are durable when this returns."""
@@ -163,6 +164,15 @@ def _is_whole(numbers: list[int], catalog: CatalogColumns, xid: int | None) -> b
         and (xid is None or not _precedes(xid, column.xid))
         for number, column in catalog.columns.items()
     )
+
+
+def _file_then(numbers: list[int], catalog: CatalogColumns) -> int | None:
+    """Return the number of the file that the table had with these columns; None if others were added since."""
+    is_ahead = any(
+        number not in numbers and column.name is not None and not column.generated
+        for number, column in catalog.columns.items()
+    )
+    return None if is_ahead else catalog.file
 
 
 def _by_name(

@@ -80,6 +80,25 @@ def test_numbers(
     assert numbers.of(relation(**names), LsnPosition(3, 50)).numbers == expected
 
 
+@pytest.mark.parametrize(
+    ("catalog", "file"),
+    [
+        (BEFORE, 7),
+        (now(a="id@10", b="v@10", c="w@60"), None),
+        (now(a="id@10", b="v@10", c="@60"), 7),
+    ],
+    ids=["as described", "a column was added since", "a column is gone"],
+)
+def test_the_file_of_its_rows(catalog: CatalogColumns, file: int | None) -> None:
+    """It is not known if the catalog is ahead: with the column, the table may have got another one."""
+    numbers = ColumnNumbers(lambda _oid: catalog, Versions(), LsnPosition(1))
+    first = relation(id=INT, v=INT)
+    for _ in range(2):
+        described = numbers.of(first, LsnPosition(2, 50))
+        assert (described.numbers, described.file) == ([1, 2], file)
+        numbers.note(first, described, LsnPosition(2, 50))
+
+
 def test_a_first_description() -> None:
     """Nothing is known of the table yet: a column that was dropped since is not taken for a later one of its name."""
     after = now(a="id@10", b="v@10", c="@60", d="w@60")
