@@ -8,7 +8,7 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal, Self, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -32,6 +32,7 @@ class FaultyProxy:
         faults: Which there are, one of them each time.
         most_delay: The longest delay, in seconds.
         port: To listen on; 0 for a free one.
+        answers: Given what a client sends, returns what it gets in place of the server's answer; None to pass it on.
 
     Attributes:
         address: Host and port to connect to instead.
@@ -48,9 +49,11 @@ class FaultyProxy:
         faults: Sequence[Fault] = ("cut",),
         most_delay: float = 0.3,
         port: int = 0,
+        answers: Callable[[bytes], bytes | None] = lambda _: None,
     ) -> None:
         self.faults = 0
         self._kinds = faults
+        self._answers = answers
         self._most_faults = most_faults
         self._most_delay = most_delay
         self._target = target
@@ -68,6 +71,14 @@ class FaultyProxy:
         assert parts.hostname is not None
         assert parts.port is not None
         return cls((parts.hostname, parts.port), mean_bytes, most_faults, seed)
+
+    @classmethod
+    def answering(cls, url: str, answers: Callable[[bytes], bytes | None]) -> Self:
+        """Return one without faults that answers in place of the server of a URL."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        return cls((parts.hostname, parts.port), 1, 0, 0, answers=answers)
 
     def through(self, url: str) -> str:
         """Return a URL of the server with the proxy's address in it."""
@@ -119,6 +130,9 @@ class FaultyProxy:
                         "tuple[socket.socket, socket.socket]", (key.fileobj, key.data)
                     )
                     data = here.recv(_PIECE)
+                    if here is client and (answer := self._answers(data)) is not None:
+                        client.sendall(answer)
+                        continue
                     if self.faults >= self._most_faults or (left := left - len(data)) > 0:
                         there.sendall(data)
                         fault = None

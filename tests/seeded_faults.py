@@ -66,6 +66,15 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "frees-nothing",
+        "dropped condition",
+        "deltaforge_dagster/pipeline/run/confirm_policy.py",
+        "if log.retained > above and freed > above / 2:",
+        "if log.retained > above:",
+        ("tests/pipeline/run/test_confirm_policy.py",),
+        "The log is confirmed before delivery although that frees nothing: an open transaction retains it.",
+    ),
+    Fault(
         "decimal-rounded",
         "dropped condition",
         "deltaforge_dagster/typed_rows/numbers.py",

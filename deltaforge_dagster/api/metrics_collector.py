@@ -17,13 +17,14 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.processors.processors import OutboxProcessor
 from deltaforge_dagster.config.sinks.base import SinkBlock
-from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seconds
+from deltaforge_dagster.pipeline.committed import lacking_bytes, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.sensing.views import classifications, schemas
 from deltaforge_dagster.sinks.registry import MessageSinkType, sink_types
 from deltaforge_dagster.state import metric_families as families
 from deltaforge_dagster.state.metric_families import FAMILIES, PREFIX, Family
 from deltaforge_dagster.state.metrics import LE, RUN_FAILURE_REASONS, SUM, Stored
+from deltaforge_dagster.state.records import SourceLog
 from deltaforge_dagster.state.store import StateStore
 
 _Labels = tuple[str, ...]
@@ -107,13 +108,31 @@ class _Now:
             families.JOURNAL_BYTES: lambda: {
                 (name,): store.segments.total_bytes(name) for name in self._rows
             },
+            families.JOURNAL_LACKING: self._journal_lacking,
+            families.JOURNAL_LIMIT: lambda: {
+                (one.name,): one.spec.spec.engine.journal.max_bytes for one in loaded
+            },
             families.HELD_EVENTS: self._held,
             families.CAPTURE_PAUSED: lambda: {
                 (name,): row.capture_pause is not None for name, row in self._rows.items()
             },
             families.BUILD_INFO: _build,
             families.SOURCE_IDLE: self._idle,
-            families.SOURCE_LOG_AHEAD: self._log_ahead,
+            families.SOURCE_LOG_AHEAD: lambda: self._logs(lambda log: log.bytes),
+            families.SOURCE_LOG_AHEAD_SECONDS: lambda: self._logs(
+                lambda log: self._age(log.bytes, log.unread_since)
+            ),
+            families.SOURCE_LOG_UNCONFIRMED: lambda: self._logs(lambda log: log.unconfirmed),
+            families.SOURCE_LOG_UNCONFIRMED_SECONDS: lambda: self._logs(
+                lambda log: self._age(log.unconfirmed, log.unconfirmed_since)
+            ),
+            families.SOURCE_LOG_RETAINED: lambda: self._logs(lambda log: log.retained),
+            families.SOURCE_LOG_LIMIT: lambda: self._logs(lambda log: log.limit),
+            families.SOURCE_LOG_ROOM: lambda: self._logs(lambda log: log.room),
+            families.SOURCE_LOG_SECONDS_LEFT: lambda: self._logs(lambda log: log.seconds_left),
+            families.CONFIRMED_EARLY: lambda: {
+                (name,): one.early is not None for name, one in self._health.items()
+            },
             families.SINK_STATUS: self._sink_status,
             families.SINK_LAG: self._sink_lag,
             families.LAST_CHECKPOINT_TS: self._last_checkpoint,
@@ -171,11 +190,27 @@ class _Now:
             for one in self._numbers[families.SOURCE_RECEIVED.name]
         }
 
-    def _log_ahead(self) -> _Values:
+    def _logs(self, figure: Callable[[SourceLog], float | None]) -> _Values:
+        """Return a figure of what was last seen of each pipeline's log, where it is known."""
         return {
-            (one.name, one.spec.spec.source.config.id): log.bytes
+            (one.name, one.spec.spec.source.config.id): value
             for one in self._loaded
-            if (log := self._health[one.name].log) is not None and log.bytes is not None
+            if (log := self._health[one.name].log) is not None
+            and (value := figure(log)) is not None
+        }
+
+    def _age(self, size: int | None, since: float | None) -> float | None:
+        """Return the age of a part of the log; None if it is not known how much there is."""
+        if size is None:
+            return None
+        return 0.0 if since is None else max(0.0, self._time - since)
+
+    def _journal_lacking(self) -> _Values:
+        return {
+            (name,): lacking_bytes(
+                self._store, name, [row for row in checkpoints.values() if row.attached]
+            )
+            for name, checkpoints in self._checkpoints.items()
         }
 
     def _sink_status(self) -> _Values:

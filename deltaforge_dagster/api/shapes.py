@@ -28,8 +28,8 @@ class SinkCheckpoint(BaseModel):
     age_seconds: Annotated[float, Field(description="Seconds since the checkpoint last moved.")]
 
 
-class UncapturedLog(BaseModel):
-    """What was last seen of the source's log that is not captured yet."""
+class LogState(BaseModel):
+    """What was last seen of the source's log, from where the pipeline stands."""
 
     seen_at: Annotated[float, Field(description="Seconds since 1970.")]
     bytes: Annotated[
@@ -52,6 +52,52 @@ class UncapturedLog(BaseModel):
         int, Field(description="Rows so far of a transaction that is being received.")
     ]
     receiving_since: Annotated[float | None, Field(description="When its first rows came.")]
+    unread_since: Annotated[
+        float | None,
+        Field(
+            description="Since when, at the earliest, there has been log after the captured position."
+        ),
+    ]
+    unconfirmed: Annotated[
+        int | None, Field(description="Bytes of log after the confirmed position.")
+    ]
+    unconfirmed_since: Annotated[
+        float | None, Field(description="Since when, at the earliest, there has been some.")
+    ]
+    limit: Annotated[
+        int | None,
+        Field(
+            description="Bytes that the server keeps for this pipeline at most; null if any amount."
+        ),
+    ]
+    room: Annotated[
+        int | None,
+        Field(
+            description="Bytes before the captured position that a server which discards log by age still has."
+        ),
+    ]
+    kept_seconds: Annotated[
+        float | None, Field(description="For how long such a server keeps its log.")
+    ]
+    limited_by: Annotated[
+        str | None, Field(description="The server's setting for `limit` or `kept_seconds`.")
+    ]
+    growth: Annotated[
+        float | None, Field(description="Bytes per second by which `retained` grows.")
+    ]
+    seconds_left: Annotated[
+        float | None,
+        Field(
+            description="When log that is needed is discarded at this rate, in seconds after `seen_at`."
+        ),
+    ]
+
+
+class EarlyConfirmed(BaseModel):
+    """That the source's log is confirmed up to what the journal has, before it is delivered."""
+
+    since: Annotated[float, Field(description="Seconds since 1970.")]
+    why: str
 
 
 class Ops(BaseModel):
@@ -71,7 +117,8 @@ class Ops(BaseModel):
         float | None, Field(description="Uptime of the live run; null without one.")
     ] = None
     checkpoints: list[SinkCheckpoint]
-    source_log: UncapturedLog | None = None
+    source_log: LogState | None = None
+    confirmed_early: EarlyConfirmed | None = None
 
 
 class Trouble(BaseModel):

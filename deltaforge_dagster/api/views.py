@@ -9,7 +9,14 @@ from typing import Any
 import orjson
 
 from deltaforge_dagster.api.context import ApiContext
-from deltaforge_dagster.api.shapes import Ops, PipeInfo, SinkCheckpoint, Trouble, UncapturedLog
+from deltaforge_dagster.api.shapes import (
+    EarlyConfirmed,
+    LogState,
+    Ops,
+    PipeInfo,
+    SinkCheckpoint,
+    Trouble,
+)
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.secrets import mask
@@ -60,14 +67,15 @@ def ops(context: ApiContext, name: str) -> Ops | None:
     now = store.now()
     sinks = store.checkpoints.read(name).values()
     attached = [sink_lag_seconds(store, row, one, now) for one in sinks if one.attached]
-    log = store.pipelines.source_log(name)
+    log, early = store.pipelines.source_log(name), store.pipelines.early_confirmation(name)
     return Ops(
         lag_seconds=max(attached, default=None),
         dlq_entries=store.dead_letters.depth(name).entries,
         sink_errors={one.sink: mask(one.error_line) for one in sinks if one.error_line},
         uptime_seconds=_uptime(context, name, now),
         checkpoints=[_checkpoint(one, now) for one in sinks],
-        source_log=None if log is None else UncapturedLog(**asdict(log)),
+        source_log=None if log is None else LogState(**asdict(log)),
+        confirmed_early=None if early is None else EarlyConfirmed(**asdict(early)),
     )
 
 

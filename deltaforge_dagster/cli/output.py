@@ -15,8 +15,6 @@ from rich.table import Table
 _UNFOLDED = 10_000
 """A line width at which no line is folded."""
 
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
-
 
 def say(text: str, found: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the result of a command: a sentence, or one JSON object with `as_json`."""
@@ -61,27 +59,6 @@ def show_grid(headings: Iterable[str], rows: Sequence[Sequence[str]], *, nothing
     """Print a table without lines, or the text `nothing` if it has no rows."""
     shown = grid(headings, rows) if rows else nothing
     print_answer(shown)
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as text, such as `12.4 MiB`."""
-    value = float(count)
-    for unit in _SIZES[:-1]:
-        if value < 1024:
-            return f"{value:.1f} {unit}" if unit != "B" else f"{count} B"
-        value /= 1024
-    return f"{value:.1f} {_SIZES[-1]}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in its two largest units, such as `1 h 5 min`; `0 s` if it is zero."""
-    left = round(max(seconds, 0.0))
-    parts = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, length)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2]) or "0 s"
 
 
 def moment(seconds: float) -> str:

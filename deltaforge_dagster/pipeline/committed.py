@@ -68,23 +68,64 @@ def committed_position(
     pipeline: PipelineRow,
     checkpoints: Mapping[str, CheckpointRow],
     holds: Sequence[HoldRow] = (),
+    *,
+    undelivered: bool = False,
 ) -> Position | None:
     """Return the position up to which the source may discard its log, or None when there is none yet.
 
     With `engine.journal.confirm: captured`, or when no attached sink counts, this is the captured
     position.
+
+    Args:
+        spec: The pipeline.
+        pipeline: Its row.
+        checkpoints: Its sinks' checkpoints.
+        holds: Its holds.
+        undelivered: Whether the source may also discard what is in the journal only (`confirm: auto` takes effect).
     """
     captured = _before(_parse(pipeline.captured_position), holds)
-    if spec.spec.engine.journal.confirm == "captured":
+    if undelivered or spec.spec.engine.journal.confirm == "captured":
         return captured
-    counted = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
+    counted = _attached_counted(spec, checkpoints)
     if not counted:
         return captured
-    reached = [_reached(checkpoints[sink], holds) for sink in counted]
+    reached = [_reached(one, holds) for one in counted]
     known = sorted(position for position in reached if position is not None)
-    policy = spec.spec.commit_policy
-    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
+    needed = _needed(spec, counted)
     return known[-needed] if len(known) >= needed else None
+
+
+def first_awaited_segment(
+    spec: PipelineSpec, pipeline: PipelineRow, checkpoints: Mapping[str, CheckpointRow]
+) -> int | None:
+    """Return the first journaled segment that the commit policy still waits for; None if there is none."""
+    counted = _attached_counted(spec, checkpoints)
+    if not counted:
+        return None
+    delivered = sorted(one.whole_segment for one in counted)[
+        -min(_needed(spec, counted), len(counted))
+    ]
+    return delivered + 1 if delivered + 1 < pipeline.next_segment else None
+
+
+def lacking_bytes(store: StateStore, pipeline: str, checkpoints: Collection[CheckpointRow]) -> int:
+    """Return the bytes of the journal that at least one of these sinks still lacks."""
+    if not checkpoints:
+        return 0
+    delivered = min(one.whole_segment for one in checkpoints)
+    return store.segments.total_bytes(pipeline, after=delivered)
+
+
+def _attached_counted(
+    spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]
+) -> list[CheckpointRow]:
+    return [checkpoints[sink] for sink in counted_sinks(spec) if checkpoints[sink].attached]
+
+
+def _needed(spec: PipelineSpec, counted: Collection[CheckpointRow]) -> int:
+    """Return how many of the sinks that count must have a change before it counts as delivered."""
+    policy = spec.spec.commit_policy
+    return policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
 
 
 def segments_behind(pipeline: PipelineRow, checkpoint: CheckpointRow) -> int:

@@ -117,8 +117,17 @@ def report_health(
 def _figures(store: StateStore, name: str, found: Health) -> Mapping[str, float]:
     """Return the figures of a pipeline that are plotted."""
     figures: dict[str, float] = {"problems": len(found.problems)}
-    if found.log is not None and found.log.bytes is not None:
-        figures["log_ahead_bytes"] = found.log.bytes
+    log = found.log
+    if log is not None:
+        measured = {
+            "log_ahead_bytes": log.bytes,
+            "log_unconfirmed_bytes": log.unconfirmed,
+            "log_retained_bytes": log.retained,
+            "log_limit_bytes": log.limit,
+            "log_seconds_left": None if log.seconds_left is None else round(log.seconds_left),
+        }
+        figures |= {name: value for name, value in measured.items() if value is not None}
+    figures["confirmed_early"] = int(found.early is not None)
     row = store.pipelines.get(name)
     if row is not None:
         sinks = [one for one in store.checkpoints.read(name).values() if one.attached]

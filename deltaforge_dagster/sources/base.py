@@ -454,24 +454,39 @@ class WatchableSource(Source, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadLog:
-    """How much log is not captured yet.
+class RetainedLog:
+    """What a server has of its log, seen from where a pipeline stands. Bytes are those of log of whatever tables.
 
     Attributes:
-        bytes: Bytes of log after the captured position, of whatever tables.
-        retained: Bytes of log that the server keeps because of this pipeline; None if it keeps none for pipelines.
+        end: Where the log ends.
+        bytes: Bytes after the captured position.
+        unconfirmed: Bytes after the confirmed position; None if there is no such position yet.
+        retained: Bytes that the server keeps because of this pipeline; None if it keeps none for pipelines.
+        limit: How many of them it keeps at most; None if any amount.
+        room: Bytes that it still has before the captured position, where it discards its log whether somebody has read
+            it or not; None elsewhere.
+        kept_seconds: For how long it keeps its log there; None if age does not matter.
+        limited_by: The server's setting for `limit` or `kept_seconds`; None without either.
     """
 
+    end: Position
     bytes: int
+    unconfirmed: int | None = None
     retained: int | None = None
+    limit: int | None = None
+    room: int | None = None
+    kept_seconds: float | None = None
+    limited_by: str | None = None
 
 
 @runtime_checkable
 class MeasuredSource(Source, Protocol):
     """A source that can say how much log there is after a position."""
 
-    def unread_log(self, position: Position) -> UnreadLog:
-        """Return how much log there is after a position; takes at most 2 seconds.
+    def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog | None:
+        """Return how much log there is after these positions; takes at most 2 seconds.
+
+        None if the database has no log that can be measured.
 
         Raises:
             DeltaforgeError: The server cannot be reached, or has no such position.

@@ -101,6 +101,7 @@ class SourceType(ABC, Generic[_Config]):
             show captured ranges as stale.
         marks_unchanged: Whether images have `{"_unchanged":true}` in place of values that the log lacks; for other kinds
             that is a value like any other.
+        retains_log: Whether the server retains its log for a pipeline until that confirms it.
         consequences: What `deltaforge plan` says when a field of `config` changes, by the field's name.
         second_digits: Decimals of the seconds in a type for times that does not say how many: `datetime`, `datetime(3)`.
     """
@@ -114,6 +115,7 @@ class SourceType(ABC, Generic[_Config]):
     outbox: str | None = None
     timing: frozenset[str] = frozenset()
     marks_unchanged: bool = False
+    retains_log: bool = False
     consequences: Mapping[str, str] = {}
     second_digits: int = 6
 

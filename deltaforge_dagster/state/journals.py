@@ -31,6 +31,7 @@ from deltaforge_dagster.state.database.tables import (
     segments,
     undelivered,
 )
+from deltaforge_dagster.state.early_confirmation import write_early
 from deltaforge_dagster.state.lake_commits import Destination, begin_resyncs
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
@@ -63,6 +64,13 @@ class JournalRepository:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def not_recapturable(self, name: str) -> list[str]:
+        """Return the sinks that lack changes from before the confirmed position: only the journal has them."""
+        with self._database.read() as connection:
+            pipeline = known_pipeline(connection, name)
+            sinks, position = read_checkpoints(connection, name), pipeline.confirmed_position
+            return [] if position is None else _lossy(connection, pipeline, sinks, position)
 
     def rebuild(self, name: str, *, accept_loss: bool) -> Rebuilt:
         """Rebuild a journal from the confirmed position, after files of it were lost.
@@ -98,17 +106,15 @@ class JournalRepository:
                     "then rebuild; --accept-loss goes on without what is held"
                 )
             holds.drop_all(connection, name)
+            write_early(connection, name, None)
             sinks = read_checkpoints(connection, name)
-            lossy = sorted(
-                sink
-                for sink, one in sinks.items()
-                if one.attached and _lacks(connection, pipeline, one, position)
-            )
+            lossy = _lossy(connection, pipeline, sinks, position)
             if lossy and not accept_loss:
                 raise NotAllowed(
-                    f"pipeline {name!r}: sinks {', '.join(lossy)} lack changes that the source was told it "
-                    f"may forget (before {position}); if their segment files cannot be brought back, "
-                    "--accept-loss goes on without these changes"
+                    f"pipeline {name!r}: sinks {', '.join(lossy)} lack changes that the source was told it may forget "
+                    f"(before {position}), so they cannot be captured again. If their segment files cannot be brought back: "
+                    f"deltaforge recover {name} gives every sink the rows that exist now; --accept-loss goes on without these "
+                    "changes"
                 )
             delivered = min(
                 (one.whole_segment for one in sinks.values() if one.attached), default=0
@@ -176,6 +182,7 @@ def _reset(connection: Connection, name: str) -> None:
         connection.execute(delete(table).where(table.c.pipeline == name))
     failovers.forget_server(connection, name)
     definitions.forget(connection, name)
+    write_early(connection, name, None)
     connection.execute(
         update(pipelines)
         .where(pipelines.c.name == name)
@@ -201,6 +208,20 @@ def _reset(connection: Connection, name: str) -> None:
             snapshot_due=True,
             **standing(pipeline.next_segment - 1, -1, True, None),
         )
+    )
+
+
+def _lossy(
+    connection: Connection,
+    pipeline: PipelineRow,
+    sinks: Mapping[str, CheckpointRow],
+    position: str,
+) -> list[str]:
+    """Return the attached sinks that lack changes from before the confirmed position."""
+    return sorted(
+        sink
+        for sink, one in sinks.items()
+        if one.attached and _lacks(connection, pipeline, one, position)
     )
 
 

@@ -90,6 +90,12 @@ CHANNEL_DEPTH = _gauge(
     "Segments captured that an attached sink does not have yet; of the sink furthest behind.",
 )
 JOURNAL_BYTES = _gauge("journal_bytes", "pipeline", "Size of the journal's segment files.")
+JOURNAL_LACKING = _gauge(
+    "journal_lacking_bytes", "pipeline", "Size of those that an attached sink lacks."
+)
+JOURNAL_LIMIT = _gauge(
+    "journal_limit_bytes", "pipeline", "`engine.journal.max_bytes`: then capture pauses."
+)
 HELD_EVENTS = _gauge("held_events", "pipeline", "Changes that holds keep out of the journal.")
 CAPTURE_PAUSED = _gauge(
     "capture_paused", "pipeline", "1 while a full journal keeps capture from reading."
@@ -134,6 +140,44 @@ SOURCE_LOG_AHEAD = _gauge(
     "source_log_ahead_bytes",
     "pipeline source",
     "Log of the source after the captured position, of whatever tables, when last measured.",
+)
+SOURCE_LOG_AHEAD_SECONDS = _gauge(
+    "source_log_ahead_seconds",
+    "pipeline source",
+    "Since when, at the earliest, there has been log after the captured position; 0 if there is none.",
+)
+SOURCE_LOG_UNCONFIRMED = _gauge(
+    "source_log_unconfirmed_bytes",
+    "pipeline source",
+    "Log of the source after the confirmed position.",
+)
+SOURCE_LOG_UNCONFIRMED_SECONDS = _gauge(
+    "source_log_unconfirmed_seconds", "pipeline source", "Since when there has been some."
+)
+SOURCE_LOG_RETAINED = _gauge(
+    "source_log_retained_bytes",
+    "pipeline source",
+    "Log that the server retains for the pipeline; absent where it retains none for pipelines.",
+)
+SOURCE_LOG_LIMIT = _gauge(
+    "source_log_limit_bytes",
+    "pipeline source",
+    "How much it retains for it at most; absent if any amount.",
+)
+SOURCE_LOG_ROOM = _gauge(
+    "source_log_room_bytes",
+    "pipeline source",
+    "Log before the captured position that a server which removes log by age still has.",
+)
+SOURCE_LOG_SECONDS_LEFT = _gauge(
+    "source_log_seconds_left",
+    "pipeline source",
+    "When the server discards log that is needed, at the present rate; absent if it does not.",
+)
+CONFIRMED_EARLY = _gauge(
+    "confirmed_early",
+    "pipeline",
+    "1 while the source's log is confirmed up to what the journal has, before it is delivered.",
 )
 SOURCE_SCHEMA_HITS = _counter(
     "source_schema_cache_hits_total",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -46,12 +46,15 @@ from deltaforge_dagster.state.database.tables import (
     stored_specs,
 )
 from deltaforge_dagster.state.definitions import DefinitionWrites
+from deltaforge_dagster.state.early_confirmation import read_early, write_early
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.ranges import CHANGES
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     DesiredState,
+    EarlyConfirmation,
     Failure,
+    LogLook,
     NotedFinding,
     PipelineRow,
     SinkStart,
@@ -60,6 +63,7 @@ from deltaforge_dagster.state.records import (
 
 _LAUNCHES = "launches"
 _LOG = "log"
+_LOOKS = "looks"
 _NUMBERS = "numbers"
 """Namespace of the next segment and range numbers of removed pipelines, should they be created again."""
 
@@ -224,16 +228,32 @@ class PipelineRepository:
             text = get_value(connection, _dagster(name), _LAUNCHES)
         return [] if text is None else [NotedFinding(**finding) for finding in json.loads(text)]
 
-    def note_source_log(self, name: str, seen: SourceLog) -> None:
-        """Record how much log there is that is not captured yet."""
+    def note_source_log(
+        self, name: str, seen: SourceLog, looks: Sequence[LogLook] | None = None
+    ) -> None:
+        """Record what was seen of the source's log, and the looks to keep; None leaves those as they are."""
         with self._database.write() as connection:
             put_value(connection, _source(name), _LOG, json.dumps(asdict(seen)).encode())
+            if looks is not None:
+                text = json.dumps([astuple(look) for look in looks])
+                put_value(connection, _source(name), _LOOKS, text.encode())
 
     def source_log(self, name: str) -> SourceLog | None:
         """Return what `note_source_log` last recorded; None if it never did."""
         with self._database.read() as connection:
             text = get_value(connection, _source(name), _LOG)
         return None if text is None else SourceLog(**json.loads(text))
+
+    def log_looks(self, name: str) -> list[LogLook]:
+        """Return the looks at the source's log that `note_source_log` last kept, in order."""
+        with self._database.read() as connection:
+            text = get_value(connection, _source(name), _LOOKS)
+        return [] if text is None else [LogLook(*look) for look in json.loads(text)]
+
+    def early_confirmation(self, name: str) -> EarlyConfirmation | None:
+        """Return since when and why the log is confirmed before changes are delivered; None if it is not."""
+        with self._database.read() as connection:
+            return read_early(connection, name)
 
     def note_since(self, name: str, what: str) -> None:
         """Record that a condition of `state.since` begins now."""
@@ -358,6 +378,10 @@ class PipelineWrites:
         if why is not None and not paused:
             since.begin(self._connection, self._pipeline, since.CAPTURE_PAUSED)
         self._update({"capture_pause": why})
+
+    def set_early_confirmation(self, early: EarlyConfirmation | None) -> None:
+        """Store since when and why the log is confirmed before changes are delivered; None once it is not."""
+        write_early(self._connection, self._pipeline, early)
 
     def set_confirmed(self, position: str) -> None:
         """Store the committed position, before it is confirmed to the source."""

@@ -117,16 +117,26 @@ LOOK_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SourceLog:
-    """What was last seen of the log that is not captured yet.
+    """What was last seen of the source's log, from where the pipeline stands. Bytes are those of log of whatever tables.
 
     Attributes:
         seen_at: When somebody last looked.
-        bytes: Bytes of log after the captured position, of whatever tables; None if the source does not know.
+        bytes: Bytes of log after the captured position; None if the source does not know.
         growing_since: Since when each look found more of it than the one before; None if the last one did not.
         unread: Whether it has changes that are to be captured; None if nobody looked for them.
         retained: Bytes of log that the server keeps because of the pipeline; None if it keeps none.
         receiving_rows: Rows so far of a transaction that is being received; 0 if none is.
         receiving_since: When its first rows came.
+        unread_since: Since when, at the earliest, there has been log after the captured position; None if there is none.
+        unconfirmed: Bytes of log after the confirmed position; None if that is unknown.
+        unconfirmed_since: Since when, at the earliest, there has been some.
+        limit: How many bytes the server keeps because of the pipeline at most; None if any amount.
+        room: Bytes that it still has before the captured position, where it discards its log by age.
+        kept_seconds: For how long it keeps its log there.
+        limited_by: The server's setting for `limit` or `kept_seconds`.
+        growth: Bytes per second by which `retained` grows; None if it does not.
+        seconds_left: When `limit` or `kept_seconds` is reached if nothing changes, in seconds after `seen_at`; None if it
+            is not.
     """
 
     seen_at: float
@@ -136,11 +146,48 @@ class SourceLog:
     retained: int | None = None
     receiving_rows: int = 0
     receiving_since: float | None = None
+    unread_since: float | None = None
+    unconfirmed: int | None = None
+    unconfirmed_since: float | None = None
+    limit: int | None = None
+    room: int | None = None
+    kept_seconds: float | None = None
+    limited_by: str | None = None
+    growth: float | None = None
+    seconds_left: float | None = None
 
     def all_read(self, now: float) -> bool:
         """Whether somebody has just looked, and found nothing that is to be captured."""
         fresh = now - self.seen_at <= LOOK_SECONDS
         return fresh and not self.receiving_rows and (self.bytes == 0 or self.unread is False)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyConfirmation:
+    """That the source's log is confirmed up to what the journal has, before it is delivered (`confirm: auto`).
+
+    Attributes:
+        since: Since when.
+        why: Why, in a sentence.
+    """
+
+    since: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLook:
+    """One look at the source's log, kept for comparison with later ones.
+
+    Attributes:
+        at: When somebody looked.
+        end: Where the log ended, JSON text.
+        retained: Bytes of log that the server kept because of the pipeline; None if it keeps none.
+    """
+
+    at: float
+    end: str
+    retained: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

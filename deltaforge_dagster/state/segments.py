@@ -28,6 +28,9 @@ from deltaforge_dagster.state.records import (
 )
 from deltaforge_dagster.tables import Contained, contained
 
+_SAMPLE = 50
+"""How many segments are added up where about the size of all is enough."""
+
 
 class SegmentRepository:
     """The segments of all pipelines: `StateStore.segments`."""
@@ -81,6 +84,26 @@ class SegmentRepository:
         )
         with self._database.read() as connection:
             return int(connection.execute(query).scalar() or 0)
+
+    def about_bytes(self, name: str, *, after: int, last: int) -> int:
+        """Return about what size segments have: a tick may ask, so that only the first ones are added up.
+
+        Args:
+            name: The pipeline.
+            after: Those with a higher number.
+            last: The number of the last segment.
+        """
+        size = segments.c.bytes + func.coalesce(segments.c.processed_bytes, 0)
+        first = (
+            select(size.label("size"))
+            .where(segments.c.pipeline == name, segments.c.segment > after)
+            .order_by(segments.c.segment)
+            .limit(_SAMPLE)
+            .subquery()
+        )
+        with self._database.read() as connection:
+            total, count = connection.execute(select(func.sum(first.c.size), func.count())).one()
+        return int(total) * max(count, last - after) // count if count else 0
 
     def expirable(self, name: str, before: float) -> list[SegmentRow]:
         """Return the segments that are no longer needed, oldest first; always a prefix of all.

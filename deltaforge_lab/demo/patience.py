@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deltaforge_dagster.cli.installation.dagster_processes import ANSWER_SECONDS
-from deltaforge_dagster.cli.output import duration
+from deltaforge_dagster.pipeline.plural import duration
 
 STUCK_SECONDS = 120.0
 """A working run delivers something within this time."""

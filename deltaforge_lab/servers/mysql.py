@@ -59,6 +59,7 @@ class MysqlServer(OneProcessServer):
         *,
         version: Version | None = None,
         origins: Sequence[Origin] = ("package", "installed"),
+        copy_of: MysqlServer | None = None,
     ) -> Self:
         """Create a data directory and start a server on it.
 
@@ -68,6 +69,8 @@ class MysqlServer(OneProcessServer):
                 names of system variables: `{"gtid_mode": "OFF", "binlog_row_metadata": "FULL"}`.
             version: The version to download; None for the default one, from the package or installed.
             origins: The search order for the program without a `version`.
+            copy_of: The server whose data and accounts it gets; that one is restarted. The copy is another server
+                for its replicas and readers.
 
         Raises:
             SettingsError: The program was not found, or the server did not start.
@@ -88,12 +91,19 @@ class MysqlServer(OneProcessServer):
                 ),  # not TMPDIR, which the account may be unable to read
                 **(settings or {}),
             }
-            password = server._initialize()
+            password = server._copy(copy_of) if copy_of else server._initialize()
             server._run_on_free_port(functools.partial(server._listen, password))
         except BaseException:
             server.close()
             raise
         return server
+
+    def restart_at(self, port: int) -> None:
+        """Restart the server on another port."""
+        self._own()
+        self.stop()
+        self._listen(urlsplit(self._dsn).password or "", port)
+        self._run()
 
     @classmethod
     def attach(cls, dsn: str) -> Self:
@@ -107,6 +117,11 @@ class MysqlServer(OneProcessServer):
     def dsn(self) -> str:
         """`mysql://user:password@host:port/database` of root."""
         return self._dsn
+
+    @property
+    def data_directory(self) -> Path:
+        """Where the server keeps its data."""
+        return self._data
 
     @property
     def version(self) -> str:
@@ -131,6 +146,17 @@ class MysqlServer(OneProcessServer):
     def _listen(self, password: str, port: int) -> None:
         self._settings["port"] = str(port)
         self._dsn = f"mysql://{_USER}:{password}@127.0.0.1:{port}/mysql"
+
+    def _copy(self, other: MysqlServer) -> str:
+        """Copy the data of another server; return the user's password."""
+        other.stop()
+        shutil.copytree(other.data_directory, self._data, dirs_exist_ok=True)
+        other.restart()
+        (self._data / "auto.cnf").unlink()  # the identity
+        if self._account:
+            for path in (self._data, *self._data.rglob("*")):
+                shutil.chown(path, self._account.uid, self._account.gid)
+        return urlsplit(other.dsn).password or ""
 
     def _initialize(self) -> str:
         """Create the data directory and the user; return the user's password."""
@@ -194,14 +220,15 @@ class MysqlServer(OneProcessServer):
 
 
 def connect(dsn: str) -> pymysql.Connection[Any]:
-    """Open a connection in autocommit mode."""
+    """Open a connection in autocommit mode; with `ssl-mode` in the DSN it is encrypted, and nothing is verified."""
     parts = urlsplit(dsn)
     host = parts.hostname or "127.0.0.1"
-    # A local connection needs no TLS, and creating a TLS context takes 10 ms.
-    own = host == "127.0.0.1"
+    # A local connection needs no TLS unless it is asked for, and creating a TLS context takes 10 ms.
+    asked = "ssl-mode" in parts.query
     return pymysql.connect(
         host=host,
-        ssl_disabled=own,
+        ssl_disabled=host == "127.0.0.1" and not asked,
+        ssl={"verify_mode": "none", "check_hostname": False} if asked else None,
         port=parts.port or 3306,
         user=unquote(parts.username or ""),
         password=unquote(parts.password or ""),

@@ -20,7 +20,7 @@ from typing import Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
-from psycopg import sql
+from psycopg import conninfo, sql
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.processes.process import (
@@ -127,11 +127,51 @@ class PostgresServer(Server):
         self._created.append(name)
         return urlunsplit(urlsplit(self._dsn)._replace(path="/" + quote(name, safe="")))
 
+    def standby(self, settings: Mapping[str, str] | None = None) -> PostgresServer:
+        """Start a standby that follows this server, which is restarted for it, through the physical slot `standby`.
+
+        Close it before this server, whose programs it uses.
+
+        Args:
+            settings: Settings of the standby that differ from those of this server.
+        """
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_create_physical_replication_slot('standby', true)")
+        other = PostgresServer("")
+        try:
+            other._follow(self, settings or {})
+        except BaseException:
+            other.close()
+            raise
+        return other
+
     def close(self) -> None:
         """Stop the server and remove its temporary directory. Safe to call twice."""
         if self._process is None and self._dsn and self._temporary is None:
             self._drop_created()
         super().close()
+
+    def _follow(self, primary: PostgresServer, settings: Mapping[str, str]) -> None:
+        """Copy the files of a primary, which stops for that, and follow it."""
+        self._account, self._programs = primary._account, primary._programs
+        self._temporary = temporary_directory("postgres", self._account)
+        self._data = self._temporary / "data"
+        primary.stop()
+        shutil.copytree(primary._data, self._data)
+        (self._data / "standby.signal").touch()
+        for path in (self._data, *self._data.rglob("*")):
+            if self._account:
+                shutil.chown(path, self._account.uid, self._account.gid)
+        primary._run()
+        self._settings = {
+            **primary._settings,
+            "primary_conninfo": conninfo.make_conninfo(primary.dsn, dbname="postgres"),
+            "primary_slot_name": "standby",
+            "hot_standby_feedback": "on",
+            **settings,
+        }
+        password = urlsplit(primary.dsn).password or ""
+        self._run_on_free_port(functools.partial(self._listen, password))
 
     def _listen(self, password: str, port: int) -> None:
         self._settings["port"] = str(port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import dagster as dg
@@ -10,7 +11,7 @@ import pytest
 from deltaforge_dagster.assets.names import RUN_TAG, job_name
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
-from deltaforge_dagster.state.records import HeldPart, SourceLog
+from deltaforge_dagster.state.records import EarlyConfirmation, HeldPart, SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.api.conftest import Api
 from tests.api.scraped import scrape
@@ -108,22 +109,49 @@ def test_the_server_itself(api: Api) -> None:
     assert "process_cpu_seconds_total" in api.client.get("/metrics", headers=accept).text
 
 
-def test_log_that_is_not_captured(api: Api) -> None:
-    """The metric and the API show what was last measured; nothing before that."""
+def test_the_sources_log(api: Api) -> None:
+    """Metrics and API show what was last seen of it; nothing before that, and no figure that a source does not have."""
     api.create("orders")
-    assert api.client.get("/pipelines/orders").json()["ops"]["source_log"] is None
-    api.store.pipelines.note_source_log(
-        "orders", SourceLog(7.0, 4096, 5.0, unread=True, retained=9)
+    ops = api.client.get("/pipelines/orders").json()["ops"]
+    assert (ops["source_log"], ops["confirmed_early"]) == (None, None)
+    now = api.store.now()
+    seen = SourceLog(
+        now,
+        4096,
+        now - 5,
+        unread=True,
+        retained=9000,
+        unread_since=now - 60,
+        unconfirmed=8000,
+        unconfirmed_since=now - 120,
+        limit=10_000,
+        limited_by="max_slot_wal_keep_size",
+        growth=1.5,
+        seconds_left=666.0,
     )
-    shown = api.client.get("/pipelines/orders").json()["ops"]["source_log"]
-    assert shown == {
-        "seen_at": 7.0,
-        "bytes": 4096,
-        "growing_since": 5.0,
-        "unread": True,
-        "retained": 9,
-        "receiving_rows": 0,
-        "receiving_since": None,
-    }
+    api.store.pipelines.note_source_log("orders", seen)
+    lease = api.store.leases.acquire("orders", "run-1", 60)
+    assert lease is not None
+    with api.store.fenced(lease) as writer:
+        writer.pipeline.set_early_confirmation(EarlyConfirmation(now - 7, "it was too much"))
+
+    ops = api.client.get("/pipelines/orders").json()["ops"]
+    assert ops["source_log"] == asdict(seen)
+    assert ops["confirmed_early"] == {"since": now - 7, "why": "it was too much"}
+    found = scrape(api.store, api.context.loaded("orders"))
+
+    def value(name: str) -> float:
+        return found.of(f"source_log_{name}", pipeline="orders", source="db")
+
+    assert value("ahead_bytes") == 4096
+    assert value("ahead_seconds") == pytest.approx(60, abs=10)
+    assert value("unconfirmed_bytes") == 8000
+    assert value("unconfirmed_seconds") == pytest.approx(120, abs=10)
+    assert (value("retained_bytes"), value("limit_bytes")) == (9000, 10_000)
+    assert value("seconds_left") == 666
+    assert found.of("confirmed_early", pipeline="orders") == 1
+    assert found.of("journal_lacking_bytes", pipeline="orders") == 0
+    assert found.of("journal_limit_bytes", pipeline="orders") == 10 << 30
     metrics = api.client.get("/metrics").text
     assert 'deltaforge_source_log_ahead_bytes{pipeline="orders",source="db"} 4096.0' in metrics
+    assert "deltaforge_source_log_room_bytes{" not in metrics

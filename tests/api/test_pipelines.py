@@ -79,6 +79,7 @@ def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
         "dlq_entries": 0,
         "sink_errors": {},
         "source_log": None,
+        "confirmed_early": None,
         "uptime_seconds": None,
         "checkpoints": shown.json()["ops"]["checkpoints"],
     }

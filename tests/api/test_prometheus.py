@@ -55,7 +55,7 @@ def test_a_real_scrape(serve: Callable[..., Api], tmp_path: Path) -> None:
     ):
         config = tmp_path / "prometheus.yml"
         prometheus.check("config", str(config))
-        assert "15 rules found" in prometheus.check("rules", str(tmp_path / "rules.yml"))
+        assert "19 rules found" in prometheus.check("rules", str(tmp_path / "rules.yml"))
         text = api.client.get("/metrics").text
         assert _lint(prometheus, text) == set()
 

@@ -6,13 +6,11 @@ import pytest
 
 from deltaforge_dagster.cli.output import (
     answers,
-    duration,
     grid,
     moment,
     position,
-    size,
 )
-from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.plural import duration, pluralize, size
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 
 

@@ -62,6 +62,9 @@ class TestJournal:
         assert row.counts == second.counts
         assert row.created_at == pytest.approx(store.now(), abs=60)
         assert store.segments.total_bytes(NAME) == 200
+        assert store.segments.about_bytes(NAME, after=1, last=2) == 100
+        assert store.segments.about_bytes(NAME, after=0, last=6) == 600
+        assert store.segments.about_bytes(NAME, after=2, last=2) == 0
 
     def test_close(self, store: StateStore) -> None:
         """A closed range says when, why and with which content, and stays so."""

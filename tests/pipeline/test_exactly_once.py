@@ -139,7 +139,7 @@ class World:
 
     def error(self) -> str:
         """Return why the sink failed last."""
-        return str(self.checkpoint().last_error)
+        return str(self.checkpoint().error_line)
 
     def position(self) -> SinkPosition:
         """Return the position that the sink keeps."""

@@ -376,6 +376,10 @@ def test_log_that_is_not_captured(
         assert event.asset_materialization is not None
         figures = event.asset_materialization.metadata
         assert figures["log_ahead_bytes"].value == third.bytes
+        assert figures["log_retained_bytes"].value == third.retained
+        assert figures["log_unconfirmed_bytes"].value == third.unconfirmed == third.bytes
+        assert third.unread_since == first.unread_since
+        assert (third.limit, third.limited_by, third.room) == (None, None, None)
         assert {"behind_segments", "dead_letters", "lag_seconds"} < figures.keys()
         pipeline.store.pipelines.set_desired_state("orders", "running")
         assert log("INSERT INTO orders VALUES (-1, 'x')").unread is True

@@ -8,13 +8,17 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate of 127.0.0.1 that is its own authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def certificate(folder: Path, *, for_old: bool = False) -> tuple[Path, Path]:
+    """Make a certificate of 127.0.0.1 that is its own authority; `for_old` programs, too, such as MySQL 8.0.15."""
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+    if for_old:
+        key = rsa.generate_private_key(65537, 2048)
+    else:
+        key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
     now = dt.datetime.now(dt.UTC)
     made = (

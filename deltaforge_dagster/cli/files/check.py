@@ -17,6 +17,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed
+from deltaforge_dagster.pipeline.control.durability import confirm_findings
 from deltaforge_dagster.pipeline.control.owners import conflicts, rivalries
 from deltaforge_dagster.pipeline.health import sink_preflight
 from deltaforge_dagster.pipeline.health.old_files import int96_findings
@@ -46,6 +47,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
             shared = _shared(installation, store, loaded)
     finally:
         source.close()
+    found += confirm_findings(loaded.spec, settings.journal_url, settings.state_url)
     declared = loaded.spec.spec
     names = {sink.config.id: destinations(sink.config, declared.source) for sink in declared.sinks}
     if any(isinstance(sink_types()[sink.type], LakeSinkType) for sink in declared.sinks):

@@ -16,11 +16,11 @@ from rich.table import Table
 
 from deltaforge_dagster.cli.installation.run import range_numbers
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import moment, print_answer, size
+from deltaforge_dagster.cli.output import moment, print_answer
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.plural import pluralize, size
 from deltaforge_dagster.pipeline.replay.key_search import Found, Wanted, search, segments_of
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore

@@ -11,8 +11,9 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import moment, print_answer, size
+from deltaforge_dagster.cli.output import moment, print_answer
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.pipeline.plural import size
 from deltaforge_dagster.state.records import CheckpointRow, RangeRow
 
 

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from deltaforge_dagster.cli.options import JsonOption
-from deltaforge_dagster.cli.output import say, size
+from deltaforge_dagster.cli.output import say
 from deltaforge_dagster.cli.state import opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.plural import pluralize, size
 from deltaforge_dagster.state import copies
 from deltaforge_dagster.state.store import StateStore
 

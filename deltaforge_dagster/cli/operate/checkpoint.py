@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import moment, position, print_answer, size
+from deltaforge_dagster.cli.output import moment, position, print_answer
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.config.file.load import LoadedPipeline
@@ -24,7 +24,7 @@ from deltaforge_dagster.pipeline.control.first_start import sink_positions
 from deltaforge_dagster.pipeline.control.owners import claim
 from deltaforge_dagster.pipeline.control.reset_pipeline import reset_pipeline
 from deltaforge_dagster.pipeline.control.work import ensure_start
-from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.plural import pluralize, size
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.database.primitives import Kv

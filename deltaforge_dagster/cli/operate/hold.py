@@ -11,11 +11,11 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import duration, position, print_answer, say, size
+from deltaforge_dagster.cli.output import position, print_answer, say
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.capture.holds import TABLE
-from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.plural import duration, pluralize, size
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import show_grid, size
+from deltaforge_dagster.cli.output import show_grid
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.errors import NotAllowed, TableRejected
+from deltaforge_dagster.pipeline.plural import size
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig

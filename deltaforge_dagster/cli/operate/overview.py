@@ -92,6 +92,7 @@ class Overview:
             "captured_segments": row.next_segment - 1,
             "capture_pause": row.capture_pause,
             "source_log": None if self.health.log is None else asdict(self.health.log),
+            "confirmed_early": None if self.health.early is None else asdict(self.health.early),
             "journal_bytes": self.journal_bytes,
             "range": newest
             and {

@@ -34,6 +34,8 @@ def recover(
 ) -> None:
     """Go on after the source's log has lost the pipeline's position: a lost slot, a purged log, another server.
 
+    Also after the journal has lost what sinks lack, if the source was told that it may forget it.
+
     The pipeline begins where the log is now. Tables of sinks are emptied and loaded again; message sinks and object files
     get a snapshot of every row. What was deleted in between cannot be known there. The command says beforehand what it
     will do, and asks for confirmation on a terminal. A run that is at work is ended first.
@@ -44,7 +46,7 @@ def recover(
         row = known_pipeline(store, loaded.name)
         source = build_source(loaded.spec)
         try:
-            recovery = plan_recovery(store, loaded, source)
+            recovery = plan_recovery(store, Journal(settings.journal_url), loaded, source)
         finally:
             source.close()
         typer.echo("\n".join(_said(loaded, recovery)), err=True)

@@ -14,14 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import duration, print_answer, say, size
+from deltaforge_dagster.cli.output import print_answer, say
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.plural import duration, pluralize, size
 from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.state.snapshot_records import SnapshotProgress, SnapshotRow

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from deltaforge_dagster.cli.operate.overview import NotBegun, Overview, SinkView
-from deltaforge_dagster.cli.output import duration, position, size
+from deltaforge_dagster.cli.output import position
 from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.health.health import Health
-from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.plural import duration, pluralize, size
 from deltaforge_dagster.state.records import HoldRow, LeaseRow, RangeRow, SourceLog
 
 _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
@@ -71,12 +71,14 @@ def _pipeline(one: Overview) -> RenderableType:
     )
     if one.health.log is not None and (ahead := _log_ahead(one.health.log, now)):
         facts.add_row("  log ahead", ahead)
+    if one.health.log is not None and (kept := _log_kept(one.health.log, now)):
+        facts.add_row("  log kept", kept)
     if row.capture_pause is not None:
         facts.add_row("  paused", Text(row.capture_pause, style="yellow"))
     for hold in one.holds:
         if hold.state == "journaled":
             facts.add_row("  held", _released(hold))
-    facts.add_row("  confirmed", position(row.confirmed_position))
+    facts.add_row("  confirmed", _confirmed(one))
     facts.add_row("  journal", size(one.journal_bytes))
     if one.unsensed:
         facts.add_row("  sensing", f"{pluralize(one.unsensed, 'segment')} behind")
@@ -92,6 +94,8 @@ def _pipeline(one: Overview) -> RenderableType:
 def _log_ahead(log: SourceLog, now: float) -> str:
     """Return what the source has that is not captured yet; empty if nothing is known of it."""
     said = [] if log.bytes is None else [size(log.bytes)]
+    if log.unread_since is not None:
+        said.append(f"for {duration(now - log.unread_since)}")
     if log.unread is not None:
         said.append("with changes to capture" if log.unread else "without changes to capture")
     if log.growing_since is not None:
@@ -101,6 +105,37 @@ def _log_ahead(log: SourceLog, now: float) -> str:
         rows = f"{pluralize(log.receiving_rows, 'row')} in {duration(since)}"
         said.append(f"a transaction is being received: {rows}")
     return f"{', '.join(said)} (seen {duration(now - log.seen_at)} ago)" if said else ""
+
+
+def _log_kept(log: SourceLog, now: float) -> str:
+    """Return what the server keeps of its log, and for how long that suffices; empty if nothing is known of it."""
+    said = []
+    if log.retained is not None:
+        limit = "any amount" if log.limit is None else f"{size(log.limit)} ({log.limited_by})"
+        said.append(f"{size(log.retained)} for this pipeline, of {limit}")
+    if log.room is not None:
+        age = "" if log.kept_seconds is None else f"; kept for {duration(log.kept_seconds)}"
+        said.append(f"{size(log.room)} before the captured position{age} ({log.limited_by})")
+    if log.unconfirmed:
+        since = (
+            ""
+            if log.unconfirmed_since is None
+            else f", for {duration(now - log.unconfirmed_since)}"
+        )
+        said.append(f"{size(log.unconfirmed)} not confirmed{since}")
+    if log.growth is not None:
+        said.append(f"growing by {size(round(log.growth))}/s")
+    if log.seconds_left is not None:
+        said.append(f"lost in {duration(log.seconds_left)}")
+    return ", ".join(said)
+
+
+def _confirmed(one: Overview) -> str:
+    early = one.health.early
+    shown = position(one.pipeline.confirmed_position)
+    if early is None:
+        return shown
+    return f"{shown}, up to what the journal has for {duration(one.now - early.since)}: {early.why}"
 
 
 def _seen(one: Overview) -> str:

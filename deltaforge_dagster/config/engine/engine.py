@@ -100,14 +100,31 @@ class JournalLimits(Block):
     then optional sinks that hold the journal back are detached, and otherwise capture pauses until the
     journal has drained to 80 % ([guarantees](guarantees.md#when-the-journal-is-full)).
     """
-    confirm: Literal["delivered", "captured"] = "delivered"
-    """What the source may discard from its log: changes that the commit policy counts as delivered, or
-    changes as soon as the journal holds them.
+    confirm: Literal["auto", "delivered", "captured"] = "auto"
+    """What the source may discard from its log: changes that the commit policy counts as delivered; changes
+    as soon as the journal holds them (`captured`); or `auto`: what was delivered, until the log that the
+    server retains passes `confirm_above` or sinks are behind for an hour, and from then on what the journal
+    holds, until they have caught up. `auto` needs a journal and a state store that are durable, and is
+    `delivered` otherwise ([guarantees](guarantees.md#what-the-source-may-forget)).
+    """
+    confirm_above: Count | None = None
+    """With `confirm: auto`: how much log the server may retain before it is confirmed up to what the journal
+    holds. By default 25 % of the server's limit (`max_slot_wal_keep_size`), or 10 GiB if it has none.
+    """
+    durable_disk: bool = False
+    """Whether the disk that has the journal, and the state store if that is SQLite, survives the loss of this
+    machine, such as a replicated network volume. `confirm: auto` relies on it.
     """
     retention_hours: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 24.0
     """How long a segment is kept for replays, unless the journal is full earlier. A segment that an
     attached sink still needs is always kept.
     """
+
+    @model_validator(mode="after")
+    def _check_threshold(self) -> JournalLimits:
+        if self.confirm_above is not None and self.confirm != "auto":
+            raise ValueError(f"confirm_above needs confirm: auto, and confirm is {self.confirm}")
+        return self
 
 
 class DeadLetterOptions(Block):
@@ -208,8 +225,8 @@ class PostgresOptions(Block):
     """Options for PostgreSQL servers."""
 
     failover_slot: bool = False
-    """Create the slot as a failover slot, which standbys can synchronize (PostgreSQL 17). Has no effect
-    on a slot that already exists.
+    """Create the slot as a failover slot, which standbys can synchronize (PostgreSQL 17); one that exists
+    already becomes a failover slot when the next run begins.
     """
     heartbeat_seconds: Seconds | None = None
     """How often a run writes a small logical message into the log, so that the slot advances even while

@@ -20,8 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.pipeline.committed import detachable_sinks, go_on_command
+from deltaforge_dagster.pipeline.committed import detachable_sinks, go_on_command, lacking_bytes
 from deltaforge_dagster.pipeline.control.retention import drop_delivered
+from deltaforge_dagster.pipeline.plural import size
 from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.state.records import CheckpointRow
 
@@ -91,8 +92,8 @@ class BackPressure:
         return int(self._limit * _GO_ON)
 
     def _fits(self) -> bool:
-        size = self._run.store.segments.total_bytes(self._pipeline)
-        return size < (self._limit if self.paused is None else self._room)
+        taken = self._run.store.segments.total_bytes(self._pipeline)
+        return taken < (self._limit if self.paused is None else self._room)
 
     def _drop(self) -> None:
         drop_delivered(self._run.store, self._run.journal, self._pipeline, down_to=self._room)
@@ -110,17 +111,13 @@ class BackPressure:
             lacking = self._held([checkpoints[sink]])
             self._detach(
                 sink,
-                f"detached: the journal is full ({_size(self._limit)}, engine.journal.max_bytes), "
-                f"and {_size(lacking)} of it was kept for this sink, which is not required",
+                f"detached: the journal is full ({size(self._limit)}, engine.journal.max_bytes), "
+                f"and {size(lacking)} of it was kept for this sink, which is not required",
             )
             self._drop()
 
     def _held(self, checkpoints: list[CheckpointRow]) -> int:
-        """Return the bytes of the journal that at least one of these sinks still lacks."""
-        if not checkpoints:
-            return 0
-        has = min(one.whole_segment for one in checkpoints)
-        return self._run.store.segments.total_bytes(self._pipeline, after=has)
+        return lacking_bytes(self._run.store, self._pipeline, checkpoints)
 
     def _pause(self) -> None:
         checkpoints = self._run.store.checkpoints.read(self._pipeline).values()
@@ -131,7 +128,7 @@ class BackPressure:
         if behind and behind[0].paused:
             command = go_on_command(self._pipeline, behind[0].sink, behind[0].state)
             holder += f", and paused ({command})"
-        why = f"the journal is full ({_size(self._limit)}, engine.journal.max_bytes){holder}"
+        why = f"the journal is full ({size(self._limit)}, engine.journal.max_bytes){holder}"
         self._run.lease.write(lambda writer: writer.pipeline.set_capture_pause(why))
         self.paused = why
         self.pauses += 1
@@ -143,8 +140,3 @@ class BackPressure:
         self._run.lease.write(lambda writer: writer.pipeline.set_capture_pause(None))
         self.paused = None
         self._run.warn(f"capture goes on: {why}")
-
-
-def _size(count: int) -> str:
-    """Return bytes for people, in KiB below a MiB."""
-    return f"{count / (1 << 20):,.0f} MiB" if count >= 1 << 20 else f"{count / 1024:,.0f} KiB"

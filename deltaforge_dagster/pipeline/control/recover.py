@@ -1,5 +1,7 @@
 """Recover a pipeline whose position the source's log no longer has: a lost slot, a purged log, another server.
 
+The same is done for a pipeline whose journal has lost what sinks lack, if the source was told that it may forget it.
+
 What was committed between the last captured change and the new position is unknown. Tables of sinks are loaded again, so
 they equal the source. Message sinks and object files get a snapshot: every row that exists, but not what was deleted, and
 not what a row was in between. What was captured before and a message sink still lacks is delivered first.
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.errors import NotAllowed, PositionLost
+from deltaforge_dagster.errors import JournalDamaged, NotAllowed, PositionLost
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.reset_pipeline import end_run, sweep
@@ -25,7 +27,7 @@ from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.lake_commits import Destination
-from deltaforge_dagster.state.records import Failure, PipelineRow
+from deltaforge_dagster.state.records import Failure, PipelineRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
 _RUN_SECONDS = 120.0
@@ -42,7 +44,8 @@ class Recovery:
         tables: For each sink that keeps tables, the tables that are loaded again: full names of the source's tables by
             destination.
         messages: The other sinks, which get a snapshot.
-        captured_until: Time of the last captured change, in seconds since 1970; None if the journal does not have it.
+        captured_until: Time of the last captured change that no sink lacks for ever, in seconds since 1970; None if the
+            journal does not have it.
     """
 
     why: str
@@ -52,7 +55,9 @@ class Recovery:
     captured_until: float | None
 
 
-def plan_recovery(store: StateStore, loaded: LoadedPipeline, source: Source) -> Recovery:
+def plan_recovery(
+    store: StateStore, journal: Journal, loaded: LoadedPipeline, source: Source
+) -> Recovery:
     """Return what a recovery of a pipeline would do; change nothing.
 
     Raises:
@@ -61,18 +66,27 @@ def plan_recovery(store: StateStore, loaded: LoadedPipeline, source: Source) -> 
     """
     row = register(store, loaded)
     dropped = source.reset(dry_run=True)
+    damaged = _sinks_of_lost_files(store, journal, row)
     why = _lost(row, source) or (", ".join(dropped) if dropped else None)
+    if damaged:
+        lost = (
+            f"the journal has lost files that {', '.join(damaged)} {'needs' if len(damaged) == 1 else 'need'}, and the source "
+            "was told that it may forget their changes"
+        )
+        why = lost if why is None else f"{why}; {lost}"
     if why is None:
         raise NotAllowed(
-            f"pipeline {loaded.name!r} has lost nothing: the source's log has what follows its position. To load tables "
+            f"pipeline {loaded.name!r} has lost nothing: source and journal have what sinks lack. To load tables "
             f"again: deltaforge resync {loaded.name} --sink SINK; to read rows again: deltaforge snapshot start "
             f"{loaded.name}"
         )
     sinks = [one.config for one in loaded.spec.spec.sinks]
     keeping = [one.id for one in sinks if isinstance(one, TableSinkConfig)]
     messages = [one.id for one in sinks if one.id not in keeping]
-    _check_delivered(store, row, messages)
-    newest = store.segments.read(row.name, first=row.next_segment - 1)
+    _check_delivered(store, row, [sink for sink in messages if sink not in damaged])
+    checkpoints = store.checkpoints.read(row.name)
+    last = min((checkpoints[sink].whole_segment for sink in damaged), default=row.next_segment - 1)
+    newest = store.segments.read(row.name, first=last, last=last)
     return Recovery(
         why,
         dropped,
@@ -151,6 +165,30 @@ def _lost(row: PipelineRow, source: Source) -> str | None:
     except PositionLost as error:
         return str(error)
     return None
+
+
+def _sinks_of_lost_files(store: StateStore, journal: Journal, row: PipelineRow) -> list[str]:
+    """Return the sinks that lack segments which the source may have forgotten, and whose files are missing or damaged."""
+    checkpoints = store.checkpoints.read(row.name)
+    intact: dict[int, bool] = {}
+    sinks = []
+    for sink in store.journals.not_recapturable(row.name):
+        lacking = store.segments.read(row.name, first=checkpoints[sink].whole_segment + 1)
+        for segment in lacking:
+            if segment.segment not in intact:
+                intact[segment.segment] = _is_intact(journal, segment)
+            if not intact[segment.segment]:
+                sinks.append(sink)
+                break
+    return sinks
+
+
+def _is_intact(journal: Journal, segment: SegmentRow) -> bool:
+    try:
+        journal.verify(segment)
+    except JournalDamaged:
+        return False
+    return all(map(journal.exists, segment.paths))
 
 
 def _check_delivered(store: StateStore, row: PipelineRow, messages: Sequence[str]) -> None:

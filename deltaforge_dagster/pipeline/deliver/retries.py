@@ -55,10 +55,7 @@ class Retries:
         """Record a failure after a checkpoint; return the seconds to wait before the next attempt."""
         run, meter, sink_id = self._context.run, self._context.meter, self._context.sink_id
         if isinstance(error, JournalDamaged):
-            error = JournalDamaged(
-                f"{error}; bring the file back, or have the changes captured again: deltaforge "
-                f"journal rebuild {run.lease.pipeline}"
-            )
+            error = self._with_way_out(error)
         meter.failed(error)
         delay = self._backoff.next_delay()
         if not isinstance(error, Retryable):
@@ -91,3 +88,21 @@ class Retries:
                 )
             )
         return delay
+
+    def _with_way_out(self, error: JournalDamaged) -> JournalDamaged:
+        """Return the error with the command that gives the sink what it lacks, or what there is of it."""
+        run, pipeline = self._context.run, self._context.run.lease.pipeline
+        try:
+            lost = self._context.sink_id in run.store.journals.not_recapturable(pipeline)
+        except StoreUnavailable:
+            return error  # the next attempt says it
+        if lost:
+            return JournalDamaged(
+                f"{error}; the source was told that it may forget what this sink lacks, so only the journal had it: bring "
+                "the file back, or let the sink have the rows that exist now",
+                remedy=f"deltaforge recover {pipeline}",
+            )
+        return JournalDamaged(
+            f"{error}; bring the file back, or have the changes captured again",
+            remedy=f"deltaforge journal rebuild {pipeline}",
+        )

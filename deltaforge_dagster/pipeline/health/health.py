@@ -33,11 +33,12 @@ from deltaforge_dagster.pipeline.control.secret_changes import with_restart_hint
 from deltaforge_dagster.pipeline.control.specs import last_spec
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.health.gaps import sinks_that_lack
-from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.pipeline.plural import duration, pluralize, size
+from deltaforge_dagster.sources.findings import CAUTION, Finding
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.records import (
     CheckpointRow,
+    EarlyConfirmation,
     Failure,
     LeaseRow,
     NotedFinding,
@@ -60,6 +61,8 @@ _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
 _SCHEDULED_SECONDS = 25 * 3600.0
 """For so long after a tick, something works on a pipeline whose schedule is not at hand."""
+_DANGER_SECONDS = 3600.0
+"""Health warns when log that is needed is discarded within this time, at the present rate."""
 _RETENTION_SECONDS = 3 * 3600.0
 """Retention is due every hour; health warns when it has not run for this long."""
 
@@ -102,13 +105,15 @@ class Health:
         status: The desired state, or `failed` if changes are not captured although they should be.
         problems: What is wrong: errors first, and among them those that prevent capture.
         seen_at: When a run or a tick last worked on it; None if none ever did.
-        log: What was last seen of the log that is not captured yet; None if nobody has looked.
+        log: What was last seen of the source's log; None if nobody has looked.
+        early: That the log is confirmed before changes are delivered; None if it is not.
     """
 
     status: Status
     problems: tuple[HealthProblem, ...] = ()
     seen_at: float | None = None
     log: SourceLog | None = None
+    early: EarlyConfirmation | None = None
 
     @property
     def well(self) -> bool:
@@ -426,12 +431,11 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
     if row.outdated_since is not None and spec is not None:
         text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
         others.append(HealthProblem("definitions", "warning", text, since=row.outdated_since))
+    log, early = store.pipelines.source_log(row.name), store.pipelines.early_confirmation(row.name)
+    others += [*_source_log(row.name, log, early), *_journal(store, row, spec)]
     problems = sorted(_once([*capture, *others]), key=lambda one: one.severity != "error")
     return Health(
-        "failed" if failed else row.want,
-        tuple(problems),
-        _seen_at(row, lease, now),
-        store.pipelines.source_log(row.name),
+        "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early
     )
 
 
@@ -472,6 +476,64 @@ def _capture(
             "the sensor switched on?",
             ("deltaforge dev",),
             silent,
+        )
+
+
+def _source_log(
+    pipeline: str, log: SourceLog | None, early: EarlyConfirmation | None
+) -> Iterator[HealthProblem]:
+    """Yield that the source's log is about to be discarded before it was read, or is confirmed before delivery."""
+    if log is not None and (danger := _danger(log)) is not None:
+        yield HealthProblem("source log", "warning", danger)
+    if early is not None:
+        yield HealthProblem(
+            "confirm",
+            "warning",
+            f"the source's log is confirmed up to what the journal has, because {early.why}: until sinks have caught up, "
+            f"only the journal has what they lack (if it is lost: deltaforge recover {pipeline})",
+            since=early.since,
+        )
+
+
+def _danger(log: SourceLog) -> str | None:
+    """Return why the server may soon discard log that is needed; None if it may not."""
+    soon = log.seconds_left is not None and log.seconds_left < _DANGER_SECONDS
+    left = (
+        ""
+        if log.seconds_left is None
+        else f"; at this rate changes are lost in {duration(log.seconds_left)}"
+    )
+    if log.limit is None or log.retained is None:
+        by_age = f"the server removes log by age, captured or not ({log.limited_by}){left}"
+        return by_age if soon else None
+    if not soon and log.retained < CAUTION * log.limit:
+        return None
+    captured = (log.unconfirmed or 0) - (log.bytes or 0)
+    why = "not captured yet" if captured < log.retained / 2 else "captured, but not delivered yet"
+    return (
+        f"the server retains {size(log.retained)} of log for it, most of it {why}, and retains at most "
+        f"{size(log.limit)} ({log.limited_by}){left}"
+    )
+
+
+def _journal(
+    store: StateStore, row: PipelineRow, spec: PipelineSpec | None
+) -> Iterator[HealthProblem]:
+    """Yield that the journal fills up with what sinks lack, before capture pauses."""
+    if spec is None or row.capture_pause is not None:
+        return
+    limit = spec.spec.engine.journal.max_bytes
+    behind = [one for one in store.checkpoints.read(row.name).values() if one.attached]
+    if not behind:
+        return
+    delivered = min(one.whole_segment for one in behind)
+    lacking = store.segments.about_bytes(row.name, after=delivered, last=row.next_segment - 1)
+    if lacking >= CAUTION * limit:
+        yield HealthProblem(
+            "journal room",
+            "warning",
+            f"the journal has about {size(lacking)} that sinks lack, of at most {size(limit)} (engine.journal.max_bytes); when it is full, "
+            "optional sinks are detached, or capture pauses and the source retains its log",
         )
 
 

@@ -66,7 +66,7 @@ def catch_up(
             _wait(deliverers, lease)
         finally:
             deliverers.end()
-        Confirmer(loaded, store, lease).confirm(None)
+        Confirmer(loaded, run).confirm(None)
         observer.publish()
         return deliverers.sent[sink_id]
     finally:

@@ -9,11 +9,12 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run.confirm_policy import ConfirmPolicy
+from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import CheckpointRow, HoldRow
-from deltaforge_dagster.state.store import FencedWriter, StateStore
+from deltaforge_dagster.state.store import FencedWriter
 
 _IDLE_PROGRESS_SECONDS = 10.0
 
@@ -21,15 +22,16 @@ _IDLE_PROGRESS_SECONDS = 10.0
 class Confirmer:
     """Moves the committed position in the store, and then confirms it to the source.
 
-    When every sink has everything, positions that the log has passed without a change for this pipeline
-    are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`, and when a run ends.
+    When every sink has everything, or the journal counts instead of them, positions that the log has passed without a
+    change for this pipeline are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`, and when a run ends.
     """
 
-    def __init__(self, loaded: LoadedPipeline, store: StateStore, lease: HeldLease) -> None:
+    def __init__(self, loaded: LoadedPipeline, run: LeasedRun) -> None:
         self._loaded = loaded
-        self._store = store
-        self._lease = lease
-        row = store.pipelines.get(loaded.name)
+        self._store = run.store
+        self._lease = run.lease
+        self._policy = ConfirmPolicy(loaded, run)
+        row = run.store.pipelines.get(loaded.name)
         confirmed = None if row is None else row.confirmed_position
         self._confirmed: Position | None = None if confirmed is None else parse_position(confirmed)
         self._passed_at = time.monotonic()
@@ -48,9 +50,12 @@ class Confirmer:
         assert row is not None
         checkpoints = self._store.checkpoints.read(self._loaded.name)
         holds = self._store.holds.read(self._loaded.name)
-        position = committed_position(self._loaded.spec, row, checkpoints, holds)
+        early = self._policy.confirms_early(row, checkpoints)
+        position = committed_position(self._loaded.spec, row, checkpoints, holds, undelivered=early)
         delivered = not any(segments_behind(row, one) for one in checkpoints.values())
-        if passed is not None and delivered and (last or self._idle_progress_due()):
+        journaled = early or self._loaded.spec.spec.engine.journal.confirm == "captured"
+        passes = passed is not None and (delivered or journaled)
+        if passed is not None and passes and (last or self._idle_progress_due()):
             reached = passed.to_json()
             self._lease.write(lambda writer: writer.pipeline.set_captured(reached))
             position = position if holds else passed

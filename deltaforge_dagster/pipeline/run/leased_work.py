@@ -251,7 +251,7 @@ class LeasedWork:
             pressure=self._pressure,
             capture=self._capture,
         )
-        confirmer = Confirmer(self._loaded, self._store, self._run.lease)
+        confirmer = Confirmer(self._loaded, self._run)
         letters = DeadLetterWatch(
             self._loaded.spec, self._store, self._run.lease, self._observer.warn
         )

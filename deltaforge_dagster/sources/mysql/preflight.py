@@ -6,6 +6,7 @@ uses; this module adds the points that a run does not check.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +22,16 @@ from deltaforge_dagster.sources.findings import (
     retention_level,
 )
 from deltaforge_dagster.sources.mysql.connection import server_log
+from deltaforge_dagster.sources.mysql.connection.retention import log_retention
+from deltaforge_dagster.sources.mysql.connection.rights import check_rights
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.connection.server_log import status
+from deltaforge_dagster.sources.mysql.connection.service import (
+    MysqlService,
+    SettingChange,
+    service_of,
+)
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.snapshot.selected import quoted
@@ -34,9 +42,11 @@ _SECONDS = 30.0
 _RECOMMENDED = {
     "binlog_row_image": ("FULL", "updates and deletes carry only a part of the old row, and inserts lack columns that have their defaults"),
     "binlog_row_metadata": ("FULL", "tables get their columns' names from the catalog, and from the statements in the log that change them"),
-    "gtid_mode": ("ON", 'after a failover the position means nothing on the new server; see "Enabling GTID Transactions Online"'),
+    "gtid_mode": ("ON", "after a failover the position means nothing on the new server"),
 }  # fmt: skip
 """Recommended values of variables, and the consequence of any other value."""
+
+_FRAGMENTS = "binlog_row_event_fragment_threshold"
 
 _KEPT = (
     "tables get these where they are constants, and are held where they are not; after REPLACE, MariaDB logs"
@@ -44,9 +54,7 @@ _KEPT = (
 )
 """What that means for sinks that keep the rows of tables."""
 
-_RETENTION = ("binlog_expire_logs_seconds", "expire_logs_days")
-_DAY = 86_400
-
+_HOUR, _DAY = 3600, 86_400
 _DENIED = (1044, 1142)
 _NO_TABLE = "deltaforge_no_such_table"
 
@@ -78,64 +86,64 @@ def preflight(
         DeltaforgeError: The server cannot be reached.
     """
     with server.query(_SECONDS) as session:
-        version = session.server_version
-    found = [Finding("connection", "ok", f"{server.where}, version {version}")]
+        service, version = service_of(session), session.server_version
+    by = f", {service.name}" if service.name else ""
+    found = [Finding("connection", "ok", f"{server.where}{by}, version {version}")]
     # Each step has its own session, because a refusal ends the session.
     with finding_errors("log settings", found), server.query(_SECONDS) as session:
-        found += _settings(session, server, source_id, keeps_rows=keeps_rows)
-    with finding_errors("grants", found), server.query(_SECONDS) as session:
-        server_log.check_grants(session)
-        server_log.log_files(session)
-        found += _log_grants(session, server)
+        found += _settings(session, server, service, source_id, keeps_rows=keeps_rows)
+    with finding_errors("grants", found):
+        check_rights(server, server_id(source_id, "rights"), _SECONDS)
+        text = f"user {server.user!r} may read the binary log"
+        found.append(Finding("grants", "ok", text))
     with finding_errors("position", found), server.query(_SECONDS) as session:
-        found += _position(session, server, position, as_of)
+        found += _position(session, server, service, position, as_of)
     with finding_errors("tables", found), server.query(_SECONDS) as session:
         found += _tables(session, server, patterns, outboxes, snapshot=snapshot)
     return found
 
 
-def _log_grants(session: MysqlSession, server: MysqlSourceServer) -> list[Finding]:
-    text = f"user {server.user!r} may read the binary log"
-    if not session.is_mariadb:
-        return [Finding("grants", "ok", text)]
-    return [
-        Finding(
-            "grants",
-            "note",
-            f"user {server.user!r} may ask about the binary log; whether it may read it as a replica does, "
-            "MariaDB only shows when that begins",
-            f"GRANT REPLICATION SLAVE ON *.* TO {session.account}",
-        )
-    ]
-
-
 def _settings(
-    session: MysqlSession, server: MysqlSourceServer, source_id: str, *, keeps_rows: bool
+    session: MysqlSession,
+    server: MysqlSourceServer,
+    service: MysqlService,
+    source_id: str,
+    *,
+    keeps_rows: bool,
 ) -> list[Finding]:
     server_log.facts(session, server.where)
     found = [Finding("log settings", "ok", "the binary log can be read")]
-    settings = _variables(session, (*_RECOMMENDED, "binlog_row_value_options", "server_id"))
+    asked = (*_RECOMMENDED, "binlog_row_value_options", "server_id", _FRAGMENTS)
+    settings = _variables(session, asked)
     for name, (wanted, meaning) in _RECOMMENDED.items():
         value = settings.get(name)
         if value is None or value.upper() == wanted:
             continue
-        remedy = None
-        if name != "gtid_mode":
-            remedy = server_log.lasting(session, f"SET PERSIST {name} = {wanted}")
         level: Level = "note"
+        change = service.change(session, name, wanted)
+        if name == "gtid_mode":
+            change = SettingChange(f"; {service.gtids_on}")
+            level = "warning" if service.moves else level
         if keeps_rows and name == "binlog_row_image":
             level, meaning = "warning", f"{meaning}; {_KEPT}"  # noqa: PLW2901 - more of it
-        found.append(Finding(name, level, f"{name} is {value}: {meaning}", remedy))
+        text = f"{name} is {value}: {meaning}{change.advice}"
+        found.append(Finding(name, level, text, change.remedy))
     partial = settings.get("binlog_row_value_options", "")
     image = settings.get("binlog_row_image", "FULL").upper()
     if "PARTIAL_JSON" in partial.upper() and image != "FULL":
+        change = service.change(session, "binlog_row_image", "FULL")
         text = (
             f"binlog_row_value_options is {partial}, and binlog_row_image is {image}: an update of a"
             " JSON column is logged as what it changed in a document that the log does not have,"
-            " which stops the pipeline"
+            f" which stops the pipeline{change.advice}"
         )
-        remedy = server_log.lasting(session, "SET PERSIST binlog_row_image = FULL")
-        found.append(Finding("binlog_row_value_options", "error", text, remedy))
+        found.append(Finding("binlog_row_value_options", "error", text, change.remedy))
+    if _FRAGMENTS in settings:
+        text = (
+            f"{_FRAGMENTS} is {settings[_FRAGMENTS]}: changes of more bytes at once are logged in fragments,"
+            " which this version does not join: such a change stops the pipeline"
+        )
+        found.append(Finding(_FRAGMENTS, "note", text))
     if settings.get("server_id") == str(server_id(source_id)):
         found.append(
             Finding(
@@ -151,6 +159,7 @@ def _settings(
 def _position(
     session: MysqlSession,
     server: MysqlSourceServer,
+    service: MysqlService,
     position: BinlogPosition | None,
     as_of: float | None,
 ) -> list[Finding]:
@@ -163,28 +172,28 @@ def _position(
         text = "the log still has what follows the position"
     behind = position is not None and position < head
     lag = time.time() - as_of if behind and as_of else 0.0
-    return [Finding("position", "ok", text), _retention(session, lag)]
+    return [Finding("position", "ok", text), _retention(session, service, lag)]
 
 
-def retention_seconds(session: MysqlSession) -> int:
-    """Return for how many seconds the server keeps its log files; 0 means forever."""
-    settings = _variables(session, _RETENTION)
-    seconds = int(settings.get("binlog_expire_logs_seconds", 0))
-    return seconds or round(float(settings.get("expire_logs_days", 0)) * _DAY)
-
-
-def _retention(session: MysqlSession, lag: float) -> Finding:
-    seconds = retention_seconds(session)
-    if not seconds:
+def _retention(session: MysqlSession, service: MysqlService, lag: float) -> Finding:
+    retention = log_retention(session, service)
+    unsafe, seconds = retention.unsafe(session), retention.seconds
+    if unsafe is not None:
+        return unsafe
+    assert seconds is not None
+    if seconds == math.inf:
         return Finding("retention", "ok", "the server never removes log files by age")
+    change = retention.longer(session)
     used = lag / seconds
-    text = f"log files are removed after {seconds / 3600:g} hours"
-    if lag:
-        text += f"; the newest captured change is {lag / 3600:.1f} hours old ({used:.0%} of that)"
-    longer = max(7 * _DAY, 2 * seconds)
-    remedy = server_log.lasting(session, f"SET PERSIST binlog_expire_logs_seconds = {longer}")
     level = retention_level(used)
-    return Finding("retention", level, text, None if level == "ok" else remedy)
+    text = f"log files are removed after {seconds / _HOUR:g} hours"
+    if lag:
+        text += f"; the newest captured change is {lag / _HOUR:.1f} hours old ({used:.0%} of that)"
+    if level == "ok" and seconds < _DAY:
+        level, text = "warning", f"{text}: a pipeline that stands still for longer loses its place"
+    if level == "ok":
+        return Finding("retention", "ok", text)
+    return Finding("retention", level, f"{text}{change.advice}", change.remedy)
 
 
 def _tables(

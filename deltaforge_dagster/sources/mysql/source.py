@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Generator, Iterator
 
@@ -22,14 +23,17 @@ from deltaforge_dagster.sources.base import (
     ChangeBatch,
     LogSection,
     ReadLimits,
+    RetainedLog,
     SourceNotes,
-    UnreadLog,
 )
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection import identity, server_log
+from deltaforge_dagster.sources.mysql.connection.retention import log_retention
+from deltaforge_dagster.sources.mysql.connection.rights import check_rights
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder, decode_held
 from deltaforge_dagster.sources.mysql.decode.held_events import tables_of_fix
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
@@ -104,6 +108,7 @@ class MysqlSource:
         )
         self._patterns = TablePatterns(config.tables, unqualified="*", system=SYSTEM_DATABASES)
         self._outboxes = MysqlOutboxTables(() if config.outbox is None else config.outbox.tables)
+        self._identity: str | None = None
         self._lock = threading.Lock()
         self._stream: StreamSocket | None = None
         self._closed = False
@@ -139,11 +144,14 @@ class MysqlSource:
         """
         with self._server.query(_START_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
-            server_log.check_grants(session)
             if at is None:
-                return server_log.tail(session, self._server.where, gtids=found.gtids)
-            start = _binlog(at)
-            server_log.check_held(session, self._server.where, start, found)
+                start = server_log.tail(session, self._server.where, gtids=found.gtids)
+            else:
+                start = _binlog(at)
+                server_log.check_held(session, self._server.where, start, found)
+        check_rights(self._server, server_id(self._config.id, "rights"), _START_SECONDS)
+        if at is None:
+            return start
         if start.gtid_set is None:
             reader_id = server_id(self._config.id, "look ahead")
             start = between_transactions(self._server, start, reader_id, _OPEN_SECONDS)
@@ -170,7 +178,8 @@ class MysqlSource:
         """Return whether it is worth starting a run that reads from `after`.
 
         True if the log after `after` has a change of a captured table. Also true if the search takes
-        longer than about 2 seconds or passes 64 MiB of log: a run then moves the position past it.
+        longer than about 2 seconds or passes 64 MiB of log: a run then moves the position past it; and if the position
+        is not in the log of a server that is no primary: only a run can tell whether a failover is under way.
 
         Raises:
             PositionLost: The log after `after` is no longer available.
@@ -198,7 +207,7 @@ class MysqlSource:
         with self._server.query(_START_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
             if position is not None:
-                server_log.check_held(session, self._server.where, _binlog(position), found)
+                server_log.is_lost_here(session, self._server.where, _binlog(position), found)
             return coverage(session, self._server, self._patterns)
 
     def preflight(
@@ -278,21 +287,31 @@ class MysqlSource:
 
     def behind(self, position: Position) -> int:
         """Return how many bytes of log there are after a position; 0 if unknown."""
-        with contextlib.suppress(DeltaforgeError):
-            return self.unread_log(position).bytes
+        with contextlib.suppress(DeltaforgeError), self._server.query(_HEAD_SECONDS) as session:
+            return server_log.bytes_after(server_log.log_files(session), _binlog(position))
         return 0
 
-    def unread_log(self, position: Position) -> UnreadLog:
-        """Return how many bytes of log there are after a position. The server keeps none for a pipeline.
+    def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog:
+        """Return how many bytes of log there are around the positions. The server keeps none for a pipeline.
 
         Raises:
             DeltaforgeError: The server does not answer within 2 seconds, or refuses.
         """
-        place = _binlog(position)
         with self._server.query(_HEAD_SECONDS) as session:
             files = server_log.log_files(session)
-        later = [size for name, size in files.items() if place < BinlogPosition(name, 0)]
-        return UnreadLog(sum(later) + max(files.get(place.file, 0) - place.pos, 0))
+            retention = log_retention(session, service_of(session))
+        seconds = retention.seconds
+        limited = seconds is not None and math.isfinite(seconds)
+        newest, size = list(files.items())[-1]
+        after = server_log.bytes_after(files, _binlog(captured))
+        return RetainedLog(
+            BinlogPosition(newest, size),
+            after,
+            None if confirmed is None else server_log.bytes_after(files, _binlog(confirmed)),
+            room=max(0, sum(files.values()) - after),
+            kept_seconds=seconds if limited else None,
+            limited_by=retention.setting if limited else None,
+        )
 
     def warm(self) -> None:
         """Compile the kernels, or load them from the cache."""
@@ -375,7 +394,9 @@ class MysqlSource:
     def _from_place(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
         """Open a dump from an offset of a file to the log's current end."""
         place = BinlogPosition(start.file, start.pos)
-        return open_dump(self._server, place, reader_id, _OPEN_SECONDS, follow=False)
+        return open_dump(
+            self._server, place, reader_id, _OPEN_SECONDS, follow=False, expected=self._identity
+        )
 
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
@@ -418,9 +439,10 @@ class MysqlSource:
             stream.close()
 
     def identity(self) -> str:
-        """Return `server_uuid`, or on MariaDB the nearest equivalent."""
+        """Return `server_uuid`, or on MariaDB the nearest equivalent; from then on only that server is read."""
         with self._server.query(_START_SECONDS) as session:
-            return identity.identity(session)
+            self._identity = identity.identity(session)
+        return self._identity
 
     def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs suffice
         """Return where reading continues on this server after a failover; see `Source.relocate`.
@@ -474,6 +496,7 @@ class MysqlSource:
         """Check that the log after `start` is available; return `start` with its GTID set if the server has GTIDs."""
         where = self._server.where
         with self._server.query(_OPEN_SECONDS) as session:
+            identity.check_same(session, where, self._identity)
             found = server_log.facts(session, where)
             server_log.check_held(session, where, start, found)
             if not found.gtids or start.gtid_set is not None:
@@ -487,7 +510,7 @@ class MysqlSource:
         return BinlogPosition(start.file, start.pos, str(seen))
 
     def _open(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
-        stream = open_dump(self._server, start, reader_id, _OPEN_SECONDS)
+        stream = open_dump(self._server, start, reader_id, _OPEN_SECONDS, expected=self._identity)
         with self._lock:
             self._stream = stream
             if self._closed:

@@ -12,19 +12,27 @@ from collections.abc import Sequence
 import psycopg
 from psycopg import sql
 
+from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.sources.findings import (
     Finding,
+    Level,
     finding_errors,
     listed,
     retention_level,
 )
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.restarts import after_restart, no_room
+from deltaforge_dagster.sources.postgres.connection.restarts import (
+    after_restart,
+    more_log,
+    no_room,
+)
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.connection.service import recognized
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.stream import publications, restart_point, slots
 from deltaforge_dagster.sources.tables import TablePatterns
 
+_IDENTIFY_SECONDS = 5.0
 _MIB = 1 << 20
 
 
@@ -56,8 +64,15 @@ def preflight(
     """
     version = connection.info.parameter_status("server_version") or "unknown"
     existing = catalog.slot(connection, slot)
+    service = recognized(connection)
+    of = f", {service.name}" if service.managed else ""
+    connected = Finding("connection", "ok", f"{server.where}, version {version}{of}")
+    if catalog.settings(connection).standby:  # whether it has a slot says nothing about the primary
+        text = f"this is a standby; changes are read from the primary: in source.config.dsn use {service.primary}"
+        return [connected, Finding("server", "error", text)]
     return [
-        Finding("connection", "ok", f"{server.where}, version {version}"),
+        connected,
+        *([Finding("service", "note", service.caution)] if service.caution else []),
         *_log(connection, server),
         *_slot(connection, server, slot, existing, position, failover=failover),
         *_publication(connection, server, patterns, publication, slot_exists=existing is not None),
@@ -67,26 +82,23 @@ def preflight(
 
 def _log(connection: psycopg.Connection, server: PostgresSourceServer) -> list[Finding]:
     found: list[Finding] = []
-    facts = catalog.facts(connection)
-    if facts.standby:
-        found.append(
-            Finding("server", "error", "this is a standby; changes are read from the primary")
-        )
-    if facts.wal_level == "logical":
-        found.append(Finding("wal_level", "ok", "wal_level is logical"))
+    facts = catalog.settings(connection)
+    if facts.decodes:
+        rises = "" if facts.wal_level == "logical" else ", which the first logical slot raises"
+        found.append(Finding("wal_level", "ok", f"wal_level is {facts.wal_level}{rises}"))
     else:
         restart, statements = after_restart(connection, "wal_level", "logical")
         text = f"wal_level is {facts.wal_level}; {restart}"
         found.append(Finding("wal_level", "error", text, statements))
-    row = connection.execute(
-        "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user"
-    ).fetchone()
-    if row is not None and row[0]:
-        found.append(Finding("grants", "ok", f"role {server.user!r} may replicate"))
-    else:
-        name = sql.Identifier(server.user).as_string(connection)
-        remedy = f"ALTER ROLE {name} REPLICATION"
-        found.append(Finding("grants", "error", f"role {server.user!r} may not replicate", remedy))
+    with finding_errors("grants", found):
+        # Services give the right in ways that no catalog shows, so it is tried.
+        try:
+            server.identify(_IDENTIFY_SECONDS)
+        except SourceUnavailable as error:
+            text = f"whether role {server.user!r} may replicate could not be tried: {error}"
+            found.append(Finding("grants", "warning", text))
+        else:
+            found.append(Finding("grants", "ok", f"role {server.user!r} may replicate"))
     return found
 
 
@@ -103,16 +115,20 @@ def _slot(
     if existing is None and position is None:
         with finding_errors("slot", found):
             if failover:
-                slots.check_failover(server, catalog.facts(connection).version)
+                slots.check_failover(server, connection.info.server_version)
             found.append(_room(connection, name))
         return found
     with finding_errors("slot", found):
         held = slots.check(existing, server, name)
         if position is not None:
-            flushed = catalog.facts(connection).flushed_lsn
+            flushed = catalog.facts(connection, server).flushed_lsn
             slots.check_start(held, server, name, position.lsn, flushed)
         found.append(Finding("slot", "ok", f"replication slot {name!r} is there"))
-        found.append(_retention(connection, name))
+        if failover and not held.failover:
+            slots.check_failover(server, connection.info.server_version)
+            text = f"replication slot {name!r} becomes a failover slot when the next run begins"
+            found.append(Finding("slot", "note", text))
+        found.append(_retention(connection, server, held))
         found += _restart(connection, server)
     return found
 
@@ -122,15 +138,22 @@ def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> li
     grant = restart_point.missing_grant(connection, server.user)
     if grant is None:
         return []
-    return [
-        Finding(
-            "slot",
-            "note",
-            f"role {server.user!r} may not have the server log its running transactions, so a run begins by "
-            "decoding up to 15 s of log again",
-            grant,
-        )
-    ]
+    text = (
+        f"role {server.user!r} may not have the server log its running transactions, so a run begins by "
+        "decoding up to 15 s of log again"
+    )
+    return [_of_superusers(connection, "slot", "note", text, grant)]
+
+
+def _of_superusers(
+    connection: psycopg.Connection, subject: str, level: Level, text: str, grant: str
+) -> Finding:
+    """Return a finding whose remedy only a superuser can execute: without it where nobody is one."""
+    service = recognized(connection)
+    if service.managed:
+        why = f"only a superuser can grant that, and on {service.name} nobody is one"
+        return Finding(subject, level, f"{text} ({why})")
+    return Finding(subject, level, text, grant)
 
 
 def _room(connection: psycopg.Connection, name: str) -> Finding:
@@ -152,28 +175,23 @@ def _room(connection: psycopg.Connection, name: str) -> Finding:
     return Finding("slot", "ok", f"replication slot {name!r} will be created")
 
 
-def _retention(connection: psycopg.Connection, name: str) -> Finding:
+def _retention(
+    connection: psycopg.Connection, server: PostgresSourceServer, held: catalog.ReplicationSlot
+) -> Finding:
     """Compare the log that the slot retains with its limit (`max_slot_wal_keep_size`)."""
     row = connection.execute(
-        """
-        SELECT pg_wal_lsn_diff(
-                   CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
-                        ELSE pg_current_wal_lsn() END, s.restart_lsn)::int8,
-               to_jsonb(s) ->> 'wal_status',
-               (SELECT setting::int8 * 1048576 FROM pg_settings
-                 WHERE name = 'max_slot_wal_keep_size')
-          FROM pg_replication_slots s WHERE slot_name = %s
-        """,
-        (name,),
+        "SELECT setting::int8 * 1048576 FROM pg_settings WHERE name = 'max_slot_wal_keep_size'"
     ).fetchone()
-    kept, status, limit = row if row is not None else (0, None, None)
-    text = f"the slot keeps {(kept or 0) / _MIB:,.0f} MiB of log"
+    limit = None if row is None else row[0]
+    flushed = catalog.facts(connection, server).flushed_lsn
+    kept = 0 if held.restart_lsn is None else max(0, flushed - held.restart_lsn)
+    text = f"the slot keeps {kept / _MIB:,.0f} MiB of log"
     if limit is None or limit < 0:
         return Finding("retention", "ok", f"{text}, and may keep any amount")
-    used = (kept or 0) / limit if limit else 1.0
-    level = "error" if status == "unreserved" else retention_level(used)
+    used = kept / limit if limit else 1.0
+    level = "error" if held.unreserved else retention_level(used)
     text += f" of {limit / _MIB:,.0f} (max_slot_wal_keep_size)"
-    if status == "unreserved":
+    if held.unreserved:
         text += "; it is more than that, and lost at the next checkpoint"
     elif level == "ok" and limit <= slots.MAX_UNCONFIRMED_BYTES:
         level = "warning"
@@ -181,12 +199,10 @@ def _retention(connection: psycopg.Connection, name: str) -> Finding:
             f"; while the captured tables are quiet, a run confirms what others write only each "
             f"{slots.MAX_UNCONFIRMED_BYTES / _MIB:,.0f} MiB, so the slot can be lost before"
         )
-    return Finding(
-        "retention",
-        level,
-        text,
-        None if level == "ok" else slots.KEEP_ALL,
-    )
+    if level == "ok":
+        return Finding("retention", level, text)
+    more, remedy = more_log(connection, kept)
+    return Finding("retention", level, f"{text}; {more}", remedy)
 
 
 def _publication(
@@ -199,7 +215,7 @@ def _publication(
 ) -> list[Finding]:
     lacks = publications.coverage(connection, name, patterns)
     if lacks is None and not slot_exists:
-        version = catalog.facts(connection).version
+        version = connection.info.server_version
         return publications.creation(connection, server, name, patterns, version)
     found: list[Finding] = []
     with finding_errors("publication", found):
@@ -294,7 +310,7 @@ def _reading(
                NOT EXISTS (SELECT FROM pg_attribute a
                             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
                               AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT')),
-               row_security_active(c.oid)
+               row_security_active(c.oid), pg_get_userbyid(c.relowner), c.relforcerowsecurity
           FROM unnest(%s::oid[]) WITH ORDINALITY AS chosen(oid, place)
           JOIN pg_class c ON c.oid = chosen.oid JOIN pg_namespace n ON n.oid = c.relnamespace
          ORDER BY place
@@ -303,9 +319,9 @@ def _reading(
     ).fetchall()
     by_oid = {table.oid: table for table in tables}
     role = sql.Identifier(server.user)
-    closed = sorted({schema for _, schema, usable, _, _ in rows if not usable})
-    unreadable = [by_oid[oid] for oid, _, _, readable, _ in rows if not readable]
-    filtered = [by_oid[oid] for oid, _, _, _, policies in rows if policies]
+    closed = sorted({schema for _, schema, usable, *_ in rows if not usable})
+    unreadable = [by_oid[oid] for oid, _, _, readable, *_ in rows if not readable]
+    filtered = [(by_oid[oid], *by) for oid, _, _, _, policies, *by in rows if policies]
     grants = []
     if closed:
         schemas = sql.SQL(", ").join(map(sql.Identifier, closed))
@@ -313,16 +329,25 @@ def _reading(
     if unreadable:
         names = sql.SQL(", ").join(table.identifier for table in unreadable)
         grants.append(sql.SQL("GRANT SELECT ON {} TO {}").format(names, role))
-    if filtered:
+    why = " (row-level security would leave rows out)" if filtered else ""
+    if filtered and recognized(connection).managed:
+        # Only a superuser gives BYPASSRLS. The policies of a table do not hold for members of its owner.
+        owners = sorted({owner for _, owner, forced in filtered if not forced})
+        grants += [
+            sql.SQL("GRANT {} TO {}").format(sql.Identifier(owner), role) for owner in owners
+        ]
+        strict = [table.full_name for table, _, forced in filtered if forced]
+        if strict:
+            why = f" (row-level security is forced on {listed(strict)}: only BYPASSRLS passes it)"
+    elif filtered:
         grants.append(sql.SQL("ALTER ROLE {} BYPASSRLS").format(role))
-    if not grants:
-        return [Finding("grants", "ok", f"role {server.user!r} may read the tables")]
     missing = [
         by_oid[oid].full_name
-        for oid, _, usable, readable, policies in rows
+        for oid, _, usable, readable, policies, *_ in rows
         if not (usable and readable) or policies
     ]
-    why = " (row-level security would leave rows out)" if filtered else ""
+    if not missing:
+        return [Finding("grants", "ok", f"role {server.user!r} may read the tables")]
     text = f"role {server.user!r} may not read all of {listed(missing)}{why}"
     return [
         Finding(
@@ -351,9 +376,5 @@ def heartbeat_right(connection: psycopg.Connection, server: PostgresSourceServer
     grant = sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(
         sql.SQL(", ").join(map(sql.SQL, refused)), sql.Identifier(server.user)
     )
-    return Finding(
-        "heartbeat",
-        "warning",
-        f"role {server.user!r} may not write heartbeats (engine.postgres.heartbeat_seconds)",
-        grant.as_string(connection),
-    )
+    text = f"role {server.user!r} may not write heartbeats (engine.postgres.heartbeat_seconds)"
+    return _of_superusers(connection, "heartbeat", "warning", text, grant.as_string(connection))

@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import closing
 
 import psycopg
 import pyarrow as pa
@@ -26,14 +27,18 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes, UnreadLog
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, RetainedLog, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
+from deltaforge_dagster.sources.postgres.connection.refusals import FUNCTION_REFUSED
 from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
 from deltaforge_dagster.sources.postgres.connection.restarts import after_restart
-from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.connection.server import (
+    PostgresSourceServer,
+    identified,
+)
 from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
 from deltaforge_dagster.sources.postgres.decode.decoder import DecodedPgoutput, PostgresDecoder
@@ -127,8 +132,8 @@ class PostgresSource:
 
         Logical decoding reads up to there. It moves even if no captured table changes.
         """
-        with self._server.query(_HEAD_SECONDS) as connection:
-            return _flushed(connection)
+        with closing(self.log_ends(_HEAD_SECONDS)) as ends:
+            return next(ends)
 
     def ensure_start(self, at: Position | None = None) -> LsnPosition:
         """Create publication and slot if they are missing; return where reading starts.
@@ -220,16 +225,24 @@ class PostgresSource:
                     publications.drop(connection, server, config.publication)
         return dropped
 
-    def unread_log(self, position: Position) -> UnreadLog:
-        """Return the bytes between a position and the end of the log, and what the slot retains.
+    def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog:
+        """Return the bytes between the positions and the end of the log, and what the slot retains.
 
         Raises:
             SourceUnavailable: No connection, or the server takes more than 2 seconds.
         """
         with self._server.query(_HEAD_SECONDS) as connection:
-            flushed, restart = slots.log_ends(connection, self._config.slot)
-        return UnreadLog(
-            max(0, flushed - _lsn(position)), None if restart is None else max(0, flushed - restart)
+            flushed = self._facts(connection).flushed_lsn
+            found = catalog.slot(connection, self._config.slot)
+            limit = slots.retention_limit(connection)
+        restart = None if found is None else found.restart_lsn
+        return RetainedLog(
+            LsnPosition(flushed),
+            max(0, flushed - _lsn(captured)),
+            None if confirmed is None else max(0, flushed - _lsn(confirmed)),
+            None if restart is None else max(0, flushed - restart),
+            limit,
+            limited_by=None if limit is None else slots.LIMIT,
         )
 
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start
@@ -278,9 +291,17 @@ class PostgresSource:
         Raises:
             SourceUnavailable: No connection, or `seconds` have passed.
         """
-        with self._server.query(seconds) as connection:
+        server = self._server
+        with server.query(seconds) as connection:
+            try:
+                while True:
+                    yield _flushed(connection)
+            except psycopg.Error as error:
+                if error.sqlstate not in FUNCTION_REFUSED:
+                    raise
+        with server.query(seconds, replication=True) as connection:
             while True:
-                yield _flushed(connection)
+                yield LsnPosition(identified(connection).flushed_lsn)
 
     def maintain(self, position: Position | None) -> list[Finding]:
         """Add matching tables to a publication that we created; return findings for tables that are still missing.
@@ -303,7 +324,7 @@ class PostgresSource:
                 raise publications.missing(server, config.publication)
             found = publications.findings(connection, config.publication, lacks)
             if slot.unreserved:
-                found.append(slots.short_of_log(config.slot))
+                found.append(slots.short_of_log(connection, config.slot))
             return found
 
     def logged_tables(self) -> Mapping[str, LoggedTable]:
@@ -339,7 +360,7 @@ class PostgresSource:
                 failover=self._options.failover_slot,
                 needed_by=self._needing_to_read(snapshot=snapshot),
             )
-            version = catalog.facts(connection).version
+            version = connection.info.server_version
             if self._outboxes and version < MESSAGES_VERSION:
                 found.append(Finding("outbox", "error", _NO_MESSAGES))
             elif self._outboxes:
@@ -477,7 +498,7 @@ class PostgresSource:
         """Return `system_identifier/timeline`."""
         with self._server.query(_START_SECONDS) as connection:
             self._facts(connection)
-            return identity.identity(connection)
+        return self._server.identify(_START_SECONDS).log
 
     def relocate(self, position: Position, previous: str) -> Position:
         """Return where reading continues after a promotion or on another cluster; see `connection.identity.relocate`.
@@ -534,7 +555,7 @@ class PostgresSource:
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
 
     def _sent(self, connection: psycopg.Connection, table: catalog.PublishableTable) -> TableSchema:
-        version = catalog.facts(connection).version
+        version = connection.info.server_version
         return identity.sent_schema(connection, table, self._config.publication, version)
 
     def snapshots(self) -> PostgresSnapshots:
@@ -568,11 +589,16 @@ class PostgresSource:
             facts = self._facts(connection)
             found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
             if found.unreserved:
-                logger.warning("%s: %s", server.where, slots.short_of_log(config.slot).text)
+                logger.warning(
+                    "%s: %s", server.where, slots.short_of_log(connection, config.slot).text
+                )
             slots.check_start(found, server, config.slot, start.lsn, facts.flushed_lsn)
             publications.extend(connection, server, config.publication, self._patterns)
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
+            if self._options.failover_slot and not found.failover:
+                slots.check_failover(server, facts.version)
+                slots.make_failover(server, config.slot)
             restart_point.log_running_transactions(connection)
             command = start_command(connection, config, start, facts.version)
             # With a longer timeout, or none, the slot would stay in use by a reader that is frozen.
@@ -629,12 +655,12 @@ class PostgresSource:
             yield ChangeBatch(None, None)
 
     def _facts(self, connection: psycopg.Connection) -> catalog.ServerSettings:
-        facts, where = catalog.facts(connection), self._server.where
+        facts, where = catalog.facts(connection, self._server), self._server.where
         if facts.standby:
             raise SourceUnavailable(
                 f"{where}: this is a standby; changes are read from the primary"
             )
-        if facts.wal_level != "logical":
+        if not facts.decodes:
             restart, remedy = after_restart(connection, "wal_level", "logical")
             raise SourceMisconfigured(
                 f"{where}: wal_level is {facts.wal_level}; {restart}", remedy=remedy

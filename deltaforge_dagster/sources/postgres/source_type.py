@@ -40,6 +40,7 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
     outbox = "prefixes"
     timing = frozenset({"start_position"})
     marks_unchanged = True
+    retains_log = True
     consequences = {  # noqa: RUF012 - constant
         "slot": "the slot must hold everything after the captured position; otherwise a run stops and says so",
         "publication": "is made when missing; one that somebody else made must have the tables",

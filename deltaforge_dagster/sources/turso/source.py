@@ -25,7 +25,7 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
 )
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, RetainedLog, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -182,6 +182,29 @@ class TursoSource:
             lambda session: triggers.logged_tables(session, captured(session, self._ways.captures)),
             _HEAD_SECONDS,
         )
+
+    def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog | None:
+        """Return about how many bytes of the change table are after the positions.
+
+        None in mode `polling`, which has no such table, and in mode `native` of a file, which only one process may open.
+
+        Raises:
+            DeltaforgeError: The database cannot be reached.
+        """
+        at = _own(captured)
+        way = self._of(at)
+        log = way.log
+        is_file = isinstance(self._config.place, DatabaseFile)
+        if isinstance(log, polling.PollingLog) or (isinstance(log, NativeLog) and is_file):
+            return None
+        end, size = self._ask(
+            way, lambda session: (log.newest(session), log.change_bytes(session)), _HEAD_SECONDS
+        )
+
+        def after(position: TursoPosition) -> int:
+            return round(size * max(0, (end.last_change_id or 0) - (position.last_change_id or 0)))
+
+        return RetainedLog(end, after(at), None if confirmed is None else after(_own(confirmed)))
 
     def maintain(self, position: Position | None) -> list[Finding]:
         """Create missing triggers if the pipeline file says so; return findings for changes that are not captured.

@@ -112,6 +112,7 @@ class Database:
 
     Attributes:
         where: Name of the database in messages: its file or URL, without a password.
+        url: What it was opened with, without a password.
     """
 
     def __init__(self, url: str) -> None:
@@ -129,11 +130,12 @@ class Database:
         self._writers: _Turn = nullcontext
         self._file: _File | None = None
         if url == "memory":
-            self.where = "memory"
+            self.where = self.url = "memory"
             self._engine = _sqlite_engine(None)
             self._readers = self._writers = Turns(self.where, _BUSY_SECONDS).turn
             return
         parsed = _parse(url)
+        self.url = parsed.render_as_string(hide_password=True)
         if parsed.get_backend_name() == "sqlite":
             path = Path(parsed.database or "").absolute()
             self.where = str(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.state.records import SourceLog
+from deltaforge_dagster.state.records import EarlyConfirmation, SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.control.test_catalog import FILE
 from tests.state.make import NAME, capture, deliver, expire, held
@@ -195,6 +196,9 @@ def test_what_is_not_read_yet(store: StateStore, monkeypatch: pytest.MonkeyPatch
         "5.0 MiB, with changes to capture, growing for 3 min (seen 0 s ago)",
         "no segment",
     )
+    assert shown(SourceLog(now, 2048, unread_since=now - 60))[0] == (
+        "2.0 KiB, for 1 min (seen 0 s ago)"
+    )
     assert shown(SourceLog(now, 0, receiving_rows=1200, receiving_since=now - 7)) == (
         "0 B, a transaction is being received: 1,200 rows in 7 s (seen 0 s ago)",
         "no segment",
@@ -202,3 +206,68 @@ def test_what_is_not_read_yet(store: StateStore, monkeypatch: pytest.MonkeyPatch
     assert shown(SourceLog(now - 60, 0)) == ("0 B (seen 1 min ago)", "no segment")
     (found,) = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["pipelines"]
     assert found["source_log"]["bytes"] == 0
+    assert found["confirmed_early"] is None
+
+
+def test_what_the_server_keeps_of_its_log(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much, of how much, since when, and for how long that suffices; a warning when it soon does not."""
+    monkeypatch.setenv("COLUMNS", "400")
+    lease = held(store, "cache")
+    deliver(store, lease, "cache", 0)
+    now, mib = store.now(), 1 << 20
+    monkeypatch.setattr(type(store.database), "now", lambda _self: now)
+
+    def shown(log: SourceLog) -> tuple[str, list[str]]:
+        store.pipelines.note_source_log(NAME, log)
+        (found,) = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["pipelines"]
+        texts = [one["text"] for one in found["problems"] if one["subject"] == "source log"]
+        kept = {line[0]: line for line in lines("status")}.get("log kept")
+        return kept[1] if kept else "", texts
+
+    assert shown(SourceLog(now, 0)) == ("", [])
+    assert shown(SourceLog(now, 0, retained=mib)) == (
+        "1.0 MiB for this pipeline, of any amount",
+        [],
+    )
+    slot = SourceLog(
+        now,
+        mib,
+        retained=100 * mib,
+        unconfirmed=90 * mib,
+        unconfirmed_since=now - 600,
+        limit=256 * mib,
+        limited_by="max_slot_wal_keep_size",
+        growth=float(mib // 100),
+        seconds_left=15_600.0,
+    )
+    calm = (
+        "100.0 MiB for this pipeline, of 256.0 MiB (max_slot_wal_keep_size), 90.0 MiB not confirmed, for 10 min, growing "
+        "by 10.2 KiB/s, lost in 4 h 20 min"
+    )
+    assert shown(slot) == (calm, [])
+    begins = "the server retains {} of log for it, most of it captured, but not delivered yet, and retains at most 256.0 MiB "
+    begins += "(max_slot_wal_keep_size)"
+    soon = shown(dataclasses.replace(slot, seconds_left=3599.0))[1]
+    assert soon == [begins.format("100.0 MiB") + "; at this rate changes are lost in 59 min 59 s"]
+    half = dataclasses.replace(slot, retained=128 * mib, seconds_left=None)
+    assert shown(half)[1] == [begins.format("128.0 MiB")]
+    (unread,) = shown(dataclasses.replace(half, bytes=80 * mib))[1]
+    assert "most of it not captured yet" in unread
+    aged = SourceLog(
+        now, 9, room=3 * mib, kept_seconds=7200.0, limited_by="binlog_expire_logs_seconds"
+    )
+    shows = "3.0 MiB before the captured position; kept for 2 h (binlog_expire_logs_seconds)"
+    assert shown(aged) == (shows, [])
+    assert shown(dataclasses.replace(aged, seconds_left=60.0))[1] == [
+        "the server removes log by age, captured or not (binlog_expire_logs_seconds); at this rate changes are lost in 1 min"
+    ]
+    with store.fenced(lease) as writer:
+        writer.pipeline.set_early_confirmation(EarlyConfirmation(now - 120, "so it is"))
+    assert shown(SourceLog(now, 0))[1] == []
+    (found,) = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["pipelines"]
+    (early,) = [one["text"] for one in found["problems"] if one["subject"] == "confirm"]
+    assert "confirmed up to what the journal has, because so it is" in early
+    confirmed = {line[0]: line for line in lines("status")}["confirmed"][1]
+    assert confirmed.endswith("up to what the journal has for 2 min: so it is")

@@ -165,7 +165,7 @@ def test_an_optional_sink_is_detached(limited: Callable[..., Limited], fault: st
 
     row = fed.store.checkpoints.read("feed")["lines"]
     assert (row.state, row.segment) == ("detached", 0)
-    assert "detached: the journal is full (400 KiB" in str(row.last_error)
+    assert "detached: the journal is full (400.0 KiB" in str(row.last_error)
     eventually(lambda: fed.store.segments.total_bytes("feed") < LIMIT, what="the journal's limit")
     assert fed.in_redis() == fed.expected
     assert fed.in_lines() == []

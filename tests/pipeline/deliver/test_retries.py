@@ -66,7 +66,21 @@ def test_a_damaged_journal_says_what_to_do(scene: Scene) -> None:
     retries.failed(JournalDamaged("segment 1: gone"), scene.checkpoint)
 
     assert str(retries.error).endswith("deltaforge journal rebuild orders")
-    assert scene.checkpoint.last_error == str(retries.error)
+    assert scene.checkpoint.error_line == str(retries.error)
+    assert scene.checkpoint.remedy == ["deltaforge journal rebuild orders"]
+
+
+def test_a_damaged_journal_that_the_source_has_forgotten(scene: Scene) -> None:
+    """What was confirmed before this sink had it cannot be captured again: another command, and the reason."""
+    scene.capture(1, 2)
+    row = scene.store.segments.read("orders", first=1)[0]
+    scene.lease.write(lambda writer: writer.pipeline.set_confirmed(row.end_position))
+    retries = Retries(scene.context(), 0)
+
+    retries.failed(JournalDamaged("segment 1: gone"), scene.checkpoint)
+
+    assert "only the journal had it" in str(retries.error)
+    assert scene.checkpoint.remedy == ["deltaforge recover orders"]
 
 
 def test_without_the_lease_nothing_is_stored(scene: Scene) -> None:

@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from deltaforge_dagster.assets.health import health_evaluation
 from deltaforge_dagster.config.file.load import (
     BrokenPipeline,
     LoadedPipeline,
@@ -50,9 +51,10 @@ from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.lake_commits import TableWrite
+from deltaforge_dagster.state.records import SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.control.test_catalog import FILE
-from tests.state.make import position, table
+from tests.state.make import new_segment, position, table
 
 NAME = "filed"
 GONE = PositionLost("the slot is gone")
@@ -547,3 +549,50 @@ def test_a_full_disk_is_an_error_of_a_tick_until_there_is_room(
         assert problem.since is not None
         assert problem.next_attempt_at == 12345.0
     assert look().problems == ()
+
+
+def test_a_journal_that_fills_up(loaded: LoadedPipeline, sqlite_store: StateStore) -> None:
+    """A warning from half of its limit on, by what sinks lack; not by what is kept for replays, nor once capture is paused."""
+    assert loaded.path is not None
+    loaded.path.write_text(FILE + "  engine: {journal: {max_bytes: 400}}\n")
+    limited = load_pipeline(loaded.path)
+    sqlite_store.pipelines.set_start(NAME, position(0))
+    lease = sqlite_store.leases.acquire(NAME, "run-1", 60)
+    assert lease is not None
+
+    def journal() -> list[str]:
+        found = health(sqlite_store, limited).problems
+        return [problem.text for problem in found if problem.subject.startswith("journal")]
+
+    with sqlite_store.fenced(lease) as writer:
+        number = writer.ranges.open(position(0), "spec-1", 1)
+        for segment in (1, 2, 3):
+            writer.segments.add(new_segment(segment), number)
+        writer.checkpoints.advance("redis", 2, 2, True, position(2))
+    assert journal() == []
+    with sqlite_store.fenced(lease) as writer:
+        writer.segments.add(new_segment(4), number)
+    (text,) = journal()
+    assert text.startswith("the journal has about 200 B that sinks lack, of at most 400 B (")
+    with sqlite_store.fenced(lease) as writer:
+        writer.pipeline.set_capture_pause("it is full")
+    assert journal() == ["capture is paused: it is full"]
+
+
+def test_the_check_leaves_out_what_always_changes(
+    loaded: LoadedPipeline, sqlite_store: StateStore
+) -> None:
+    """Dagster keeps each text of the check `well`, so those of log and journal have no figures there."""
+
+    def texts(retained: int) -> tuple[str, str | None]:
+        log = SourceLog(0.0, 0, retained=retained, limit=100, limited_by="some_setting")
+        sqlite_store.pipelines.note_source_log(NAME, log)
+        found = health(sqlite_store, loaded)
+        evaluation = health_evaluation(NAME, found)
+        assert not evaluation.passed
+        return found.problems[0].text, evaluation.description
+
+    (before, said), (after, said_again) = texts(60), texts(61)
+    assert before != after
+    assert said == said_again
+    assert "the server may soon remove what is needed" in str(said)

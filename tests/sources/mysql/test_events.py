@@ -499,6 +499,7 @@ EVENTS = {
     42: BOUNDARY,
     19: ROWS, 23: ROWS, 24: ROWS, 25: ROWS, 30: ROWS, 31: ROWS, 32: ROWS, 39: ROWS,
     40: ROWS,
+    172: STOPS,
     3: PASSED, 5: PASSED, 13: PASSED, 14: PASSED, 27: PASSED, 28: PASSED, 29: PASSED, 35: PASSED, 36: PASSED, 37: PASSED, 41: PASSED,
 }  # fmt: skip
 """Every type of event that MySQL or MariaDB has, and what becomes of it."""
@@ -533,6 +534,16 @@ def test_unknown_events_may_be_ignorable(kind: int) -> None:
     assert error is None
     assert len(rows_of(batches)) == 1
     assert f"type {kind}" in str(stopped)
+
+
+def test_a_fragment_of_changes_stops() -> None:
+    """MariaDB 12.3 divides large rows events; a fragment has changes, whatever its flags say."""
+    log = transaction(SyntheticLog().start(), 1, 1)
+    batches, error = decode(log.event(172, b"\2\0\0\0\1\0\0\0\0part", flags=0x80).stream())
+
+    assert len(rows_of(batches)) == 1
+    assert isinstance(error, UnsupportedEvent)
+    assert "binlog_row_event_fragment_threshold" in str(error)
 
 
 def test_an_incident_stops() -> None:

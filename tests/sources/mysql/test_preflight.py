@@ -13,7 +13,8 @@ from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
-from tests.fix_mysql import MysqlVersion, StartMysql
+from deltaforge_lab.servers.mysql_programs import Version
+from tests.fix_mysql import EVERY_SERVER, MysqlVersion, StartMysql
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.test_source import PASSWORD, as_user
 
@@ -164,22 +165,25 @@ def test_grants_that_are_missing(bench: MysqlBench, half: str) -> None:
     bench.run(*found["grants"].commands)
     bench.run(f"GRANT SELECT ON *.* TO 'u{bench.database[-12:]}'@'%'")
     assert preflight_of(bench, dsn=dsn)["grants"].level == "ok"
+    assert bench.rows("SHOW SLAVE HOSTS") == [], "nobody is left in the list of replicas"
 
 
-def test_grants_of_mariadb(mysql_version: MysqlVersion) -> None:
-    """What MariaDB does not tell is a note; what it refuses is an error, as with MySQL."""
-    with MysqlBench(mysql_version("mariadb").create_database()) as bench:
+@pytest.mark.parametrize("version", [one for one in EVERY_SERVER if one != "8.0"])
+def test_grants_of_other_servers(mysql_version: MysqlVersion, version: Version) -> None:
+    """MariaDB shows nobody whether it sends its log: it is tried, and each half is missed as with MySQL."""
+    with MysqlBench(mysql_version(version).create_database()) as bench:
+        account = f"'u{bench.database[-12:]}'@'%'"
         dsn = as_user(bench, "SELECT")
-        refused = preflight_of(bench, dsn=dsn)["grants"]
-        assert refused.level == "error"
-        assert refused.commands == (
-            f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO 'u{bench.database[-12:]}'@'%'",
-        )
+        for more in ("REPLICATION CLIENT", "SELECT"):
+            refused = preflight_of(bench, dsn=dsn)["grants"]
+            assert refused.level == "error"
+            assert refused.commands == (
+                f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {account}",
+            )
+            bench.run(f"GRANT {more} ON *.* TO {account}")
 
-        bench.run(f"GRANT REPLICATION CLIENT ON *.* TO 'u{bench.database[-12:]}'@'%'")
-        half = preflight_of(bench, dsn=dsn)["grants"]
-        assert half.level == "note"
-        assert half.commands[0].startswith("GRANT REPLICATION SLAVE ON *.*")
+        bench.run(*refused.commands)
+        assert preflight_of(bench, dsn=dsn)["grants"].level == "ok"
 
 
 def test_tables_that_may_not_be_read(bench: MysqlBench) -> None:
@@ -248,6 +252,23 @@ def test_retention_against_lag(bench: MysqlBench, share: float, level: str) -> N
     assert (found["retention"].remedy is None) == (level == "ok")
     assert preflight_of(bench, bench.source().head(), 0.0)["retention"].level == "ok", (
         "nothing behind"
+    )
+
+
+def test_a_retention_of_less_than_a_day(bench: MysqlBench) -> None:
+    """It is a warning even before anything was captured: who comes back after it has lost the position."""
+    (before,) = bench.rows("SELECT @@GLOBAL.binlog_expire_logs_seconds")[0]
+    bench.run("SET GLOBAL binlog_expire_logs_seconds = 7200")
+    try:
+        found = preflight_of(bench)["retention"]
+        bench.run("SET GLOBAL binlog_expire_logs_seconds = 0")
+        assert preflight_of(bench)["retention"].level == "ok", "for ever"
+    finally:
+        bench.run(f"SET GLOBAL binlog_expire_logs_seconds = {before}")
+
+    assert (found.level, found.remedy) == (
+        "warning",
+        "SET PERSIST binlog_expire_logs_seconds = 604800",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import resource
@@ -779,6 +780,30 @@ def test_memory_does_not_grow_with_a_transaction(bench: MysqlBench) -> None:
     assert count == 200_000
     assert pieces > 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "kilobytes"
+
+
+def test_log_around_the_positions(bench: MysqlBench) -> None:
+    """What is before the captured one is room; what is after it, or after the confirmed one, is counted to the log's end."""
+    source = bench.source()
+    confirmed = source.head()
+    bench.execute(insert("orders", *range(100)))
+    bench.run("FLUSH BINARY LOGS")
+    captured = source.head()
+    bench.execute(insert("orders", *range(100, 200)))
+
+    found = source.retained_log(captured, confirmed)
+
+    assert found is not None
+    assert found.end == dataclasses.replace(source.head(), gtid_set=None)
+    assert found.end.file == captured.file  # type: ignore[attr-defined]
+    assert found.bytes == found.end.pos - captured.pos > 1000  # type: ignore[attr-defined]
+    assert (found.unconfirmed or 0) > found.bytes + 1000
+    rows = bench.rows("SHOW BINARY LOGS")
+    assert found.room == sum(row[1] for row in rows) - found.bytes
+    assert (found.retained, found.limit) == (None, None)
+    seconds = bench.rows("SELECT @@GLOBAL.binlog_expire_logs_seconds")[0][0]
+    assert found.kept_seconds == seconds > 0
+    assert found.limited_by == "binlog_expire_logs_seconds"
 
 
 def test_reading_goes_on_after_a_failover(bench: MysqlBench, start_mysql: StartMysql) -> None:

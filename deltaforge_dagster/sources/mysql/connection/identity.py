@@ -6,7 +6,12 @@ file and an offset are meaningful only on the server that wrote the file.
 
 from __future__ import annotations
 
-from deltaforge_dagster.errors import PositionLost, SourceMisconfigured, UnsupportedEvent
+from deltaforge_dagster.errors import (
+    PositionLost,
+    SourceMisconfigured,
+    SourceUnavailable,
+    UnsupportedEvent,
+)
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
@@ -23,20 +28,49 @@ def identity(session: MysqlSession) -> str:
     return found.get("server_uuid") or found.get("server_uid") or found["server_id"]
 
 
+def check_same(session: MysqlSession, where: str, expected: str | None) -> None:
+    """Check that a connection leads to the server that was asked before: a failover may happen between two of them.
+
+    Args:
+        session: The connection.
+        where: The server's address, as in `MysqlSourceServer.where`.
+        expected: The identity of the server that was asked; None if none was.
+
+    Raises:
+        SourceUnavailable: It leads to another one, for which the position has to be checked anew.
+    """
+    if expected is not None and identity(session) != expected:
+        raise SourceUnavailable(f"{where}: another server has taken its place")
+
+
 def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> BinlogPosition:
     """Return where reading continues on a new server: after the same GTIDs.
 
     Raises:
+        SourceUnavailable: The server cannot continue, but it is no primary, or not yet: in the middle of a failover
+            the former server may come back under the name, or another one may get it.
         PositionLost: The position has no GTIDs, or the server has not executed all of them, or it has
             purged the log after them.
     """
+    try:
+        _check_continues(session, where, position)
+    except PositionLost as lost:
+        if not server_log.may_catch_up(session):
+            raise
+        raise SourceUnavailable(
+            f"{where}: another server answers, which is read-only or a replica: either a failover is not over yet,"
+            f" or the DSN names another server than before, where reading cannot continue ({lost.text})"
+        ) from lost
+    return position
+
+
+def _check_continues(session: MysqlSession, where: str, position: BinlogPosition) -> None:
     if position.gtid_set is None:
         raise PositionLost(
             f"{where}: position lost after failover: {position.file}:{position.pos} means nothing on "
             "another server, and the log has no GTIDs. Re-snapshot required."
         )
     server_log.check_held(session, where, position, server_log.facts(session, where))
-    return position
 
 
 def sent_schema(session: MysqlSession, where: str, table: str) -> TableSchema:

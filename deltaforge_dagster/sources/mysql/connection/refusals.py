@@ -22,13 +22,14 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sources.findings import one_line
 
 SYNTAX = 1064
-_PRIVILEGE_MISSING = 1227
-_DUMP_ENDED = 1236
+PRIVILEGE_MISSING = 1227
+DUMP_ENDED = 1236
 
 _REFUSALS: dict[int, tuple[type[DeltaforgeError], str]] = {
     1040: (SourceUnavailable, "all connections are taken; raise max_connections"),
     1044: (PermissionMissing, "user {user!r} may not use the database of the DSN; grant it: {text}"),
     1045: (AuthFailed, "wrong password for user {user!r}, or there is no such user for connections from here (the server does not say which)"),
+    1047: (SourceMisconfigured, "the server does not send its log to replicas; if the DSN names a proxy (ProxySQL, MaxScale, RDS Proxy), name the server behind it"),
     1049: (SourceMisconfigured, "the database of the DSN does not exist"),
     1130: (AuthFailed, "{text}"),
     1142: (PermissionMissing, "{text}"),
@@ -59,7 +60,7 @@ _DUMP_ENDS: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
     ("old binary log without gtids", PositionLost, ""),
     ("same server_uuid/server_id", SourceUnavailable, _TAKEN_OVER),
     ("binary log is not open", SourceMisconfigured, "log_bin is OFF; start the server with --log-bin"),
-    ("server_id was not set", SourceMisconfigured, "run: SET GLOBAL server_id = 1, and keep it in the configuration file"),
+    ("server_id was not set", SourceMisconfigured, "give the server a server_id other than 0, in its configuration file"),
     ("gtid_mode", SourceMisconfigured, "the position has a GTID set, which needs gtid_mode = ON"),
     ("anonymous", SourceMisconfigured, "the log holds transactions without GTID after the position"),
     ("max_allowed_packet", SourceMisconfigured, "raise max_allowed_packet of the server"),
@@ -82,10 +83,10 @@ def translate(
         account: Returns the account of the server that this is, quoted for its statements.
     """
     text = one_line(message)
-    if number == _DUMP_ENDED:
+    if number == DUMP_ENDED:
         return _dump_ended(text, where)
     # MariaDB calls REPLICATION CLIENT the BINLOG MONITOR privilege, and grants it under either name.
-    if number == _PRIVILEGE_MISSING and ("REPLICATION" in text or "BINLOG MONITOR" in text):
+    if number == PRIVILEGE_MISSING and ("REPLICATION" in text or "BINLOG MONITOR" in text):
         return _may_not_replicate(where, user, account())
     kind, sentence = _REFUSALS.get(number, (SourceUnavailable, "{text}"))
     return kind(f"{where}: {sentence.format(user=user, text=text)} (error {number})")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +55,11 @@ class MysqlSession:
         return tuple(map(int, found.groups())) if found else ()
 
     @property
+    def host(self) -> str:
+        """The name by which we have reached the server."""
+        return str(self._connection.host)
+
+    @property
     def account(self) -> str:
         """The account that the server has taken us for, as its statements name it: `'name'@'host'`.
 
@@ -82,12 +87,22 @@ class MysqlSession:
         finally:
             connection.decoders, connection.use_unicode = usual
 
-    def rows_or_refusal(self, statement: str, refusal: int) -> list[dict[str, Any]] | None:
-        """Run a statement and return its rows; None if the server refuses it with error number `refusal`."""
+    def send(self, command: int, body: bytes) -> None:
+        """Send a command other than a statement, and read the first packet of its answer.
+
+        Args:
+            command: Its number in the protocol.
+            body: What follows the number.
+        """
+        self._connection._execute_command(command, body)  # noqa: SLF001 - PyMySQL has no other way
+        self._connection._read_packet()  # noqa: SLF001
+
+    def rows_or_refusal(self, statement: str, *refusals: int) -> list[dict[str, Any]] | None:
+        """Run a statement and return its rows; None if the server refuses it with one of these error numbers."""
         try:
             return self.rows(statement)
         except pymysql.MySQLError as error:
-            if _number(error) == refusal:
+            if _number(error) in refusals:
                 return None
             raise
 
@@ -154,7 +169,12 @@ class MysqlSourceServer:
             yield MysqlSession(connection)
 
     def dump(
-        self, settings: Sequence[str], command: int, body: bytes, seconds: float
+        self,
+        settings: Sequence[str],
+        command: int,
+        body: bytes,
+        seconds: float,
+        check: Callable[[MysqlSession], None] | None = None,
     ) -> socket.socket:
         """Send a replication command on a new connection and return the socket from which to read its answer.
 
@@ -163,11 +183,14 @@ class MysqlSourceServer:
             command: Number of the command.
             body: Payload of the command.
             seconds: Time limit for connecting and sending everything.
+            check: Raises an error if the connection does not lead to the right server; None if any is right.
 
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.
         """
         with self._connected(seconds) as connection:
+            if check is not None:
+                check(MysqlSession(connection))
             for statement in settings:
                 with connection.cursor() as cursor:
                     cursor.execute(statement)

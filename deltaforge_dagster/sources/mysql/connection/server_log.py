@@ -7,26 +7,32 @@ MASTER STATUS"), "SHOW BINARY LOGS". MariaDB's manual: "Global Transaction ID", 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.sources.mysql.connection.refusals import SYNTAX, lost
+from deltaforge_dagster.errors import PositionLost, SourceMisconfigured, SourceUnavailable
+from deltaforge_dagster.sources.mysql.connection.refusals import PRIVILEGE_MISSING, SYNTAX, lost
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
+from deltaforge_dagster.sources.mysql.connection.service import recognize, service_of
 from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 
 _OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
 
-_WANTED = {
-    "log_bin": ("ON", "start the server with --log-bin"),
-    "binlog_format": ("ROW", "run: SET PERSIST binlog_format = ROW, and reconnect what writes"),
-}  # fmt: skip
-"""Per variable: the required value, if the server has the variable, and how to set it."""
+_ASKED = (
+    "log_bin",
+    "binlog_format",
+    "gtid_mode",
+    "binlog_storage_engine",
+    "aurora_version",
+    "innodb_read_only",
+)
 
 FILE_START = 4
 """Offset of the first event of a file, after the magic number."""
 
+_NO_ENGINE = ("", "NONE")
 _EXECUTED_SECONDS = 5.0
 _NO_SUCH_PLACE = 1220
 
@@ -46,37 +52,60 @@ def facts(session: MysqlSession, where: str) -> BinlogSettings:
     """Check the server's version and settings, and return the settings that matter for reading.
 
     Raises:
-        SourceMisconfigured: The version is too old, or a setting is wrong; the message has the
-            statement that changes it.
+        SourceMisconfigured: The version is too old, a setting is wrong, or the service shows nobody its log; the
+            message says how to change it.
+        SourceUnavailable: The log is on another server of the cluster.
     """
     if session.version < (_OLDEST_MARIADB if session.is_mariadb else _OLDEST):
         raise SourceMisconfigured(
             f"{where}: version {session.server_version} is too old; needed is MySQL 5.7 or later, or"
             " MariaDB 10.5 or later"
         )
-    names = ", ".join(f"'{name}'" for name in (*_WANTED, "gtid_mode"))
+    by_name = recognize(session.server_version, {}, session.host)
+    if by_name.no_log:
+        raise SourceMisconfigured(f"{where}: {by_name.name}: {by_name.no_log}")
+    names = ", ".join(f"'{name}'" for name in _ASKED)
     values = {
         row["Variable_name"]: str(row["Value"])
         for row in session.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
     }
-    for name, (wanted, advice) in _WANTED.items():
-        if name in values and values[name].upper() != wanted:
-            raise SourceMisconfigured(
-                f"{where}: {name} is {values[name]}; {lasting(session, advice)}"
-            )
+    _check_readable(session, where, values)
     if session.is_mariadb:
         return BinlogSettings(gtids=True)
     return BinlogSettings(gtids=values.get("gtid_mode", "OFF").upper() == "ON")
 
 
-def lasting(session: MysqlSession, statement: str) -> str:
-    """Return a `SET PERSIST` statement as is for MySQL 8, and as `SET GLOBAL` for other servers.
+def _check_readable(session: MysqlSession, where: str, values: Mapping[str, str]) -> None:
+    """Check the variables without whose values the log cannot be read.
 
-    `SET GLOBAL` lasts until the next restart, so the setting belongs in the configuration file as well.
+    Raises:
+        SourceUnavailable: This server of an Aurora cluster has no log, but another one has.
+        SourceMisconfigured: A value is wrong; the message says how to change it.
     """
-    if session.version >= (8,) and not session.is_mariadb:
-        return statement
-    return statement.replace("SET PERSIST ", "SET GLOBAL ")
+    if "aurora_version" in values and values.get("innodb_read_only", "").upper() == "ON":
+        # The cluster's name may lead here for a while after a failover.
+        raise SourceUnavailable(
+            f"{where}: this is a reader of an Amazon Aurora cluster, which has no binary log; after a failover"
+            " that passes, otherwise let the DSN name the cluster's writer endpoint"
+        )
+    if values.get("log_bin", "ON").upper() != "ON":
+        raise _log_off(session, where)
+    form = values.get("binlog_format", "ROW")
+    if form.upper() != "ROW":
+        change = service_of(session).change(session, "binlog_format", "ROW")
+        raise SourceMisconfigured(
+            f"{where}: binlog_format is {form}{change.sentence}, and reconnect what writes"
+        )
+    engine = values.get("binlog_storage_engine", "")
+    if engine.upper() not in _NO_ENGINE:
+        raise SourceMisconfigured(
+            f"{where}: binlog_storage_engine is {engine}: this version does not read the binary log that MariaDB"
+            f" keeps inside of {engine}; start the server without binlog_storage_engine"
+        )
+
+
+def _log_off(session: MysqlSession, where: str) -> SourceMisconfigured:
+    return SourceMisconfigured(f"{where}: log_bin is OFF; {service_of(session).log_off}")
 
 
 def tail(session: MysqlSession, where: str, *, gtids: bool) -> BinlogPosition:
@@ -87,7 +116,7 @@ def tail(session: MysqlSession, where: str, *, gtids: bool) -> BinlogPosition:
     """
     found = status(session)
     if found is None:
-        raise SourceMisconfigured(f"{where}: log_bin is OFF; start the server with --log-bin")
+        raise _log_off(session, where)
     gtid_set = executed(session) if gtids else None
     return BinlogPosition(str(found["File"]), int(found["Position"]), gtid_set)
 
@@ -98,14 +127,6 @@ def status(session: MysqlSession) -> dict[str, Any] | None:
     if found is None:  # before MySQL 8.2
         found = session.rows("SHOW MASTER STATUS")
     return found[0] if found else None
-
-
-def check_grants(session: MysqlSession) -> None:
-    """Query the first event of the log, which needs the same privilege as reading the log.
-
-    Raises the driver's error if the privilege is missing.
-    """
-    session.rows("SHOW BINLOG EVENTS LIMIT 1")
 
 
 def executed(session: MysqlSession) -> str:
@@ -147,6 +168,7 @@ def check_held(
 
     Raises:
         PositionLost: It does not, or this is another server's log.
+        SourceUnavailable: The server lacks transactions before `position`, and is no primary, or not yet.
         SourceMisconfigured: The position is a GTID set, but GTIDs are switched off now.
     """
     if position.gtid_set is None:
@@ -163,6 +185,12 @@ def check_held(
     deadline = time.monotonic() + _EXECUTED_SECONDS
     while not covers(executed(session), position.gtid_set):
         if time.monotonic() > deadline:
+            if may_catch_up(session):
+                raise SourceUnavailable(
+                    f"{where}: the server has not executed every transaction that was read before; it is read-only"
+                    " or a replica, so it may not have caught up yet after a failover, or another server is the"
+                    " primary: then let the DSN name that one"
+                )
             raise lost(
                 where,
                 "the server has not executed every transaction that was read before; was it "
@@ -173,9 +201,48 @@ def check_held(
         _check_anonymous(session, where, position)
 
 
+def is_lost_here(
+    session: MysqlSession, where: str, position: BinlogPosition, found: BinlogSettings
+) -> bool:
+    """Return whether the log lacks what follows `position`, and the server may not be the one that was read.
+
+    For callers that do not know which server was read; a run does, and decides.
+
+    Raises:
+        PositionLost: The log lacks it, and the server is a primary.
+        DeltaforgeError: As from `check_held`.
+    """
+    try:
+        check_held(session, where, position, found)
+    except PositionLost:
+        if not may_catch_up(session):
+            raise
+        return True
+    return False
+
+
+def may_catch_up(session: MysqlSession) -> bool:
+    """Return whether this is not a primary, or not yet, so that what it lacks proves nothing."""
+    rows = session.rows("SHOW GLOBAL VARIABLES LIKE 'read_only'")
+    if any(str(row["Value"]).upper() != "OFF" for row in rows):
+        return True
+    refusals = (SYNTAX, PRIVILEGE_MISSING)
+    replica = session.rows_or_refusal("SHOW REPLICA STATUS", *refusals)
+    if replica is None:  # before MySQL 8.0.22
+        replica = session.rows_or_refusal("SHOW SLAVE STATUS", *refusals) or []
+    applies = ("Replica_SQL_Running", "Slave_SQL_Running")
+    return any(row.get(name) == "Yes" for row in replica for name in applies)
+
+
 def log_files(session: MysqlSession) -> dict[str, int]:
     """Return the files of the log, oldest first, and their sizes in bytes."""
     return {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
+
+
+def bytes_after(files: Mapping[str, int], position: BinlogPosition) -> int:
+    """Return how many bytes of log there are after a position, in files as `log_files` returns them."""
+    later = [size for name, size in files.items() if position < BinlogPosition(name, 0)]
+    return sum(later) + max(files.get(position.file, 0) - position.pos, 0)
 
 
 def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition) -> None:

@@ -149,8 +149,8 @@ def _changed(document: bytes | None, difference: bytes) -> bytes:
     if document is None:
         raise UnsupportedEvent(
             "a change of a JSON document (binlog_row_value_options=PARTIAL_JSON) whose old value is"
-            " not in the log; run: SET PERSIST binlog_row_image = FULL, or SET PERSIST"
-            " binlog_row_value_options = '', and reconnect what writes"
+            " not in the log; set binlog_row_image to FULL, or binlog_row_value_options to '', and"
+            " reconnect what writes"
         )
     try:
         root = _parse(document[0], document[1:], 0) if document else Scalar(_LITERAL, b"\0")

@@ -90,6 +90,7 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     IGNORABLE,
     INTVAR,
     MARIADB_GTID,
+    PARTIAL_ROW_DATA,
     PARTIAL_UPDATE_ROWS,
     PREVIOUS_GTIDS,
     QUERY,
@@ -428,7 +429,7 @@ def scan(
             if kind == FORMAT_DESCRIPTION:
                 return FORMAT
             return TAGGED if state[TXS] < txs.shape[0] else FULL
-        elif (
+        elif kind == PARTIAL_ROW_DATA or (
             flags & FLAG_IGNORABLE == 0
             and kind != INTVAR
             and kind != RAND

@@ -29,7 +29,7 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
      38 XA_PREPARE        Int8 1 for one phase | Int32 format | Int32 size of gtrid | Int32 of bqual
                           | gtrid | bqual                                       see `prepared`
      40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `nested_events`, `gtid_events`
-     160-171              MariaDB's own               see `mariadb_events`
+     160-172              MariaDB's own               see `mariadb_events`
      5 INTVAR, 13 RAND, 14 USER_VAR: values for the next statement, which is judged by itself: skipped
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, skipped, like any event whose flags
@@ -71,6 +71,7 @@ ANNOTATE_ROWS, BINLOG_CHECKPOINT, MARIADB_GTID, GTID_LIST, START_ENCRYPTION = ra
 QUERY_COMPRESSED = 165
 WRITE_ROWS_COMPRESSED_1, UPDATE_ROWS_COMPRESSED_1, DELETE_ROWS_COMPRESSED_1 = 166, 167, 168
 WRITE_ROWS_COMPRESSED_2, UPDATE_ROWS_COMPRESSED_2, DELETE_ROWS_COMPRESSED_2 = 169, 170, 171
+PARTIAL_ROW_DATA = 172
 
 _TWO_BYTES = 252
 """First byte of a packed number that has two more."""
@@ -90,6 +91,7 @@ EVENT_NAMES = {
     22: "DELETE_ROWS (version 0)",
     26: "INCIDENT (the server lost events)",
     MARIADB_GTID: "GTID of an ALTER TABLE in two phases (binlog_alter_two_phase=ON)",
+    PARTIAL_ROW_DATA: "PARTIAL_ROW_DATA (a part of changes of more bytes than binlog_row_event_fragment_threshold)",
 }
 """Names of events that are not decoded, mostly as in `SHOW BINLOG EVENTS`."""
 

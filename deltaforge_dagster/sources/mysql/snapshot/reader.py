@@ -18,9 +18,10 @@ queried, and then the log's end, so that a statement that altered the table befo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pymysql
@@ -35,9 +36,10 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.mysql.connection import server_log
+from deltaforge_dagster.sources.mysql.connection.retention import log_retention
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
+from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.preflight import retention_seconds
 from deltaforge_dagster.sources.mysql.schema.catalog import captured_tables
 from deltaforge_dagster.sources.mysql.schema.column_types import described_type, labels, labels_text
 from deltaforge_dagster.sources.mysql.snapshot import chunks
@@ -148,16 +150,18 @@ class MysqlSnapshots:
                 )
                 size += int(rows[0]["size"]) if rows else 0
             seconds = size / (_BYTES_PER_SECOND * max(min(parallel, len(chosen)), 1))
-            kept = retention_seconds(session)
+            retention = log_retention(session, service_of(session))
             text = f"the tables may take {seconds / 60:,.0f} minutes to read"
-            if not kept:
+            kept = retention.seconds
+            unsafe = retention.unsafe(session)
+            if unsafe is not None:
+                found.append(replace(unsafe, level="warning"))  # a forecast: the stream may keep up
+            elif kept == math.inf:
                 found.append(Finding("retention", "ok", f"{text}, and the log is kept for ever"))
-            else:
-                longer = server_log.lasting(
-                    session, f"SET PERSIST binlog_expire_logs_seconds = {2 * kept}"
-                )
-                text += f", and log files are kept for {kept / 3600:g} hours"
-                found.append(share_of_retention(text, seconds / kept, longer))
+            elif kept:
+                longer = retention.longer(session)
+                text += f", and log files are kept for {kept / 3600:g} hours{longer.advice}"
+                found.append(share_of_retention(text, seconds / kept, longer.remedy or ()))
         return found
 
     def guard(self, start: Position) -> list[Finding]:
@@ -166,11 +170,11 @@ class MysqlSnapshots:
         where = self.server.where
         try:
             with self.server.query(_QUESTION_SECONDS) as session:
-                server_log.check_held(session, where, start, server_log.facts(session, where))
+                server_log.is_lost_here(session, where, start, server_log.facts(session, where))
         except PositionLost as lost:
             return [Finding("position", "error", str(lost))]
         except DeltaforgeError:
-            pass  # the server cannot be reached now; the caller checks again later
+            pass  # the server cannot be reached now, or a failover is under way; the caller checks again later
         return []
 
     def target(self, session: MysqlSession, table: str) -> chunks.MysqlSnapshotTable:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable, UnsupportedEvent
+from deltaforge_dagster.sources.mysql.connection.identity import check_same
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
@@ -53,6 +54,7 @@ def open_dump(
     seconds: float,
     *,
     follow: bool = True,
+    expected: str | None = None,
 ) -> StreamSocket:
     """Return a stream of everything in the log after `start`.
 
@@ -62,6 +64,7 @@ def open_dump(
         reader_id: A server id that no replica of the server has.
         seconds: Time limit for connecting.
         follow: Whether to wait for more at the log's end; otherwise the server ends the stream there.
+        expected: The identity of the server on which `start` was checked; None for any.
 
     Raises:
         DeltaforgeError: As `refusals` translates the server's error.
@@ -85,7 +88,14 @@ def open_dump(
         command = _COM_BINLOG_DUMP_GTID
         seen = GtidSet.parse(start.gtid_set).to_bytes()
         body = struct.pack("<HIIQI", flags, reader_id, 0, FILE_START, len(seen)) + seen
-    stream = StreamSocket(server.dump(settings, command, body, seconds), server.where)
+    opened = server.dump(
+        settings,
+        command,
+        body,
+        seconds,
+        lambda session: check_same(session, server.where, expected),
+    )
+    stream = StreamSocket(opened, server.where)
     stream.begin()
     return stream
 

@@ -29,7 +29,12 @@ def has_changes(
     Raises:
         PositionLost: The log after `start` is no longer available.
     """
-    if not _moved(server, start):
+    with server.query(_HEAD_SECONDS) as session:
+        found = server_log.facts(session, server.where)
+        if server_log.is_lost_here(session, server.where, start, found):
+            return True  # a run knows whether this is the server that was read
+        head = server_log.tail(session, server.where, gtids=found.gtids)
+    if not _moved(head, start):
         return False
     deadline = time.monotonic() + _PEEK_SECONDS
     with LogScan(server, start, server_id(source_id, "peek"), _PEEK_SECONDS) as scan:
@@ -41,13 +46,8 @@ def has_changes(
     return False
 
 
-def _moved(server: MysqlSourceServer, start: BinlogPosition) -> bool:
-    """Return whether the log has grown since `start`; check that it is still available from there."""
-    where = server.where
-    with server.query(_HEAD_SECONDS) as session:
-        found = server_log.facts(session, where)
-        server_log.check_held(session, where, start, found)
-        head = server_log.tail(session, where, gtids=found.gtids)
+def _moved(head: BinlogPosition, start: BinlogPosition) -> bool:
+    """Return whether the log has grown since `start`."""
     if start.gtid_set is not None:
         return head.gtid_set != start.gtid_set
     return head != start

@@ -7,6 +7,7 @@ faster. This module opens the socket and wraps it in TLS; pg8000 does start-up a
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -18,6 +19,15 @@ import pg8000.dbapi
 from pg8000.exceptions import DatabaseError
 
 from deltaforge_dagster.folders import unreadable_file
+
+_NO_WAY = frozenset(
+    {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+)
+ONLY_IPV6 = (
+    "the host has only IPv6 addresses, which this machine cannot reach; give the machine IPv6, or the database an "
+    "IPv4 address"
+)
+"""The reason why a host that has no IPv4 address cannot be reached."""
 
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 
@@ -107,7 +117,8 @@ def connect(address: ConnectionParameters, seconds: float, *, replication: bool)
     try:
         connected = _open(address, seconds)
     except OSError as error:
-        raise UnreachableError(_reason(error)) from error
+        reason = ONLY_IPV6 if is_only_ipv6(address.host, error) else _reason(error)
+        raise UnreachableError(reason) from error
     try:
         session = pg8000.dbapi.connect(
             address.user,
@@ -128,6 +139,17 @@ def connect(address: ConnectionParameters, seconds: float, *, replication: bool)
             raise refusal from None
         raise UnreachableError(f"the handshake failed ({type(error).__name__})") from None
     return connected
+
+
+def is_only_ipv6(host: str, error: OSError) -> bool:
+    """Return whether a connection failed because the host has only IPv6 addresses, and this machine no way to them."""
+    if not (isinstance(error, TimeoutError) or error.errno in _NO_WAY):
+        return False
+    try:
+        families = {family for family, *_ in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return families == {socket.AF_INET6}
 
 
 def error_fields(body: bytes) -> dict[str, str]:

@@ -29,19 +29,6 @@ _GENERATED_VERSION = 180000
 _BRANCH = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
 
 
-def identity(connection: psycopg.Connection) -> str:
-    """Return `system_identifier/timeline` of a primary."""
-    row = connection.execute(
-        """
-        SELECT system_identifier::text,
-               ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int
-          FROM pg_control_system()
-        """
-    ).fetchone()
-    assert row is not None
-    return f"{row[0]}/{row[1]}"
-
-
 def relocate(
     connection: psycopg.Connection,
     server: PostgresSourceServer,
@@ -62,24 +49,24 @@ def relocate(
         server: The server.
         slot: Name of the replication slot.
         position: The captured position.
-        previous: The `identity` of the previous server.
-        seconds: Time limit for querying the timeline's history.
+        previous: The `SystemIdentity.log` of the previous server.
+        seconds: Time limit for asking who the server is, and for its timeline's history.
 
     Raises:
         PositionLost: The log that was read is not part of this server's history, or the slot is missing or
             behind.
     """
-    system, timeline = identity(connection).split("/")
+    here = server.identify(seconds)
     old_system, _, old_timeline = previous.partition("/")
-    if system == old_system:
-        promoted_at = _branches(server, int(timeline), seconds).get(int(old_timeline))
+    if here.system == old_system:
+        promoted_at = _branches(server, here.timeline, seconds).get(int(old_timeline))
         if promoted_at is not None and position.lsn <= promoted_at:
             return position
         there = "no part of" if promoted_at is None else f"until {format_lsn(promoted_at)} part of"
         raise _lost(
             server,
             f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, and is {there} this "
-            f"server's history, which is on timeline {timeline}",
+            f"server's history, which is on timeline {here.timeline}",
         )
     found = catalog.slot(connection, slot)
     if found is None or found.confirmed_lsn is None:

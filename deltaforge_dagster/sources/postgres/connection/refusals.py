@@ -15,6 +15,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.sources.findings import one_line
+from deltaforge_dagster.sources.postgres.connection.service import PostgresService
 
 _EXACT: dict[str, tuple[type[DeltaforgeError], str]] = {
     "28P01": (
@@ -38,11 +39,16 @@ _CLASSES: dict[str, tuple[type[DeltaforgeError], str]] = {
 """By class, the first two characters. Any other (08, 53, 57, 58 ...) becomes `SourceUnavailable`, which is retried."""
 
 NOT_PERMITTED = "42501"
+NOT_SUPPORTED = "0A000"
 UNKNOWN_OBJECT = "42704"
 IN_USE = "55006"
 NOT_IN_THIS_STATE = "55000"
 CANCELLED = "57014"
 LOCKED = "55P03"
+NO_FUNCTION = "42883"
+
+FUNCTION_REFUSED = frozenset({NOT_PERMITTED, NOT_SUPPORTED, NOT_IN_THIS_STATE, NO_FUNCTION})
+"""What servers answer to functions of the log that a service took away, or lets nobody use in their present state."""
 
 
 def translate(sqlstate: str | None, message: str, where: str, user: str) -> DeltaforgeError:
@@ -64,11 +70,11 @@ def translate(sqlstate: str | None, message: str, where: str, user: str) -> Delt
     return kind(f"{where}: {sentence.format(user=user, text=text)} (SQLSTATE {sqlstate})")
 
 
-def may_not_replicate(where: str, user: str) -> DeltaforgeError:
-    """Return the error for a role without the REPLICATION attribute."""
-    return PermissionMissing(
-        f"{where}: role {user!r} may not replicate", remedy=f'ALTER ROLE "{user}" REPLICATION'
-    )
+def may_not_replicate(where: str, user: str, service: PostgresService) -> DeltaforgeError:
+    """Return the error for a role that the server does not let replicate, with what its service does about that."""
+    text, remedy = service.replication(user)
+    more = f": {text}" if text else ""
+    return PermissionMissing(f"{where}: role {user!r} may not replicate{more}", remedy=remedy)
 
 
 def connection_error(text: str, where: str) -> DeltaforgeError:

@@ -1,6 +1,6 @@
-"""Settings that take effect only with a restart of the server: statements that change them, and whether one was changed already.
+"""Settings of the server: what to do to change them, and whether one was changed already and waits for a restart.
 
-`ALTER SYSTEM` writes a value into the server's configuration. After a reload `pg_settings.pending_restart` says that it
+On a server of a service that is what its users do there (see `service`). Elsewhere `ALTER SYSTEM` writes a value into the server's configuration. After a reload `pg_settings.pending_restart` says that it
 waits for a restart; before that only superusers can see it, in the configuration files (manual: "pg_settings", "pg_file_settings").
 """
 
@@ -9,14 +9,15 @@ from __future__ import annotations
 import psycopg
 
 from deltaforge_dagster.errors import Commands
+from deltaforge_dagster.sources.postgres.connection.service import recognized
 
-RELOAD = "SELECT pg_reload_conf()"
-"""Statement that has the server read its configuration again."""
-
+_RELOAD = "SELECT pg_reload_conf()"
 _MORE = 10
 """How many more slots or senders a server gets that has no room."""
 
 _FILES = "pg_show_all_file_settings()"
+_MIB = 1 << 20
+_GIB = 1 << 30
 
 
 def after_restart(connection: psycopg.Connection, name: str, value: str) -> tuple[str, Commands]:
@@ -27,6 +28,9 @@ def after_restart(connection: psycopg.Connection, name: str, value: str) -> tupl
         name: The setting, which a running server cannot change.
         value: The value, as it is written in a statement and in the configuration.
     """
+    service = recognized(connection)
+    if service.managed:
+        return service.change(name, value, restarts=True), ()
     row = connection.execute(
         "SELECT source, pending_restart, has_function_privilege(%s, 'EXECUTE') FROM pg_settings WHERE name = %s",
         (_FILES, name),
@@ -40,7 +44,7 @@ def after_restart(connection: psycopg.Connection, name: str, value: str) -> tupl
         )
     if waits or (may_read and _is_written(connection, name, value)):
         return f"{name} is changed in its configuration, for which the server must be restarted", ()
-    statements = (f"ALTER SYSTEM SET {name} = {value}", RELOAD)
+    statements = (f"ALTER SYSTEM SET {name} = {value}", _RELOAD)
     return "the server must be restarted after the change", statements
 
 
@@ -56,6 +60,32 @@ def no_room(connection: psycopg.Connection, what: str, setting: str) -> tuple[st
     assert row is not None
     restart, statements = after_restart(connection, setting, str(row[0] + _MORE))
     return f"all {what} are in use; drop or end one, or have more: {restart}", statements
+
+
+def more_log(connection: psycopg.Connection, wanted: int) -> tuple[str, Commands]:
+    """Return what to do so that slots may keep more log than now, as `after_restart` does.
+
+    The limit stays finite, because a slot without one fills the server's disk.
+
+    Args:
+        connection: A connection to the server.
+        wanted: The bytes of log that are expected to be kept.
+    """
+    row = connection.execute(
+        "SELECT setting::int8 * 1048576, source FROM pg_settings WHERE name = 'max_slot_wal_keep_size'"
+    ).fetchone()
+    assert row is not None  # servers before 13 have no limit, so none is too small
+    limit, source = row
+    size = -(-2 * max(wanted, limit) // _GIB) * _GIB // _MIB
+    text = f"if the server's disk has room for {size:,} MB of log beside the data, "
+    service = recognized(connection)
+    if service.managed:
+        return text + service.change("max_slot_wal_keep_size", str(size), restarts=False), ()
+    if source == "command line":
+        text += "change the limit on the server's command line"
+        return f"{text} (max_slot_wal_keep_size={size}) and restart the server", ()
+    statements = (f"ALTER SYSTEM SET max_slot_wal_keep_size = '{size}MB'", _RELOAD)
+    return f"{text}raise the limit", statements
 
 
 def _is_written(connection: psycopg.Connection, name: str, value: str) -> bool:

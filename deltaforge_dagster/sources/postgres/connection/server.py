@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -27,12 +27,16 @@ from psycopg.pq import TransactionStatus
 from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS, postgres_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection import handshake
+from deltaforge_dagster.sources.postgres.connection.poolers import PROTOCOL_VIOLATION, pooled
 from deltaforge_dagster.sources.postgres.connection.refusals import (
     NOT_PERMITTED,
+    NOT_SUPPORTED,
     connection_error,
     may_not_replicate,
     translate,
 )
+from deltaforge_dagster.sources.postgres.connection.service import recognized
+from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 SETTINGS = {
@@ -62,6 +66,27 @@ NAME_BYTES = 63
 _DIGEST = 12
 _CONNECT_SECONDS = 2  # the least that libpq accepts
 _IDLE_SECONDS = 30.0
+_SERVICE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """What a server says of itself when it is asked for replication (`IDENTIFY_SYSTEM`).
+
+    Attributes:
+        system: The cluster's `system_identifier`.
+        timeline: The timeline on which the server is.
+        flushed_lsn: End of the durable log.
+    """
+
+    system: str
+    timeline: int
+    flushed_lsn: int
+
+    @property
+    def log(self) -> str:
+        """`system_identifier/timeline`, which identifies the log."""
+        return f"{self.system}/{self.timeline}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +200,19 @@ class PostgresSourceServer:
         )
         return self._handshake(address, seconds, replication=True)
 
+    def identify(self, seconds: float) -> SystemIdentity:
+        """Return who the server is, which every service tells a role that may replicate, and only such a role.
+
+        Raises:
+            PermissionMissing: The role may not replicate; the error says what the service does about that.
+            DeltaforgeError: As `refusals` translates the server's error.
+        """
+        with self.query(seconds, replication=True) as connection:
+            try:
+                return identified(connection)
+            except psycopg.errors.SyntaxError:
+                raise self._pooled() from None  # somebody has left out that it is for replication
+
     def timeline_history(self, timeline: int, seconds: float) -> str:
         """Return the history file of a timeline (manual: "Streaming Replication Protocol").
 
@@ -186,6 +224,11 @@ class PostgresSourceServer:
         assert row is not None
         return row[1] if isinstance(row[1], str) else bytes(row[1]).decode(errors="replace")
 
+    def may_not_replicate(self) -> DeltaforgeError:
+        """Return the error for a role that the server does not let replicate, with what its service does about that."""
+        with self.query(_SERVICE_SECONDS) as connection:
+            return may_not_replicate(self.where, self.user, recognized(connection))
+
     def connect(self, seconds: float, *, replication: bool = False) -> psycopg.Connection:
         """Open a connection with our settings; a statement may take half a second less than `seconds`.
 
@@ -195,7 +238,7 @@ class PostgresSourceServer:
         statement_ms = max(int((seconds - 0.5) * 1000), 500)
         problem: DeltaforgeError
         try:
-            return psycopg.connect(
+            connection = psycopg.connect(
                 **{
                     **self._parameters,
                     **({"replication": "database"} if replication else {}),
@@ -206,15 +249,35 @@ class PostgresSourceServer:
                 prepare_threshold=None,
             )
         except psycopg.errors.ConnectionTimeout:
-            problem = SourceUnavailable(
-                f"{self.where}: no connection within {_CONNECT_SECONDS} s; is the address right, "
-                "and does a firewall stand between?"
-            )
+            reason = f"no connection within {_CONNECT_SECONDS} s; is the address right, and does a firewall stand between?"
+            if handshake.is_only_ipv6(str(self._parameters["host"]), TimeoutError()):
+                reason = handshake.ONLY_IPV6
+            problem = SourceUnavailable(f"{self.where}: {reason}")
         except psycopg.Error as error:
-            problem = self._why(str(error))
+            problem = self._why(str(error), replication=replication)
+        else:
+            return self._with_settings(connection, seconds)
         raise problem
 
-    def _why(self, text: str) -> DeltaforgeError:
+    def _with_settings(self, connection: psycopg.Connection, seconds: float) -> psycopg.Connection:
+        """Return a new connection, after checking that it has our settings: poolers lose them without a word.
+
+        Raises:
+            DeltaforgeError: It does not have them, or does not answer.
+        """
+        with SocketTimeLimit(connection.fileno(), seconds) as cutter:
+            try:
+                row = connection.execute("SELECT current_setting('search_path')").fetchone()
+            except psycopg.Error as error:
+                connection.close()
+                raise self.problem(error, seconds, cutter) from error
+        assert row is not None
+        if row[0] != SETTINGS["search_path"]:
+            connection.close()
+            raise self._pooled()
+        return connection
+
+    def _why(self, text: str, *, replication: bool) -> DeltaforgeError:
         """Return the error for a failed connection attempt of libpq.
 
         libpq provides only a text, in the server's language. So a second attempt, by pg8000, gets the SQLSTATE.
@@ -235,9 +298,15 @@ class PostgresSourceServer:
             ),
         )
         try:
-            self._handshake(address, _CONNECT_SECONDS, replication=False).close()
+            self._handshake(address, _CONNECT_SECONDS, replication=replication).close()
         except DeltaforgeError as error:
             return error
+        try:
+            full = replace(address, options=_options(given))
+            handshake.connect(full, _CONNECT_SECONDS, replication=replication).close()
+        except (handshake.RefusedError, handshake.UnreachableError) as error:
+            if isinstance(error, handshake.RefusedError) and error.sqlstate == PROTOCOL_VIOLATION:
+                return self._pooled()
         return connection_error(text, self.where)
 
     def _handshake(
@@ -248,12 +317,20 @@ class PostgresSourceServer:
             return handshake.connect(address, seconds, replication=replication)
         except handshake.RefusedError as refused:
             if replication and refused.sqlstate == NOT_PERMITTED:
-                problem = may_not_replicate(self.where, self.user)
+                problem = self.may_not_replicate()
+            elif refused.sqlstate == PROTOCOL_VIOLATION or (
+                replication and refused.sqlstate == NOT_SUPPORTED
+            ):
+                problem = self._pooled()
             else:
                 problem = translate(refused.sqlstate, refused.message, self.where, self.user)
         except handshake.UnreachableError as unreachable:
             problem = connection_error(str(unreachable), self.where)
         raise problem
+
+    def _pooled(self) -> DeltaforgeError:
+        given = self._parameters
+        return pooled(self.where, str(given["host"]), str(given["port"]), self.user)
 
     def _tls(self, *, used: bool) -> handshake.Tls | None:
         given = self._parameters
@@ -265,6 +342,13 @@ class PostgresSourceServer:
             certificate=given.get("sslcert"),
             key=given.get("sslkey"),
         )
+
+
+def identified(connection: psycopg.Connection) -> SystemIdentity:
+    """Return who the server of a replication connection is (manual: "Streaming Replication Protocol")."""
+    row = connection.execute("IDENTIFY_SYSTEM").fetchone()
+    assert row is not None
+    return SystemIdentity(str(row[0]), int(row[1]), parse_lsn(row[2]))
 
 
 class KeptConnection:

@@ -114,10 +114,11 @@ class Watermark:
     @classmethod
     def now(cls, connection: psycopg.Connection) -> Watermark:
         """Return the current watermark."""
-        lsn = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        from deltaforge_dagster.sources.postgres.connection.log_end import insert_lsn  # noqa: PLC0415 - the client library
+
+        lsn = insert_lsn(connection)
         running = connection.execute(
             "SELECT transactionid::text FROM pg_locks"
             " WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
         ).fetchall()
-        assert lsn is not None
-        return cls(parse_lsn(lsn[0]), tuple(row[0] for row in running))
+        return cls(lsn, tuple(row[0] for row in running))

@@ -29,10 +29,12 @@ from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
+from deltaforge_dagster.sources.postgres.connection.log_end import insert_lsn
 from deltaforge_dagster.sources.postgres.connection.refusals import translate
+from deltaforge_dagster.sources.postgres.connection.restarts import more_log
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType, value_type
-from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot import chunks
 from deltaforge_dagster.sources.postgres.snapshot.column_fills import column_fills
 from deltaforge_dagster.sources.postgres.snapshot.read_view import Watermark, XidReadView
@@ -145,8 +147,9 @@ class PostgresSnapshots:
                 """,
                 ([table.oid for table in chosen],),
             ).fetchone()
-        written, limit = row if row is not None else (0, None)
-        return [*found, _retention(written, limit)]
+            written, limit = row if row is not None else (0, None)
+            found.append(_retention(connection, written, limit))
+        return found
 
     def guard(self, start: Position) -> list[Finding]:  # noqa: ARG002 - the slot knows what is needed
         """Check that the slot still retains the unread log; see `Snapshots.guard`."""
@@ -192,7 +195,7 @@ class PostgresSnapshots:
             name = table.identifier.as_string(connection)
             raise PermissionMissing(
                 f"{self.server.where}: role {self.server.user!r} may not read {name} (of a "
-                "table with row-level security the role needs BYPASSRLS)",
+                "table with row-level security only members of its owner may, and roles with BYPASSRLS)",
                 remedy=f'GRANT SELECT ON {name} TO "{self.server.user}"',
             ) from error
 
@@ -294,7 +297,7 @@ class PostgresReader:
             )
             row = connection.execute(
                 """
-                SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
+                SELECT txid_current_snapshot()::text,
                        current_setting('wal_block_size')::int8,
                        (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
                        to_regclass(%s)::oid::int8
@@ -302,7 +305,8 @@ class PostgresReader:
                 (table.identifier.as_string(connection),),
             ).fetchone()
             assert row is not None
-            snapshot, lsn, block, ts_us, oid = row
+            snapshot, block, ts_us, oid = row
+            end = insert_lsn(connection)
             if oid != table.oid:
                 raise SourceUnavailable(
                     f"{self.snapshots.server.where}: table {table.full_name} was just replaced"
@@ -321,7 +325,7 @@ class PostgresReader:
         passed = [one.lsn for one in self._samples if read_view.sees(one.running)]
         return (
             replace(read_view, since=LsnPosition(max([watermark.lsn, *passed]))),
-            LsnPosition(_record_end(parse_lsn(lsn), block)),
+            LsnPosition(_record_end(end, block)),
             ts_us,
         )
 
@@ -418,12 +422,14 @@ def _record_end(lsn: int, block: int) -> int:
     return lsn - inside if inside in _BLOCK_HEADERS else lsn
 
 
-def _retention(written: int, limit: int | None) -> Finding:
+def _retention(connection: psycopg.Connection, written: int, limit: int | None) -> Finding:
     text = f"about {written >> 20:,} MiB of log may be written while the tables are read"
     if limit is None or limit <= 0:
         return Finding("retention", "ok", f"{text}, and the slot may keep any amount")
-    return share_of_retention(
+    more, remedy = more_log(connection, written)
+    found = share_of_retention(
         f"{text}, and the slot may keep {limit >> 20:,} MiB (max_slot_wal_keep_size)",
         written / limit,
-        slots.KEEP_ALL,
+        remedy,
     )
+    return replace(found, text=f"{found.text}; {more}") if found.bad else found

@@ -96,7 +96,7 @@ def create(
 
     Raises:
         SourceMisconfigured: There is no such table, or a table that is named does not exist.
-        PermissionMissing: The role may not create it; the message has the statement for a superuser.
+        PermissionMissing: The role may not create it; the message has the statement for an owner of the tables.
         SourceUnavailable: A table is locked by another session; try again.
     """
     tables = catalog.captured(_existing(connection, server, patterns), patterns)
@@ -128,7 +128,7 @@ def create(
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
             f"{server.where}: role {server.user!r} may not create publication {name!r} (it must own "
-            "the tables and have CREATE on the database); let a superuser create it",
+            "the tables and have CREATE on the database); let an owner of the tables create it",
             remedy=statement.as_string(connection),
         ) from error
     except psycopg.errors.QueryCanceled as error:
@@ -334,7 +334,7 @@ def creation(
             "publication",
             "error",
             f"publication {name!r} is not there, and role {server.user!r} may not create it: "
-            f"{', '.join(lacks)}; let an owner or superuser create it",
+            f"{', '.join(lacks)}; let an owner of the tables create it",
             _creating(name, good, version).as_string(connection),
         )
     )

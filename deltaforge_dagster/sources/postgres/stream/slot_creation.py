@@ -133,7 +133,7 @@ def _obstacles(server: PostgresSourceServer, name: str) -> str:
             """,
             (name,),
         ).fetchall()
-    said = f"{server.where}: replication slot {name!r} waits for transactions that are open"
+        said = f"{server.where}: {slots.waiting(connection, name)}"
     named = "; ".join(_transaction(*row) for row in rows)
     return f"{said}: {named}" if named else said
 

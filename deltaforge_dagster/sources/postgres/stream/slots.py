@@ -8,10 +8,12 @@ reading on would silently lose them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
 import psycopg
+from psycopg import sql
 
 from deltaforge_dagster.errors import (
     PositionLost,
@@ -23,15 +25,18 @@ from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate
-from deltaforge_dagster.sources.postgres.connection.restarts import RELOAD, no_room
+from deltaforge_dagster.sources.postgres.connection.restarts import more_log, no_room
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.connection.service import recognized
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSAGES_VERSION
+
+logger = logging.getLogger(__name__)
+
+LIMIT = "max_slot_wal_keep_size"
+"""The server's setting for how much log a slot may retain (PostgreSQL 13)."""
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
-
-KEEP_ALL = ("ALTER SYSTEM SET max_slot_wal_keep_size = -1", RELOAD)
-"""Statements that let slots retain any amount of log."""
 
 _PLUGIN = "pgoutput"
 _HEARTBEAT = HEARTBEAT.encode() + b"\0"
@@ -72,18 +77,29 @@ def create(
         return
     except psycopg.errors.QueryCanceled as error:
         raise StartDelayed(
-            f"{server.where}: replication slot {name!r} waits for transactions that are open"
-            f"{oldest_transaction(connection)}; it will be tried again"
+            f"{server.where}: {waiting(connection, name)}{oldest_transaction(connection)}; it will be tried again"
         ) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         text, remedy = no_room(connection, "replication slots", "max_replication_slots")
         raise SourceMisconfigured(f"{server.where}: {text}", remedy=remedy) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        raise may_not_replicate(server.where, server.user) from error
+        raise may_not_replicate(server.where, server.user, recognized(connection)) from error
+
+
+def make_failover(server: PostgresSourceServer, name: str) -> None:
+    """Make an existing slot, which nobody reads now, a failover slot (manual: `ALTER_REPLICATION_SLOT`).
+
+    Raises:
+        DeltaforgeError: As `refusals` translates the server's error.
+    """
+    with server.query(_WAIT_SECONDS, replication=True) as connection:
+        slot = sql.Identifier(name)
+        connection.execute(sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(slot))
+    logger.info("%s: replication slot %s is a failover slot now", server.where, name)
 
 
 def check_failover(server: PostgresSourceServer, version: int) -> None:
-    """Check that the server supports failover slots.
+    """Check that the server has failover slots.
 
     Raises:
         SourceMisconfigured: The server is older than PostgreSQL 17.
@@ -107,7 +123,12 @@ def check(
         SourceMisconfigured: It was created with two_phase, or has another plugin or database.
     """
     if found is None:
-        raise lost(server, name, "is gone")
+        raise lost(
+            server,
+            name,
+            "is gone (was it dropped, or did a failover leave it behind? From PostgreSQL 17 on "
+            "engine.postgres.failover_slot keeps it)",
+        )
     if found.lost:
         raise lost(server, name, f"was invalidated ({found.lost})")
     if found.two_phase:
@@ -135,19 +156,6 @@ def check_owner(found: catalog.ReplicationSlot, server: PostgresSourceServer, na
             f"{server.where}: replication slot {name!r} is of plugin {found.plugin!r} in database "
             f"{found.database!r}; use another name"
         )
-
-
-def log_ends(connection: psycopg.Connection, name: str) -> tuple[int, int | None]:
-    """Return where the durable log ends, and from where a slot retains it; None if there is no such slot."""
-    row = connection.execute(
-        """
-        SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn,
-               (SELECT restart_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s)
-        """,
-        (name,),
-    ).fetchone()
-    assert row is not None
-    return int(row[0]), None if row[1] is None else int(row[1])
 
 
 def useless(
@@ -183,6 +191,15 @@ def useless(
     return None
 
 
+def retention_limit(connection: psycopg.Connection) -> int | None:
+    """Return how many bytes of log a slot may retain (`LIMIT`); None if any amount."""
+    row = connection.execute(
+        "SELECT setting::int8 * 1048576 FROM pg_settings WHERE name = %s AND setting::int8 >= 0",
+        (LIMIT,),
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
 def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
     """Drop a slot, if it exists.
 
@@ -197,14 +214,15 @@ def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str
         raise in_use(server, name, "another process") from error
 
 
-def short_of_log(name: str) -> Finding:
+def short_of_log(connection: psycopg.Connection, name: str) -> Finding:
     """Return the finding for a slot with the WAL status `unreserved`."""
+    more, remedy = more_log(connection, 0)
     return Finding(
         "slot",
         "warning",
         f"replication slot {name!r} needs log that the server removes at its next checkpoint "
-        "(max_slot_wal_keep_size): let the sinks catch up, or raise that",
-        KEEP_ALL,
+        f"(max_slot_wal_keep_size): let the sinks catch up; {more}",
+        remedy,
     )
 
 
@@ -378,6 +396,16 @@ def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | No
         if time.monotonic() > deadline:
             return found.active_pid
         time.sleep(_POLL_SECONDS)
+
+
+def waiting(connection: psycopg.Connection, name: str) -> str:
+    """Return what a slot that is being made waits for, as the beginning of a sentence."""
+    checkpoint = (
+        "a checkpoint, if it is the first logical slot, and for "
+        if connection.info.server_version >= catalog.LEVEL_RISES_VERSION
+        else ""
+    )
+    return f"replication slot {name!r} waits for {checkpoint}transactions that are open"
 
 
 def oldest_transaction(connection: psycopg.Connection) -> str:

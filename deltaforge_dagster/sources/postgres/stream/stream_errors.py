@@ -9,12 +9,16 @@ from deltaforge_dagster.errors import (
     DeltaforgeError,
     SourceUnavailable,
 )
+from deltaforge_dagster.sources.findings import one_line
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
-from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate, translate
+from deltaforge_dagster.sources.postgres.connection.refusals import translate
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
+
+_STATE_SECONDS = 5.0
 
 
 def stream_error(
@@ -54,27 +58,47 @@ def refusal(
 ) -> DeltaforgeError:
     """Return our error for an error of the server before the stream, or, if it had `started`, in the stream.
 
-    ========  ==============================  =====================================
-    SQLSTATE  meaning                         error
-    ========  ==============================  =====================================
-    58P01     a WAL file was removed          PositionLost
-    55000     the slot was invalidated        PositionLost
-    42704     before the stream: no slot      PositionLost
-    42704     in the stream: no publication   PositionLost
-    42501     no REPLICATION                  PermissionMissing
-    55006     the slot is in use              SourceUnavailable: tried again
+    ========  ===============================  ====================================================
+    SQLSTATE  meaning                          error
+    ========  ===============================  ====================================================
+    55000     the slot cannot be read now      PositionLost if the slot says that it was invalidated
+    58P01     a file was removed               the same; before PostgreSQL 13 slots do not say it
+    42704     before the stream: no slot       PositionLost if there is none on a primary
+    42704     in the stream: no publication    PositionLost
+    42501     no right to replicate            PermissionMissing
+    55006     the slot is in use               SourceUnavailable: tried again
     others    as for any session (`refusals`)
-    ========  ==============================  =====================================
+    ========  ===============================  ====================================================
+
+    A server answers the first three also while it is promoted, and then has lost nothing.
     """
     match refused.sqlstate:
-        case "58P01" | "55000":
-            return slots.lost(server, config.slot, "no longer has its log")
         case "42704" if started:
             return publications.too_young(server, config.publication)
-        case "42704":
-            return slots.lost(server, config.slot, "is gone")
+        case "55000" | "58P01" | "42704":
+            return _unless_lost(refused, server, config)
         case "42501":
-            return may_not_replicate(server.where, server.user)
+            return server.may_not_replicate()
         case "55006":
             return slots.in_use(server, config.slot, "another process")
     return translate(refused.sqlstate, refused.message, server.where, server.user)
+
+
+def _unless_lost(
+    refused: RefusedError, server: PostgresSourceServer, config: PostgresSourceConfig
+) -> DeltaforgeError:
+    """Return that the position is lost if the slot proves it, else an error after which it is tried again."""
+    said = SourceUnavailable(
+        f"{server.where}: replication slot {config.slot!r} cannot be read now: {one_line(refused.message)} "
+        f"(SQLSTATE {refused.sqlstate})"
+    )
+    try:
+        with server.query(_STATE_SECONDS) as connection:
+            if catalog.settings(connection).standby:
+                return said
+            found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
+            if refused.sqlstate == "58P01" and not found.tells_loss:
+                return slots.lost(server, config.slot, "no longer has its log")
+    except DeltaforgeError as error:
+        return error
+    return said

@@ -41,7 +41,7 @@ from deltaforge_dagster.sources.turso.connection.sessions import (
 from deltaforge_dagster.sources.turso.decode.changes import TursoChange
 from deltaforge_dagster.sources.turso.decode.records import decode_record
 from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
-from deltaforge_dagster.sources.turso.modes.readings import Part, Step
+from deltaforge_dagster.sources.turso.modes.readings import Part, Step, mean_bytes
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.schema.definitions import (
     DB,
@@ -99,6 +99,10 @@ class NativeLog:
             " ORDER BY change_id DESC LIMIT 1"
         )
         return TursoPosition(MODE) if not rows else _position(rows[0])
+
+    def change_bytes(self, session: TursoSession) -> float:
+        """Return what a change takes in the change table on average, as far as the newest ones say."""
+        return mean_bytes(session, self.name, "change_id", "before", "after")
 
     def start(self, session: TursoSession) -> TursoPosition:
         """Return the position of the newest change; older changes in the table may be of any age."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
-from deltaforge_dagster.sources.turso.connection.sessions import TursoSession
+from deltaforge_dagster.sources.turso.connection.sessions import TursoSession, identifier
 from deltaforge_dagster.sources.turso.decode.changes import TursoChange
 from deltaforge_dagster.sources.turso.position import TursoPosition
 
@@ -87,3 +87,24 @@ class ChangeLog(Protocol):
     def reading(self, start: TursoPosition, notes: SourceNotes) -> Reading:
         """Return a reading of the changes after a position."""
         ...
+
+
+_SAMPLE = 100
+
+
+def mean_bytes(session: TursoSession, table: str, number: str, before: str, after: str) -> float:
+    """Return the mean size of the images in the newest rows of a change table; 0 if it is empty.
+
+    Args:
+        session: A session.
+        table: The change table.
+        number: The column that numbers its rows.
+        before: A column with an image of the row.
+        after: The column with the other image.
+    """
+    sizes = " + ".join(f"coalesce(length({identifier(name)}), 0)" for name in (before, after))
+    ((mean,),) = session.query(
+        f"SELECT avg(size) FROM (SELECT {sizes} AS size FROM {identifier(table)}"  # noqa: S608 - names are quoted
+        f" ORDER BY {identifier(number)} DESC LIMIT {_SAMPLE})"
+    )
+    return float(mean) if isinstance(mean, int | float) else 0.0

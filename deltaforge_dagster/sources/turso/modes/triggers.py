@@ -48,7 +48,7 @@ from deltaforge_dagster.sources.turso.connection.sessions import (
 )
 from deltaforge_dagster.sources.turso.decode.changes import TursoChange
 from deltaforge_dagster.sources.turso.decode.values import image, key_of
-from deltaforge_dagster.sources.turso.modes.readings import Part, Step
+from deltaforge_dagster.sources.turso.modes.readings import Part, Step, mean_bytes
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.schema.definitions import (
     DB,
@@ -291,6 +291,10 @@ class TriggerLog:
         rows = session.query("SELECT seq FROM sqlite_sequence WHERE name = ?", (TABLE,))
         number = rows[0][0] if rows else None
         return TursoPosition(MODE, number if isinstance(number, int) and number else None)
+
+    def change_bytes(self, session: TursoSession) -> float:
+        """Return what a change takes in the change table on average, as far as the newest ones say."""
+        return mean_bytes(session, TABLE, "id", "row_data", "old_data")
 
     def start(self, session: TursoSession) -> TursoPosition:
         """Return the position before the oldest existing change; the newest position if there is none."""

@@ -98,5 +98,5 @@ def test_an_old_image_without_the_document(bench: MysqlBench) -> None:
         "UPDATE d SET a = JSON_SET(a, '$.k', 2)",
     )
 
-    with pytest.raises(UnsupportedEvent, match="binlog_row_image = FULL"):
+    with pytest.raises(UnsupportedEvent, match="set binlog_row_image to FULL"):
         take(bench, start, whole(2), source=source)

@@ -134,12 +134,30 @@ def test_a_slot_that_lost_its_log_says_so(start_postgres: StartPostgres) -> None
     assert lost.lost
 
 
-def test_facts_describe_the_server(connection: psycopg.Connection) -> None:
+def test_facts_describe_the_server(connection: psycopg.Connection, postgres_dsn: str) -> None:
     """Version, log level and the end of the log, in one query."""
-    facts = catalog.facts(connection)
+    facts = catalog.facts(connection, PostgresSourceServer.from_dsn(postgres_dsn, "t"))
 
     assert facts.version == connection.info.server_version
     assert facts.wal_level == "logical"
     assert not facts.standby
     assert facts.flushed_lsn > 0
     assert facts.sender_timeout == 60.0
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "standby", "decodes"),
+    [
+        (180006, "logical", False, True),
+        (180006, "replica", False, False),
+        (180006, "logical", True, False),
+        (190000, "replica", False, True),
+        (190000, "minimal", False, False),
+        (200000, "logical", False, True),
+    ],
+)
+def test_where_a_log_can_be_decoded(
+    version: int, level: str, *, standby: bool, decodes: bool
+) -> None:
+    """From PostgreSQL 19 on the first logical slot raises the level, but not from `minimal`."""
+    assert catalog.ServerSettings(version, level, standby, 0, 60.0).decodes is decodes

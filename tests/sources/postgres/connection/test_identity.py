@@ -8,17 +8,20 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from deltaforge_dagster.config.engine.engine import PostgresOptions
 from deltaforge_dagster.errors import PositionLost
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.testing.sources import (
     LIMITS,
     Versions,
     insert,
+    inserts,
     take,
     whole,
 )
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.fix_postgres import StartPostgres
+from tests.pipeline.changes import eventually
 from tests.sources.postgres.bench import PostgresBench
 
 pytestmark = pytest.mark.postgres
@@ -137,3 +140,46 @@ class TestPromotion:
                 reader.relocate(reader.head(), known)
             with pytest.raises(PositionLost, match="no part of this server's history"):
                 reader.relocate(shared, known.replace("/1", "/7"))
+
+    @pytest.mark.soak("managed")
+    def test_a_slot_that_became_a_failover_slot_outlives_its_primary(
+        self, start_postgres: StartPostgres
+    ) -> None:
+        """A real standby has a copy of it, and is promoted when the primary has crashed."""
+        primary = start_postgres({"synchronized_standby_slots": "standby"}, version=18)
+        settings = {"sync_replication_slots": "on", "synchronized_standby_slots": ""}
+        with primary.standby(settings) as standby, PostgresBench(primary.dsn) as bench:
+            start = bench.source().ensure_start()
+            before = bench.source().identity()
+            bench.execute(insert("orders", 1))
+            upgrading = bench.source(options=PostgresOptions(failover_slot=True))
+            taken = take(bench, start, whole(1), source=upgrading)
+            assert taken.changes == inserts("orders", 1)
+
+            def on_standby(query: str, *parameters: object) -> bool:
+                with psycopg.connect(standby.dsn) as connection:
+                    return bool(connection.execute(query.encode(), parameters).fetchall())
+
+            def copied() -> bool:
+                """Return whether the standby has the slot, which first has to move a bit."""
+                bench.value("SELECT pg_log_standby_snapshot()::text")
+                bench.value(
+                    "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())::text", bench.slot
+                )
+                slot = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND NOT temporary"
+                return on_standby(slot, bench.slot)
+
+            eventually(copied, seconds=120)
+            position = bench.confirmed()
+            bench.execute(insert("orders", 2))
+            eventually(lambda: on_standby("SELECT FROM orders WHERE id = 2"), seconds=120)
+            bench.connection.close()
+            primary.stop(immediate=True)
+            with psycopg.connect(standby.dsn, autocommit=True) as connection:
+                connection.execute("SELECT pg_promote()")
+            bench.dsn = standby.dsn
+            bench.connection = psycopg.connect(bench.dsn, autocommit=True)
+            bench.execute(insert("orders", 3))
+
+            assert bench.source().relocate(position, before) == position
+            assert take(bench, position, whole(2)).changes == inserts("orders", 2, 3)

@@ -361,6 +361,28 @@ def _until_end(reading: Iterator[Any], taken: Taken) -> Iterator[Any]:
             return
 
 
+def test_changes_around_the_positions(bench: TriggerBench) -> None:
+    """What follows a position is counted by the size of the newest changes, deleted or not."""
+    source = bench.source()
+    start = source.ensure_start()
+    bench.execute(
+        *(f"INSERT INTO orders VALUES ({number}, repeat('x', 1000))" for number in range(10))
+    )
+    half = TursoPosition(triggers.MODE, 5)
+
+    found = source.retained_log(half, start)
+
+    assert found is not None
+    assert found.end == TursoPosition(triggers.MODE, 10)
+    assert found.bytes == pytest.approx(5 * 1020, rel=0.02)
+    assert found.unconfirmed == 2 * found.bytes
+    assert found.retained is None
+    bench.run(f"DELETE FROM {triggers.TABLE}")
+    gone = source.retained_log(TursoPosition(triggers.MODE, 10), start)
+    assert gone is not None
+    assert gone.bytes == 0
+
+
 def test_only_what_is_confirmed_is_deleted(bench: TriggerBench) -> None:
     """The reader tidies up while it goes on, and never beyond what it was told."""
     start = bench.source().ensure_start()

@@ -1,0 +1,27 @@
+"""Where the log ends, also on servers that let nobody call the functions that say so (Aurora, for one)."""
+
+from __future__ import annotations
+
+import psycopg
+
+from deltaforge_dagster.sources.postgres.connection.refusals import FUNCTION_REFUSED
+from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.position import parse_lsn
+
+
+def insert_lsn(connection: psycopg.Connection) -> int:
+    """Return where the next record of the log will begin: what is visible now was logged before.
+
+    Where that may not be asked, a heartbeat is logged, and where it ends is the answer.
+    """
+    try:
+        with connection.transaction():
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate not in FUNCTION_REFUSED:
+            raise
+        row = connection.execute(
+            "SELECT pg_logical_emit_message(false, %s, '')::text", (HEARTBEAT,)
+        ).fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
