@@ -86,23 +86,24 @@ class SegmentRepository:
             return int(connection.execute(query).scalar() or 0)
 
     def about_bytes(self, name: str, *, after: int, last: int) -> int:
-        """Return about what size segments have: a tick may ask, so that only the first ones are added up.
+        """Return about what size segments have: a tick may ask, so that only the last ones are added up.
 
         Args:
             name: The pipeline.
             after: Those with a higher number.
             last: The number of the last segment.
         """
-        size = segments.c.bytes + func.coalesce(segments.c.processed_bytes, 0)
-        first = (
-            select(size.label("size"))
-            .where(segments.c.pipeline == name, segments.c.segment > after)
-            .order_by(segments.c.segment)
-            .limit(_SAMPLE)
-            .subquery()
-        )
+        # A range of numbers, rather than a limit: PostgreSQL may read all rows and sort them for one
         with self._database.read() as connection:
-            total, count = connection.execute(select(func.sum(first.c.size), func.count())).one()
+            total, count = connection.execute(
+                select(
+                    func.sum(segments.c.bytes + func.coalesce(segments.c.processed_bytes, 0)),
+                    func.count(),
+                ).where(
+                    segments.c.pipeline == name,
+                    segments.c.segment.between(max(after, last - _SAMPLE) + 1, last),
+                )
+            ).one()
         return int(total) * max(count, last - after) // count if count else 0
 
     def expirable(self, name: str, before: float) -> list[SegmentRow]:

@@ -172,10 +172,8 @@ class Outage:
             with psycopg.connect(self.dsn, autocommit=True) as connection:
                 self._write(connection)
                 eventually(self._early, what="the early confirmation")
-                # Only a record of running transactions lets the server forget what was confirmed.
-                connection.execute("CHECKPOINT")
                 eventually(
-                    lambda: self._retained(connection)[0] < self.scale.above * MIB,
+                    lambda: self._freed(connection),
                     what="the log that the server frees while the sink is down",
                 )
         finally:
@@ -225,6 +223,15 @@ class Outage:
                 problems = health(self.store, loaded).problems
                 if any(one.subject in {"source log", "confirm"} for one in problems):
                     self.watched.alerted_at = self.watched.alerted_at or retained
+
+    def _freed(self, connection: psycopg.Connection) -> bool:
+        """Whether the slot retains little.
+
+        The server forgets what was confirmed with a record of running transactions, which a
+        checkpoint writes; it ignores such a record while the one before is not confirmed.
+        """
+        connection.execute("CHECKPOINT")
+        return self._retained(connection)[0] < self.scale.above * MIB
 
     @staticmethod
     def _retained(connection: psycopg.Connection) -> tuple[int, str]:
