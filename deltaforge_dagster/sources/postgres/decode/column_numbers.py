@@ -198,11 +198,40 @@ def _by_name(
             # nothing that the log names, the catalog is ahead.
             if not catalog[old].is_dropped(xid) and catalog[old].name not in numbers:
                 return None
+    if _misses_older(numbers, known, catalog, xid):
+        return None
     replaced = _replaced_within(relation, numbers, known, catalog, xid)
     if replaced is None:
         return None
     of_its_time = [*{**numbers, **replaced}.values()]
     return of_its_time if _increase(of_its_time) else None
+
+
+def _misses_older(
+    numbers: Mapping[str, int],
+    known: LoggedColumns | None,
+    catalog: Mapping[int, NumberedColumn],
+    xid: int | None,
+) -> bool:
+    """Return whether a column that may have got its name since would have been there without an older one.
+
+    Numbers increase: if it was there, so were the columns before it. One of these that the log does not name had another name, or
+    is left out by the publication's column list. If it was changed since, the catalog does not tell which.
+    """
+    confirmed = set(zip(known.names, known.numbers or [], strict=False)) if known else set()
+    newest = max(
+        (
+            number
+            for name, number in numbers.items()
+            if catalog[number].is_new(xid) and (name, number) not in confirmed
+        ),
+        default=0,
+    )
+    return any(
+        number < newest and number not in numbers.values() and column.is_new(xid)
+        for number, column in catalog.items()
+        if column.name is not None and not column.generated
+    )
 
 
 def _replaced_within(

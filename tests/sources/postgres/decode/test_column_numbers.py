@@ -99,13 +99,26 @@ def test_the_file_of_its_rows(catalog: CatalogColumns, file: int | None) -> None
         numbers.note(first, described, LsnPosition(2, 50))
 
 
-def test_a_first_description() -> None:
-    """Nothing is known of the table yet: a column that was dropped since is not taken for a later one of its name."""
-    after = now(a="id@10", b="v@10", c="@60", d="w@60")
+@pytest.mark.parametrize(
+    ("after", "names", "expected"),
+    [
+        (now(a="id@10", b="v@10", c="@60", d="w@60"), {"id": INT, "v": INT, "w": INT}, [1, 2, 3]),
+        (now(a="id@10", b="v@10", c="@40", d="w@40"), {"id": INT, "v": INT, "w": INT}, [1, 2, 4]),
+        # One was added and two swapped their names since.
+        (now(a="id@10", b="@40", c="v@60", d="w@60"), {"id": INT, "w": INT}, [1, 3]),
+        (now(a="id@10", b="@40", c="v@60", d="w@60 text"), {"id": INT, "w": INT}, [1, 3]),
+        (now(a="id@10", b="@40", c="v@60 text", d="w@60"), {"id": INT, "w": INT}, None),
+        # The publication's column list leaves out `v`.
+        (now(a="id@10", b="v@10", c="w@60"), {"id": INT, "w": INT}, [1, 3]),
+        (now(a="id@10", b="v@60", c="w@10"), {"id": INT, "w": INT}, [1, 3]),
+    ],
+)
+def test_a_first_description(
+    after: CatalogColumns, names: Mapping[str, int], expected: list[int] | None
+) -> None:
+    """Nothing is known of the table yet: a column is not taken for a later one that has its name now."""
     numbers = ColumnNumbers(lambda _oid: after, Versions(), LsnPosition(1))
-    described = relation(id=INT, v=INT, w=INT)
-    assert numbers.of(described, LsnPosition(3, 50)).numbers == [1, 2, 3]
-    assert numbers.of(described, LsnPosition(3, 70)).numbers == [1, 2, 4]
+    assert numbers.of(relation(**names), LsnPosition(3, 50)).numbers == expected
 
 
 def test_xids_that_begin_again() -> None:
