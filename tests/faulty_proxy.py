@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal, Self, cast
@@ -31,6 +33,7 @@ class FaultyProxy:
         seed: Of the random numbers.
         faults: Which there are, one of them each time.
         most_delay: The longest delay, in seconds.
+        most_idle: A connection on which nothing passes for so many seconds is cut, which counts as a fault.
         port: To listen on; 0 for a free one.
         answers: Given what a client sends, returns what it gets in place of the server's answer; None to pass it on.
 
@@ -48,6 +51,7 @@ class FaultyProxy:
         *,
         faults: Sequence[Fault] = ("cut",),
         most_delay: float = 0.3,
+        most_idle: float = math.inf,
         port: int = 0,
         answers: Callable[[bytes], bytes | None] = lambda _: None,
     ) -> None:
@@ -56,6 +60,7 @@ class FaultyProxy:
         self._answers = answers
         self._most_faults = most_faults
         self._most_delay = most_delay
+        self._most_idle = most_idle
         self._target = target
         self._random = random.Random(seed)
         self._mean = mean_bytes
@@ -124,8 +129,16 @@ class FaultyProxy:
         with client, server, selectors.DefaultSelector() as ready, contextlib.suppress(OSError):
             ready.register(client, selectors.EVENT_READ, server)
             ready.register(server, selectors.EVENT_READ, client)
+            passed = time.monotonic()
             while not self._ended.is_set() and ready.get_map():
-                for key, _ in ready.select(0.1):
+                usable = ready.select(0.1)
+                if usable:
+                    passed = time.monotonic()
+                elif time.monotonic() > passed + self._most_idle:
+                    self.faults += 1
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+                    return
+                for key, _ in usable:
                     here, there = cast(
                         "tuple[socket.socket, socket.socket]", (key.fileobj, key.data)
                     )

@@ -6,12 +6,14 @@ Rows count their own changes, so that what was read shows by itself whether it i
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
@@ -200,3 +202,32 @@ def test_for_long(bench: Bench, mean_bytes: int, seed: int) -> None:
     reader = load(bench, 30_000, mean_bytes, most_cuts=300, seed=seed)
 
     assert reader.cuts >= 3
+
+
+@pytest.mark.soak("managed")
+def test_idle_connections_are_cut(bench: Bench) -> None:
+    """A service cuts what is idle for a minute: not the log, on which something passes, and no later question fails."""
+    source, registry = bench.source(), Versions()
+    start = source.ensure_start()
+    registry.define(source.definitions(start), start)
+    source.close()
+    parts = urlsplit(bench.dsn)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    with FaultyProxy((parts.hostname, parts.port), 1, 0, 0, most_idle=60.0) as proxy:
+        source = bench.source(dsn=proxy.through(bench.dsn))
+        assert source.head() >= start
+        read: list[dict[str, Any]] = []
+        began = time.monotonic()
+        for batch in source.read(start, ReadLimits(max_wait=1.0), registry):
+            read += batch.rows.to_pylist() if batch.rows is not None else []
+            if read:
+                break
+            if time.monotonic() > began + 130.0:
+                began = math.inf
+                with connect(bench.dsn) as connection, connection.cursor() as cursor:
+                    cursor.execute("INSERT INTO orders VALUES (1, 'late')")
+        assert [json.loads(row["after"])["id"] for row in read] == [1]
+        assert source.maintain(None) == []
+        assert source.head() > start
+        source.close()
