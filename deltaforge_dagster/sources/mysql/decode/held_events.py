@@ -151,20 +151,20 @@ class KnownTables:
     ) -> CatalogTable | Unknown:
         """Return a table's definition, if it is known and compatible with the types in the log."""
         assert isinstance(position, BinlogPosition)
-        known = self.tables.get((db, table))
+        definition = self.tables.get((db, table))
         where = f"table {db}.{table} at {position.file}, {position.pos}"
-        if known is None:
+        if definition is None:
             return Unknown(
                 f"{where}: nobody says which columns it had; deltaforge hold release ..."
                 " --create-table FILE does"
             )
-        if not fit(known, types) or (charsets and lacks_charsets(known)):
-            columns = ", ".join(column.type for column in known.columns)
+        if not fit(definition, types) or (charsets and lacks_charsets(definition)):
+            columns = ", ".join(column.type for column in definition.columns)
             return Unknown(
                 f"{where}: its columns in the log ({', '.join(types)}) are not those that were"
                 f" given for it ({columns})"
             )
-        return known
+        return definition
 
     def defaults(
         self,
@@ -221,9 +221,9 @@ def follow(events: Iterator[bytes]) -> Iterator[tuple[HeldItem, HeldItem | None]
     """Parse held events; yield each with the next one after it that is not a statement, None at the end."""
     waiting: list[HeldItem] = []
     for data in events:
-        kept = parse_held(data)
-        if not isinstance(kept, HeldStatement):
-            yield from ((one, kept) for one in waiting)
+        held = parse_held(data)
+        if not isinstance(held, HeldStatement):
+            yield from ((earlier, held) for earlier in waiting)
             waiting = []
-        waiting.append(kept)
-    yield from ((one, None) for one in waiting)
+        waiting.append(held)
+    yield from ((earlier, None) for earlier in waiting)

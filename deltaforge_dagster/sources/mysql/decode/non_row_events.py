@@ -129,7 +129,7 @@ class NonRowEvents:
 
     def __init__(
         self,
-        found: TransactionAssembler,
+        assembler: TransactionAssembler,
         writer: MysqlBatchWriter,
         versions: MysqlTableVersions,
         *,
@@ -139,8 +139,8 @@ class NonRowEvents:
         until: BinlogPosition | None,
         nested: list[NestedEvents],
     ) -> None:
-        self._found = found
-        self._state = found.state
+        self._found = assembler
+        self._state = assembler.state
         self._writer = writer
         self._versions = versions
         self._catalog = catalog
@@ -242,41 +242,41 @@ class NonRowEvents:
     def _statement(self, query: QueryEvent) -> None:
         """Handle a statement other than the usual BEGIN, COMMIT and SAVEPOINT."""
         state = self._state
-        found = statement(query)
-        match found.kind:
+        parsed = statement(query)
+        match parsed.kind:
             case StatementKind.PASSED:
                 pass
-            case StatementKind.ROLLBACK if state[INDEX] == 0 and found.words == "ROLLBACK":
+            case StatementKind.ROLLBACK if state[INDEX] == 0 and parsed.words == "ROLLBACK":
                 self._found.commit()
                 return
             case StatementKind.DEFINES | StatementKind.EMPTIES:
-                self._define(query, found.kind)
+                self._define(query, parsed.kind)
             case StatementKind.XA_START if state[OPEN] == GROUP:
                 state[OPEN] = PREPARING
                 self._kept.begin()
             case StatementKind.XA_END if state[OPEN] == PREPARING:
                 pass
             case StatementKind.XA_COMMIT | StatementKind.XA_ROLLBACK if state[OPEN] == GROUP:
-                self._decide(query, found.kind)
+                self._decide(query, parsed.kind)
                 return
-            case StatementKind.UNKNOWN if found.tables is not None:
-                self._hold(found.tables, found.words, query)
-            case StatementKind.CHANGES if self._is_elsewhere(found.tables):
-                self._pass(found, query)
+            case StatementKind.UNKNOWN if parsed.tables is not None:
+                self._hold(parsed.tables, parsed.words, query)
+            case StatementKind.CHANGES if self._is_elsewhere(parsed.tables):
+                self._pass(parsed, query)
             case _:
-                raise UnsupportedEvent(self._refusal(found))
+                raise UnsupportedEvent(self._refusal(parsed))
         if state[OPEN] == GROUP:
             self._found.commit()
 
-    def _refusal(self, found: Statement) -> str:
+    def _refusal(self, parsed: Statement) -> str:
         """Return why a statement stops the pipeline."""
-        if found.kind is StatementKind.UNKNOWN:
+        if parsed.kind is StatementKind.UNKNOWN:
             return (
-                f"the log holds a statement {found.words} ..., which this version does not know,"
+                f"the log holds a statement {parsed.words} ..., which this version does not know,"
                 f" {self._where()}"
             )
         return (
-            f"the log holds the statement {found.words} ..., which changes rows that are not"
+            f"the log holds the statement {parsed.words} ..., which changes rows that are not"
             f" in the log, or takes changes back, {self._where()}; it takes"
             " binlog_format=ROW, and tables with transactions"
         )
@@ -285,9 +285,9 @@ class NonRowEvents:
         """Return whether a statement changes rows of none but these tables, which are not captured."""
         return names is not None and not self._captured(names)
 
-    def _pass(self, found: Statement, query: QueryEvent) -> None:
+    def _pass(self, parsed: Statement, query: QueryEvent) -> None:
         """Pass a statement that changes rows of tables that are not captured; it may define one of them."""
-        if found.words.startswith("CREATE"):
+        if parsed.words.startswith("CREATE"):
             self._define(query, StatementKind.DEFINES)
 
     def _captured(self, names: Iterable[Name]) -> set[Name]:
@@ -316,7 +316,7 @@ class NonRowEvents:
         table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
         table_map = self._versions.map_of(table_id)
         tx = self._found.txs[int(state[TXS]) - 1]
-        kept = HeldRows(
+        held = HeldRows(
             file=self._found.file,
             pos=int(state[EVENT_POS]),
             tx=tuple(tx.tolist()),
@@ -326,10 +326,10 @@ class NonRowEvents:
             event=event,
             server=self._versions.server,
         )
-        self._keep(".".join(table_of(table_map)), kept)
+        self._keep(".".join(table_of(table_map)), held)
 
-    def _keep(self, table: str, kept: HeldItem) -> None:
-        event = HeldEvent(table, self._versions.held[table], kept.data())
+    def _keep(self, table: str, held: HeldItem) -> None:
+        event = HeldEvent(table, self._versions.held[table], held.data())
         self._found.batches.append(ChangeBatch(None, None, held=(event,)))
 
     def _define(self, query: QueryEvent, kind: StatementKind) -> None:
@@ -387,8 +387,8 @@ class NonRowEvents:
 
     def _replay(self, xid: Xid) -> None:
         """Decode the rows of a prepared transaction, and commit them."""
-        kept = self._kept.pop(xid)
-        blocks = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
+        rows = self._kept.pop(xid)
+        blocks = iter(rows) if rows is not None else self._prepared.rows(xid, self._place())
         self._state[OPEN] = BEGUN
         self._nested.append(NestedEvents(blocks, self._found.commit))
 

@@ -113,13 +113,13 @@ def _image_end(
     if at > end:
         return -1, 0
     room = 0
-    place = 0
+    null_bit = 0
     first = tables[table, TABLE_FIRST]
     for index in range(tables[table, TABLE_COLUMNS]):
         if (source[bits + (index >> 3)] >> (index & 7)) & 1 == 0:
             continue
-        null = (source[nulls + (place >> 3)] >> (place & 7)) & 1
-        place += 1
+        null = (source[nulls + (null_bit >> 3)] >> (null_bit & 7)) & 1
+        null_bit += 1
         if null != 0:
             continue
         column = first + index
@@ -178,10 +178,10 @@ def scan_rows(
     """
     if end - at < 10:
         return BAD_EVENT
-    found = find_table(maps, read_48(source, at))
-    if maps[found, MAP_ID] == -1:
+    map_line = find_table(maps, read_48(source, at))
+    if maps[map_line, MAP_ID] == -1:
         return UNKNOWN_TABLE
-    table = maps[found, MAP_VERSION]
+    table = maps[map_line, MAP_VERSION]
     at += 8
     if kind >= WRITE_ROWS_2:
         extra = read_16(source, at)
@@ -218,9 +218,9 @@ def scan_rows(
     captured = tables[table, TABLE_CAPTURED] == 1
     if captured and insert and present < count:
         for index in range(count):
-            there = (source[bits + (index >> 3)] >> (index & 7)) & 1
+            in_image = (source[bits + (index >> 3)] >> (index & 7)) & 1
             if (
-                there == 0
+                in_image == 0
                 and columns[tables[table, TABLE_FIRST] + index, COLUMN_DEFAULT] == NOT_ASKED
             ):
                 return LACKING
@@ -278,10 +278,10 @@ def measure_rows(source: Bytes, at: int, end: int, state: Longs, maps: Longs, ta
     """
     if end - at < 10:
         return BAD_EVENT
-    found = find_table(maps, read_48(source, at))
-    if maps[found, MAP_ID] == -1:
+    map_line = find_table(maps, read_48(source, at))
+    if maps[map_line, MAP_ID] == -1:
         return UNKNOWN_TABLE
-    captured = tables[maps[found, MAP_VERSION], TABLE_CAPTURED]
+    captured = tables[maps[map_line, MAP_VERSION], TABLE_CAPTURED]
     if captured == HELD:
         return HELD_ROWS
     if captured == 1:

@@ -131,8 +131,8 @@ class TransactionAssembler:
 
     def where(self, *, inside: bool) -> str:
         """Return the current place, for error messages; `inside` an event that contains others or not."""
-        place = f"{self.file}:{int(self.state[POS])}"
-        return f"in the event that ends at {place}" if inside else f"after {place}"
+        location = f"{self.file}:{int(self.state[POS])}"
+        return f"in the event that ends at {location}" if inside else f"after {location}"
 
     def report_passed(self) -> None:
         """Add a batch with idle progress, if the position has moved; no transaction may be open."""
@@ -141,7 +141,7 @@ class TransactionAssembler:
             self._passed = position
             self.batches.append(ChangeBatch(None, self._progress.within(*position)))
 
-    def flush(self, source: Bytes, begun: int) -> None:
+    def flush(self, source: Bytes, start: int) -> None:
         """Turn the scanned rows into batches.
 
         First the complete transactions, then idle progress after them, then the changes of the transaction
@@ -149,14 +149,14 @@ class TransactionAssembler:
 
         Args:
             source: The read buffer.
-            begun: Where in the buffer the scan began.
+            start: Where in the buffer the scan began.
         """
         rows, state = self.rows, self.state
         count = int(state[ROWS])
         self._release_last(more=bool(count) and rows[0, ROW_TX] == 0)
         committed = np.flatnonzero(rows[:count, ROW_LAST])
         whole = int(committed[-1]) + 1 if committed.size else 0
-        cursor = self._write(source, 0, whole, begun)
+        cursor = self._write(source, 0, whole, start)
         ended = int(state[TXS]) - (1 if state[OPEN] else 0)
         if ended > self._told:
             self.batches.append(ChangeBatch(None, self._committed(ended)))
