@@ -189,7 +189,7 @@ def left_out(event: bytes) -> tuple[int, list[int]]:
     if count == _TWO_BYTES:
         count = int.from_bytes(event[at : at + 2], "little")
         at += 2
-    lacking = [one for one in range(count) if not event[at + (one >> 3)] >> (one & 7) & 1]
+    lacking = [i for i in range(count) if not event[at + (i >> 3)] >> (i & 7) & 1]
     return int.from_bytes(event[HEADER : HEADER + 6], "little"), lacking
 
 
@@ -242,7 +242,7 @@ def _status_variables(content: bytes) -> dict[int, bytes]:
     They are in the order in which the server writes them, flags and modes first (`Query_event` in the server's
     `statement_events.h`).
     """
-    found: dict[int, bytes] = {}
+    variables: dict[int, bytes] = {}
     at = 0
     while at + 1 < len(content):
         code, begin = content[at], at + 1
@@ -261,8 +261,8 @@ def _status_variables(content: bytes) -> dict[int, bytes]:
                 at = content.find(b"\0", at) + 1 or len(content)
         else:
             break
-        found[code] = content[begin:at]
-    return found
+        variables[code] = content[begin:at]
+    return variables
 
 
 def parse_rotate(body: bytes) -> tuple[str, int]:

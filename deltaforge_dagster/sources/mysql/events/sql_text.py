@@ -90,13 +90,13 @@ def plain(text: str, session: SqlSession) -> str:
     """
     escapes = not session.sql_mode & _NO_BACKSLASH_ESCAPES
     ansi = bool(session.sql_mode & _ANSI_QUOTES)
-    found = _plain(text, session, _COMMENT, escapes=escapes, ansi=ansi)
-    if found is None:  # a comment ended too early
+    sql = _plain(text, session, _COMMENT, escapes=escapes, ansi=ansi)
+    if sql is None:  # a comment ended too early
         nested = f"{_SKIPPED_CODE}|{_COMMENT}"
-        found = _plain(text, session, nested, escapes=escapes, ansi=ansi)
-    if found is None:
+        sql = _plain(text, session, nested, escapes=escapes, ansi=ansi)
+    if sql is None:
         return text
-    return _executed(found) if session.is_mariadb else found
+    return _executed(sql) if session.is_mariadb else sql
 
 
 _SETTING = re.compile(
@@ -128,16 +128,16 @@ def _plain(
         rf" | (?P<end> \*/ ) | {_BACKTICKED} | (?P<single> {single} ) | (?P<double> {double} )"
     )
     depth = 0
-    stray = False
+    unbalanced = False
 
     def rewritten(match: re.Match[str]) -> str:
-        nonlocal depth, stray
+        nonlocal depth, unbalanced
         kind = match.lastgroup
         if kind == "begin":
             depth += 1
         elif kind == "end":
             depth -= 1
-            stray = stray or depth < 0
+            unbalanced = unbalanced or depth < 0
         elif kind == "double" and ansi:
             name = match[0][1:-1].replace('""', '"')
             return "`" + name.replace("`", "``") + "`"
@@ -145,8 +145,8 @@ def _plain(
             return _string(match[0], escapes=escapes)
         return match[0] if kind is None else " "
 
-    result = pattern.sub(rewritten, text)
-    return None if stray else result
+    sql = pattern.sub(rewritten, text)
+    return None if unbalanced else sql
 
 
 def _quoted(quote: str, *, escapes: bool) -> str:

@@ -110,20 +110,20 @@ def statement(query: QueryEvent) -> Statement:
 
 
 def _kind(words: str, query: QueryEvent) -> StatementKind:
-    verb, _, what = words.partition(" ")
+    verb, _, second = words.partition(" ")
     if not query.sql.strip():
         return StatementKind.PASSED
     if verb in _DEFINES:
-        return _kind_of_ddl(what, query)
-    if verb == "ANALYZE" and what not in _OF_TABLES:
+        return _kind_of_ddl(second, query)
+    if verb == "ANALYZE" and second not in _OF_TABLES:
         return StatementKind.CHANGES  # MariaDB executes a statement in order to analyze it
     return _TWO_WORDS.get(words) or _VERBS.get(verb, StatementKind.UNKNOWN)
 
 
-def _kind_of_ddl(what: str, query: QueryEvent) -> StatementKind:
-    if what == "OR":
-        what = first_words(query.sql, 4).removeprefix("CREATE OR REPLACE ")
-    if what in _ELSEWHERE:
+def _kind_of_ddl(second: str, query: QueryEvent) -> StatementKind:
+    if second == "OR":
+        second = first_words(query.sql, 4).removeprefix("CREATE OR REPLACE ")
+    if second in _ELSEWHERE:
         return StatementKind.PASSED
     return StatementKind.DEFINES if _filled(query) is None else StatementKind.CHANGES
 
@@ -171,14 +171,14 @@ def _changed(query: QueryEvent) -> frozenset[Name] | None:
 def _named(query: QueryEvent, *kinds: TokenKind) -> frozenset[Name] | None:
     """Return what may be the name of a table in a statement; None if there is nothing behind the verb."""
     tokens = list(read_tokens(query.sql))[1:]
-    found: set[Name] = set()
+    names: set[Name] = set()
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         dots = [near is not None and near.word == "." for near in (before, after)]
         if token.word == "." and before is not None and after is not None:
-            found.add((before.text, after.text))
+            names.add((before.text, after.text))
         elif token.kind in kinds and not any(dots):
-            found.add((query.database, token.text))
-    return frozenset(found) or None
+            names.add((query.database, token.text))
+    return frozenset(names) or None
 
 
 _XID = re.compile(r"X'([0-9A-Fa-f]*)',X'([0-9A-Fa-f]*)',(\d+)")

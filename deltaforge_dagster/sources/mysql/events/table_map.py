@@ -151,8 +151,8 @@ def parse_table_map(content: bytes, server: LogServer) -> TableMap:
     if not 0 < count <= MAX_COLUMNS:
         raise CorruptLog(f"a TABLE_MAP event of {db}.{table} with {count} columns")
     codes = reader.read(count)
-    if strange := sorted({code for code in codes if not is_type_code(code)}):
-        raise UnsupportedEvent(f"table {db}.{table} has types that are not known: {strange}")
+    if unknown := sorted({code for code in codes if not is_type_code(code)}):
+        raise UnsupportedEvent(f"table {db}.{table} has types that are not known: {unknown}")
     metadata = _TableMapReader(reader.text())
     types = [log_type(code, metadata.read(metadata_size(code))) for code in codes]
     if metadata:
@@ -163,17 +163,17 @@ def parse_table_map(content: bytes, server: LogServer) -> TableMap:
     while reader:
         kind = reader.number(1)
         fields[kind] = reader.text()
-    found = TableMap(db, table, types, nullable)
-    found.unsigned = _unsigned(types, fields.get(1), server)
-    found.collations = _collations(
+    table_map = TableMap(db, table, types, nullable)
+    table_map.unsigned = _unsigned(types, fields.get(1), server)
+    table_map.collations = _collations(
         types,
         lambda t: t.has_collation or (server.is_mariadb and t.is_geometry),
         fields.get(2),
         fields.get(3),
     )
     if 4 in fields:
-        found.described = _described(types, fields)
-    return found
+        table_map.described = _described(types, fields)
+    return table_map
 
 
 _NEWEST_WITHOUT_YEAR, _OLDEST_WITH_YEAR = (8, 0, 15), (8, 0, 23)
@@ -197,8 +197,8 @@ def _unsigned(types: list[LogType], bits: bytes | None, server: LogServer) -> li
     if not countings:
         raise CorruptLog("a TABLE_MAP event whose SIGNEDNESS does not fit its columns")
     for column in without_years:
-        places = [counted.index(column) for counted in countings]
-        signs = {bool(bits[place >> 3] << (place & 7) & 0x80) for place in places}
+        indexes = [counted.index(column) for counted in countings]
+        signs = {bool(bits[index >> 3] << (index & 7) & 0x80) for index in indexes}
         unsigned[column] = signs.pop() if len(signs) == 1 else None
     return unsigned
 
@@ -223,10 +223,10 @@ def _collations(
         for column in concerned:
             collations[column] = number
         while reader:
-            place = reader.packed()
-            if place >= len(concerned):
+            index = reader.packed()
+            if index >= len(concerned):
                 raise CorruptLog("a TABLE_MAP event whose collations do not fit its columns")
-            collations[concerned[place]] = reader.packed()
+            collations[concerned[index]] = reader.packed()
     return collations
 
 
