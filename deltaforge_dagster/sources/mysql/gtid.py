@@ -62,7 +62,7 @@ class GtidSet:
         Raises:
             CorruptLog: The text is not a GTID set.
         """
-        made = cls()
+        gtids = cls()
         for part in "".join(text.lower().split()).split(","):
             server, *rest = part.split(":")
             if not part:
@@ -73,7 +73,7 @@ class GtidSet:
             for word in rest:
                 interval = _INTERVAL.match(word)
                 if interval is not None:
-                    made.add(server, int(interval[1]), int(interval[2] or interval[1]), tag)
+                    gtids.add(server, int(interval[1]), int(interval[2] or interval[1]), tag)
                     empty = False
                 elif _TAG.match(word) and not (tag and empty):
                     tag, empty = word, True
@@ -81,7 +81,7 @@ class GtidSet:
                     raise _no_set(text)
             if empty:
                 raise _no_set(text)
-        return made
+        return gtids
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Self:
@@ -90,7 +90,7 @@ class GtidSet:
         Raises:
             CorruptLog: The bytes are not a GTID set.
         """
-        made = cls()
+        gtids = cls()
         try:
             (entries,) = struct.unpack_from("<Q", data)
             tagged = entries >> _FORM
@@ -114,12 +114,12 @@ class GtidSet:
                 for _ in range(intervals):
                     first, end = struct.unpack_from("<qq", data, at)
                     at += 16
-                    made.add(str(uuid.UUID(bytes=sid)), first, end - 1, tag)
+                    gtids.add(str(uuid.UUID(bytes=sid)), first, end - 1, tag)
         except struct.error:
             raise CorruptLog("a truncated GTID set") from None
         if at != len(data):
             raise CorruptLog("a GTID set with extra bytes at its end")
-        return made
+        return gtids
 
     def add(self, server: str, first: int, last: int, tag: str = "") -> None:
         """Add the GTIDs with numbers `first` to `last`; UUID and tag are in lower case.
@@ -145,9 +145,9 @@ class GtidSet:
 
     def copy(self) -> GtidSet:
         """Return an independent copy of the set."""
-        made = GtidSet()
-        made._intervals = {s: (f.copy(), e.copy()) for s, (f, e) in self._intervals.items()}
-        return made
+        duplicate = GtidSet()
+        duplicate._intervals = {s: (f.copy(), e.copy()) for s, (f, e) in self._intervals.items()}
+        return duplicate
 
     def to_bytes(self) -> bytes:
         """Return the set in the binary form of COM_BINLOG_DUMP_GTID.
@@ -220,14 +220,14 @@ class DomainGtids:
         Raises:
             CorruptLog: The text is not such a list.
         """
-        made = cls()
+        gtids = cls()
         for part in filter(None, "".join(text.split()).split(",")):
             match = _GTID.fullmatch(part)
             domain, server, number = map(int, match.groups()) if match else (0, 0, 0)
-            if not number or domain in made._last:
+            if not number or domain in gtids._last:
                 raise CorruptLog(f"not a GTID per domain of MariaDB: {text[:80]!r}")
-            made.advance(domain, server, number)
-        return made
+            gtids.advance(domain, server, number)
+        return gtids
 
     def advance(self, domain: int, server: int, number: int) -> None:
         """Advance to the next transaction of a domain.

@@ -93,8 +93,8 @@ def covers(whole: str, part: str) -> bool:
     Raises:
         CorruptLog: One of the texts is not a set of GTIDs.
     """
-    found = _compare(part, whole)
-    return found is not None and found[0]
+    comparison = _compare(part, whole)
+    return comparison is not None and comparison[0]
 
 
 def _compare(mine: str, theirs: str) -> tuple[bool, bool] | None:
@@ -110,5 +110,5 @@ def _compare(mine: str, theirs: str) -> tuple[bool, bool] | None:
     if of_mariadb == {True}:
         ours, others = DomainGtids.parse(mine), DomainGtids.parse(theirs)
         return ours <= others, others <= ours
-    one, other = GtidSet.parse(mine), GtidSet.parse(theirs)
-    return one <= other, other <= one
+    my_set, their_set = GtidSet.parse(mine), GtidSet.parse(theirs)
+    return my_set <= their_set, their_set <= my_set

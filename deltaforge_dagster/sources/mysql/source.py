@@ -123,8 +123,8 @@ class MysqlSource:
         It moves even if no captured table changes.
         """
         with self._server.query(_HEAD_SECONDS) as session:
-            found = server_log.facts(session, self._server.where)
-            return server_log.tail(session, self._server.where, gtids=found.gtids)
+            facts = server_log.facts(session, self._server.where)
+            return server_log.tail(session, self._server.where, gtids=facts.gtids)
 
     def ensure_start(self, at: Position | None = None) -> BinlogPosition:
         """Check the server's settings and grants, and return the current end of the log; 5 seconds at most.
@@ -143,12 +143,12 @@ class MysqlSource:
             SourceUnavailable: The server cannot be reached; try again.
         """
         with self._server.query(_START_SECONDS) as session:
-            found = server_log.facts(session, self._server.where)
+            facts = server_log.facts(session, self._server.where)
             if at is None:
-                start = server_log.tail(session, self._server.where, gtids=found.gtids)
+                start = server_log.tail(session, self._server.where, gtids=facts.gtids)
             else:
                 start = _binlog(at)
-                server_log.check_held(session, self._server.where, start, found)
+                server_log.check_held(session, self._server.where, start, facts)
         check_rights(self._server, server_id(self._config.id, "rights"), _START_SECONDS)
         if at is None:
             return start
@@ -205,9 +205,9 @@ class MysqlSource:
             SourceUnavailable: The server cannot be reached; try again.
         """
         with self._server.query(_START_SECONDS) as session:
-            found = server_log.facts(session, self._server.where)
+            facts = server_log.facts(session, self._server.where)
             if position is not None:
-                server_log.is_lost_here(session, self._server.where, _binlog(position), found)
+                server_log.is_lost_here(session, self._server.where, _binlog(position), facts)
             return coverage(session, self._server, self._patterns)
 
     def preflight(
@@ -219,7 +219,7 @@ class MysqlSource:
             DeltaforgeError: The server cannot be reached.
         """
         captured = None if position is None else _binlog(position)
-        found = preflight(
+        findings = preflight(
             self._server,
             self._patterns,
             self._config.id,
@@ -230,13 +230,13 @@ class MysqlSource:
             keeps_rows=self._whole_inserts,
         )
         if not self._rules:
-            return found
-        with finding_errors("columns", found), self._server.query(_OPEN_SECONDS) as session:
-            found += self._rules.findings(
+            return findings
+        with finding_errors("columns", findings), self._server.query(_OPEN_SECONDS) as session:
+            findings += self._rules.findings(
                 captured_tables(session, self._patterns.matches),
                 lambda table: identity.sent_schema(session, self._server.where, table),
             )
-        return found
+        return findings
 
     def read(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
@@ -260,12 +260,12 @@ class MysqlSource:
         begin = self._check(start)
         stream = self._open(begin, reader_id)
         look_ahead = server_id(self._config.id, "look ahead")
-        ask = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
+        catalog = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
         decoder = MysqlDecoder(
             source_id=self._config.id,
             progress=StreamProgress(begin),
             registry=registry,
-            catalog=ask,
+            catalog=catalog,
             captures=self._patterns.matches,
             forms=self._forms,
             outboxes=self._outboxes,
@@ -334,8 +334,8 @@ class MysqlSource:
             return
         server, tables = self.identity(), SectionTables()
         look_ahead = server_id(self._config.id, "look ahead")
-        ask = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
-        remembering = Remembering(ask, registry, tables)
+        catalog = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
+        remembering = Remembering(catalog, registry, tables)
         planner = SectionPlanner(
             source_id=self._config.id,
             progress=StreamProgress(begin),
@@ -393,9 +393,9 @@ class MysqlSource:
 
     def _from_place(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
         """Open a dump from an offset of a file to the log's current end."""
-        place = BinlogPosition(start.file, start.pos)
+        position = BinlogPosition(start.file, start.pos)
         return open_dump(
-            self._server, place, reader_id, _OPEN_SECONDS, follow=False, expected=self._identity
+            self._server, position, reader_id, _OPEN_SECONDS, follow=False, expected=self._identity
         )
 
     def decode_held(
@@ -497,17 +497,17 @@ class MysqlSource:
         where = self._server.where
         with self._server.query(_OPEN_SECONDS) as session:
             identity.check_same(session, where, self._identity)
-            found = server_log.facts(session, where)
-            server_log.check_held(session, where, start, found)
-            if not found.gtids or start.gtid_set is not None:
+            facts = server_log.facts(session, where)
+            server_log.check_held(session, where, start, facts)
+            if not facts.gtids or start.gtid_set is not None:
                 return start
             if session.is_mariadb:
                 domains = server_log.domains_at(session, where, start)
                 return BinlogPosition(start.file, start.pos, str(domains))
-        seen = executed_before(
+        executed = executed_before(
             self._server, start, server_id(self._config.id, "look ahead"), _OPEN_SECONDS
         )
-        return BinlogPosition(start.file, start.pos, str(seen))
+        return BinlogPosition(start.file, start.pos, str(executed))
 
     def _open(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
         stream = open_dump(self._server, start, reader_id, _OPEN_SECONDS, expected=self._identity)
@@ -521,7 +521,7 @@ class MysqlSource:
         self, stream: StreamSocket, decoder: MysqlDecoder, start: BinlogPosition, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
         buffer = ReadBuffer(limits.max_bytes)
-        told, again = start, False
+        reported, again = start, False
         while True:
             if not again and not buffer.fill(stream.receive, limits.max_wait):
                 if stream.silence > SILENCE_SECONDS:
@@ -534,9 +534,9 @@ class MysqlSource:
             decoded = decoder.feed(buffer.data, buffer.length)
             for batch in decoded.batches:
                 # With GTIDs the server starts in an older file and skips the transactions that we have.
-                if batch.rows is None and batch.end is not None and _binlog(batch.end) <= told:
+                if batch.rows is None and batch.end is not None and _binlog(batch.end) <= reported:
                     continue
-                told = told if batch.end is None else _binlog(batch.end)
+                reported = reported if batch.end is None else _binlog(batch.end)
                 yield from batch.split(limits.max_events)
             if decoded.error is not None:
                 raise decoded.error

@@ -91,9 +91,9 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         if not rows.num_rows:
             return 0
         files = rows.column("file").dictionary_encode()
-        places = [BinlogPosition(str(name), 0) for name in files.dictionary.to_pylist()]
-        this = BinlogPosition(end.file, 0)
-        order = np.array([(this < place) - (place < this) for place in places], np.int64)
+        starts = [BinlogPosition(str(name), 0) for name in files.dictionary.to_pylist()]
+        end_start = BinlogPosition(end.file, 0)
+        order = np.array([(end_start < start) - (start < end_start) for start in starts], np.int64)
         of_file = order[files.indices.to_numpy()]
         positions = rows.column("pos").to_numpy()
         inside = (of_file < 0) | ((of_file == 0) & (positions <= end.pos))
@@ -115,9 +115,9 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
 
     def owned(self, config: MysqlSourceConfig) -> Sequence[OwnedResource]:
         """Return the server id of our reader: the server ends the older of two readers that have it."""
-        what = "the reader of the binary log with the server id of source"
+        purpose = "the reader of the binary log with the server id of source"
         return [
-            OwnedResource(what, self.database_place(config), config.id, "spec.source.config.id")
+            OwnedResource(purpose, self.database_place(config), config.id, "spec.source.config.id")
         ]
 
     def warm(self) -> None:
