@@ -123,7 +123,7 @@ def _nec_row_13() -> dict[bytes, str]:
 
 
 def _ibm_extensions() -> dict[bytes, str]:
-    """Return IBM's extensions of `cp932` that EUC does not have otherwise, by their code in `eucjpms`."""
+    """Return IBM's extensions of `cp932` that EUC has nowhere else, by their code in `eucjpms`."""
     cells = [bytes([row, cell]) for row in (0xFA, 0xFB, 0xFC) for cell in range(0x40, 0xFD)]
     characters = [cell.decode("cp932", errors="replace") for cell in cells]
     added = [c for c in characters if len(c) == 1 and _is_new(c)]
@@ -266,11 +266,12 @@ CHARSETS = {
 # MariaDB's NO PAD collations: their numbers are 1024 higher than those of the padding ones.
 CHARSETS |= {1024 + number: charset for number, charset in CHARSETS.items() if number < 1024}
 
+# `utf8` is another name of `utf8mb3`, whose default collation is 33.
 _BY_NAME = {charset.name: number for number, charset in reversed(CHARSETS.items())} | {"utf8": 33}
 
 
 def any_collation(charset: str) -> int | None:
-    """Return the number of any one collation of a character set, given its name; None if unknown."""
+    """Return the number of some collation of the named character set; None if it is unknown."""
     return _BY_NAME.get(charset)
 
 
@@ -292,7 +293,10 @@ def single_line(charset: Charset) -> int:
 
 
 def _singles() -> Bytes:
-    """Return, per set and byte, the character in a JSON string: its size in bytes (0 for none), then the bytes."""
+    """Return each byte's character as it is written in a JSON string, for each single-byte set.
+
+    A character is its size in bytes (0 if the byte has no character), followed by the bytes.
+    """
     table = np.zeros((len(_NAMES), 256, 7), np.uint8)
     for line, name in enumerate(_NAMES):
         for byte in range(256):

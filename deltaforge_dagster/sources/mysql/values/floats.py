@@ -39,7 +39,10 @@ _LEAST, _MOST = -292, 324
 
 
 def _powers() -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
-    """Return each 10^k, normalized to 128 bits with the highest bit set, rounded up: high half, low half."""
+    """Return the high and the low 64 bits of each 10^k, as 128 bits of which the highest is set.
+
+    The values are rounded up.
+    """
     table = np.empty((_MOST - _LEAST + 1, 2), np.uint64)
     for k in range(_LEAST, _MOST + 1):
         if k >= 0:

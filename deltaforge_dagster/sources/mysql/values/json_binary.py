@@ -96,7 +96,10 @@ _PREFIX = np.frombuffer(b'"base64:type', np.uint8).copy()
 
 @kernel
 def _sized(source: Bytes, at: int, end: int) -> tuple[int, int]:
-    """Read the variable-length size at `at`; return where the bytes after it start, and the size; `INVALID` if cut."""
+    """Read the variable-length size at `at`; return the offset of the bytes after it, and the size.
+
+    The offset is `INVALID` if the size or the bytes do not end before `end`.
+    """
     size = 0
     for index in range(5):
         if at + index >= end:
@@ -225,7 +228,7 @@ def _write_scalar(
 
 @kernel
 def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
-    """Store the container at `at` in a level of the stack; return whether it is valid."""
+    """Store the object or array at `at` in `frame`, a stack level; return whether it is valid."""
     width = 4 if kind & 1 != 0 else 2
     if end - at < 2 * width:
         return False

@@ -1,7 +1,8 @@
-"""Kernels that write one value of the binary log as JSON text; `types` draws the binary formats.
+"""Kernels that write one value of the binary log as JSON text; `types` shows the binary formats.
 
-Each writes the value at `source[at]` into `out` from `offset` on, and returns the offset after it, or
-`INVALID` if the bytes are not a value of the type. `out` must have room for `MysqlValueType.room` bytes.
+Each kernel writes the value at `source[at]` into `out` from `offset` on, and returns the offset
+after it, or `INVALID` if the bytes are not a value of the type. `out` must have room for
+`MysqlValueType.room` bytes.
 """
 
 # ruff: noqa: C901, PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -28,7 +29,7 @@ _TEN, _ONE, _ZERO = np.uint64(10), np.uint64(1), np.uint64(0)
 
 _DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], np.int64)
 _POWERS = np.array([1_000_000, 10_000, 100, 1], np.int64)
-"""By the size of a fraction in bytes: how many microseconds its unit is."""
+"""The microseconds in one unit of a fraction, by the size of the fraction in bytes."""
 
 _DAY = 86_400
 
@@ -213,9 +214,11 @@ def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, offset: int
     out[offset] = QUOTE
     offset += 1
     if seconds == 0 and micros == 0:
+        # 0 is not 1970-01-01, but the zero value: `0000-00-00 00:00:00`.
         offset = write_day(0, 0, 0, out, offset)
     else:
-        # The civil date of a day number, by eras of 400 years that begin with a March 1.
+        # Convert the day number to a calendar date. Eras are cycles of 400 years that begin with
+        # March 1, so that a leap day is the last day of its year.
         shifted = seconds // _DAY + 719_468
         era = shifted // 146_097
         of_era = shifted - era * 146_097

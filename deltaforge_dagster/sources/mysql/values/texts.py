@@ -1,8 +1,8 @@
 r"""Kernels that write text in MySQL's character sets, and bytes, as JSON.
 
-Each writes the value `source[start:end]` into `out` from `offset` on, and returns the offset after it,
-or `INVALID` if the bytes are not valid in the character set. Text takes at most 6 bytes per byte of input,
-and two quotes.
+Each kernel writes the value `source[start:end]` into `out` from `offset` on, and returns the offset
+after it, or `INVALID` if the bytes are not valid in the character set. Text takes at most 6 bytes
+per byte of input, plus two quotes.
 """
 
 # ruff: noqa: PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -54,7 +54,7 @@ def _write_character(code_point: int, out: Bytes, offset: int) -> int:
 
 @kernel
 def _write_single(source: Bytes, start: int, end: int, line: int, out: Bytes, offset: int) -> int:
-    """Write a text in a single-byte character set, whose table is `SINGLES[line]`."""
+    """Write a text in the single-byte character set whose table is `SINGLES[line]`."""
     out[offset] = QUOTE
     offset += 1
     for at in range(start, end):
@@ -80,7 +80,10 @@ def _write_multi(
     out: Bytes,
     offset: int,
 ) -> int:
-    """Write a text in a character set of 1 to `width` bytes per character; its table starts at `characters[table]`."""
+    """Write a text in a character set of 1 to `width` bytes per character.
+
+    The character set's table (`charsets.code_points`) starts at `characters[table]`.
+    """
     out[offset] = QUOTE
     offset += 1
     at = start
@@ -92,6 +95,7 @@ def _write_multi(
             trail = read_8(source, at + 1)
             code_point = int(characters[table + (lead << 8 | trail)])
             size = 2
+            # 0x8F (single shift 3) begins a code of three bytes in `ujis` and `eucjpms`.
             if code_point == 0 and width == 3 and lead == 0x8F and end - at >= 3:
                 code_point = int(characters[table + PLANE + (trail << 8 | read_8(source, at + 2))])
                 size = 3
@@ -108,6 +112,7 @@ def _write_multi(
                 if number < GB18030_BMP:
                     code_point = int(characters[table + PLANE + number])
                 elif 189_000 <= number < 189_000 + 0x100000:
+                    # The codes from 90 30 81 30 on are U+10000 and up, in order.
                     code_point = number - 189_000 + 0x10000
         if code_point == 0 and lead != 0:
             return INVALID
@@ -121,7 +126,10 @@ def _write_multi(
 def _write_utf_16(
     source: Bytes, start: int, end: int, little: int, pairs: int, out: Bytes, offset: int
 ) -> int:
-    """Write UTF-16, little-endian if `little` is 1; with `pairs` 0 it is UCS-2, which has no surrogates."""
+    """Write UTF-16, little-endian if `little` is 1.
+
+    If `pairs` is 0, the text is UCS-2, which has no surrogates.
+    """
     if (end - start) & 1 != 0:
         return INVALID
     out[offset] = QUOTE
@@ -197,9 +205,10 @@ def write_text(
 def write_padded(
     source: Bytes, start: int, end: int, size: int, text: int, out: Bytes, offset: int
 ) -> int:
-    """Write a `BINARY(size)` value, with the trailing zero bytes that the log omits; at most 6 `size` + 32 bytes.
+    """Write a `BINARY(size)` value, with the trailing zero bytes that the log omits.
 
-    If `text` is not 0 and the bytes are UTF-8, it is written as a string.
+    If `text` is not 0 and the bytes are UTF-8, the value is written as a string, otherwise as
+    Base64. Writes at most 6 `size` + 32 bytes.
     """
     missing = size - (end - start)
     if missing < 0:
@@ -211,7 +220,8 @@ def write_padded(
             offset = copy(_ESCAPED_ZERO, 0, 6, out, offset)
         out[offset] = QUOTE
         return offset + 1
-    # Base64 needs all bytes in one place: they are put at the end of `out`, which has room for both.
+    # Base64 needs the value and its zeros as contiguous bytes. They are assembled at the end of
+    # `out`, which has room for them and for the text.
     bare = out.size - size
     copy(source, start, end, out, bare)
     for i in range(missing):

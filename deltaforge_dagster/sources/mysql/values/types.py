@@ -19,7 +19,7 @@ type                                   JSON
 `CHAR`, `VARCHAR`, `TEXT`              string
 `BINARY`, `VARBINARY`                  `{"_base64":"..."}`; `BINARY(n)` has all its n bytes
 `BLOB`                                 `{"_base64":"..."}`
-`GEOMETRY`                             the same, of 4 bytes SRID (little-endian) and WKB
+`GEOMETRY`                             as a BLOB: 4 bytes SRID (little-endian), then WKB
 `VECTOR`                               array of numbers
 `UUID`, `INET4`, `INET6` (MariaDB)     string
 `JSON`                                 the document itself
@@ -255,7 +255,8 @@ class MysqlValueType:
         kind: Which kernel writes the values.
         size: Size of a value in bytes, if `prefix` is 0.
         prefix: Bytes of the length before each value; 0 if the size is fixed.
-        room: The most bytes of a value's JSON, apart from what depends on the length before it.
+        room: The most bytes of a value's JSON. If `prefix` is not 0, a multiple of the value's
+            length is added to it, which depends on the kind (`scan_rows`).
         first, second: Parameters of the kernel: digits and scale of a DECIMAL; digits of a fraction; size
             of a BINARY, and whether it may be a string; for texts, the line of `charsets.SINGLES` (first),
             or the bytes of the longest character (second), or for UTF-16 whether it is little-endian and
