@@ -103,7 +103,13 @@ class MysqlBatchWriter:
         self.tags: dict[int, str] = {0: ""}
 
     def statement(self, query: QueryEvent, location: RowLocation, line: Longs) -> pa.RecordBatch:
-        """Return a batch with the row of a statement; `line` is the line of its transaction (`TX_*`)."""
+        """Return a batch with one row, for a statement.
+
+        Args:
+            query: The statement.
+            location: Operation, table and position of the row.
+            line: The line of its transaction (`layout.TX_*`).
+        """
         rows = np.zeros((1, ROW_WIDTH), np.int64)
         rows[0, ROW_INDEX] = location.row
         txs = line.reshape(1, -1)
@@ -159,7 +165,11 @@ class MysqlBatchWriter:
     def _write_texts(
         self, source: Bytes, rows: Longs, first: int, last: int, file: str
     ) -> tuple[int, DeltaforgeError | None]:
-        """Write the row images; return the number of the row after the last one, and the error at that row."""
+        """Write the row images.
+
+        Returns the number of the row after the last one that was written, and the error at that
+        row.
+        """
         versions, layout, scratch = self._versions, self._versions.layout, self._texts
         while True:
             stop = int(
@@ -249,7 +259,10 @@ class MysqlBatchWriter:
         return record_batch(columns, count)
 
     def _outbox_schema(self, table: Longs) -> dict[str, pa.Array[Any]]:
-        """Return the column `schema`, if any of the rows is of an outbox; other rows have none."""
+        """Return the column `schema`, which is null except in rows of outbox tables.
+
+        Returns an empty dict if there is no such row.
+        """
         if not self._outboxes:
             return {}
         new = self._versions.schemas[len(self._in_outbox) :]

@@ -199,7 +199,10 @@ class MysqlDecoder:
         )
 
     def _round(self, source: Bytes) -> int:
-        """Scan once, make batches of what was found, handle the event that stopped the scan; return the stop code."""
+        """Scan once, make batches of the changes, and handle the event at which the scan stopped.
+
+        Returns the stop code (`layout`).
+        """
         state, versions, assembler = self._state, self._versions, self._found
         assembler.begin_round()
         start = int(state[OFFSET])
@@ -229,7 +232,7 @@ class MysqlDecoder:
         return stop
 
     def _fail(self, error: DeltaforgeError) -> None:
-        """Store the error, with its place in the log, so that decoding stops."""
+        """Store the error, with its location in the log, so that decoding stops."""
         where = self._where()
         if type(error) in (CorruptLog, UnsupportedEvent) and where not in str(error):
             placed = type(error)(f"{error}, {where}")
@@ -238,7 +241,10 @@ class MysqlDecoder:
         self._error = error
 
     def _joined(self, source: Bytes) -> bool:
-        """Decode the event at the offset, which is in several packets; return False if it is incomplete."""
+        """Decode the event at the offset, which is split over several packets.
+
+        Returns False if it is incomplete.
+        """
         state = self._state
         at = int(state[OFFSET])
         start = at
@@ -289,7 +295,11 @@ class MysqlDecoder:
         state[OFFSET], state[BARE] = offset, 0
 
     def forget_tables(self, altered: Iterable[Name]) -> None:
-        """Forget the TABLE_MAP events in force, and the versions of tables that a statement may have altered."""
+        """Forget the TABLE_MAP events in force, and the versions of these tables.
+
+        Args:
+            altered: Tables that a statement may have altered.
+        """
         self._versions.redefined(altered)
         self._versions.forget()
 
@@ -362,7 +372,8 @@ def decode_held(
 ) -> Iterator[pa.RecordBatch]:
     """Decode the held events of one table, and yield the changes that a stream would have yielded.
 
-    Inserts go without columns that they lack and whose defaults are not certain: whoever releases them was told.
+    If an insert lacks a column whose default is not certain, its row is written without the column;
+    the user who released the table was told so.
 
     Args:
         events: Serialized held items (`held_events`), in log order.

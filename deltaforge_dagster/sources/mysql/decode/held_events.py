@@ -2,13 +2,13 @@
 
 For a held table, everything that its changes depend on is kept, in log order:
 
-- each rows event, with the TABLE_MAP event that describes its table, and its place in the log: the
-  transaction (a line of `layout.TX_*`), the number of earlier changes in it, file and offset. So the
-  changes later get the ids, positions and times that they would have had;
+- each rows event, with the TABLE_MAP event that describes its table, and its location in the log:
+  the transaction (a line of `layout.TX_*`), the number of earlier changes in it, file and offset.
+  So the changes later get the ids, positions and times that they would have had without the hold;
 - a TRUNCATE, as the finished row of the change frame;
 - every statement that defines tables, because it may change how later rows are decoded.
 
-Each is one byte string (`base.pack_held`).
+Each is stored as one byte string (`base.pack_held`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ class HeldRows:
     server: LogServer = UNKNOWN_SERVER
 
     def data(self) -> bytes:
-        """Return the bytes to store; the size in the event's header is corrected for the missing checksum."""
+        """Return the bytes to store.
+
+        The size in the event's header is corrected, because the checksum is cut off.
+        """
         head = {
             "rows": [self.file, self.pos, list(self.tx), self.tag, self.index, len(self.table_map)],
             "server": self.server.text,
@@ -179,12 +182,12 @@ class KnownTables:
         return self.table(db, table, types, position)
 
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
-        """Apply a statement to the definitions, unless they are fixed; return the tables that may have other columns since.
+        """Apply a statement unless the definitions are fixed; return the tables that it may alter.
 
-        What it does to columns was recorded when the log was read.
+        The column changes in it were recorded already when the log was read.
         """
         del position
-        text = plain(sql, SqlSession())  # earlier versions held it as it was
+        text = plain(sql, SqlSession())  # versions before stored it as logged
         touched = set() if self._fixed else apply(self.tables, text, db)
         altered = column_changes(text, db, fold=False)
         return touched if altered is None else touched | {altered[0]}
@@ -218,7 +221,7 @@ def tables_of_fix(
 
 
 def follow(events: Iterator[bytes]) -> Iterator[tuple[HeldItem, HeldItem | None]]:
-    """Parse held events; yield each with the next one after it that is not a statement, None at the end."""
+    """Parse held events; yield each with the first later one that is not a statement, or None."""
     waiting: list[HeldItem] = []
     for data in events:
         held = parse_held(data)

@@ -117,10 +117,10 @@ class NonRowEvents:
     """Handles the events of one stream that the kernel leaves to Python.
 
     Args:
-        found: The transactions and changes found so far.
+        assembler: The transactions and changes that were found so far.
         writer: Writes rows for statements.
         versions: The table versions of the stream.
-        catalog: Is told of statements that may define tables.
+        catalog: Gets the statements that may define tables.
         captures: Returns whether a table is captured.
         prepared: Finds rows of prepared XA transactions that are not in memory.
         until: The end of a transaction after which nothing is decoded, or None.
@@ -247,6 +247,7 @@ class NonRowEvents:
             case StatementKind.PASSED:
                 pass
             case StatementKind.ROLLBACK if state[INDEX] == 0 and parsed.words == "ROLLBACK":
+                # Nothing to take back: the transaction has logged no change.
                 self._found.commit()
                 return
             case StatementKind.DEFINES | StatementKind.EMPTIES:
@@ -282,11 +283,14 @@ class NonRowEvents:
         )
 
     def _is_elsewhere(self, names: frozenset[Name] | None) -> bool:
-        """Return whether a statement changes rows of none but these tables, which are not captured."""
+        """Return whether the tables that a statement changes are known, and none is captured."""
         return names is not None and not self._captured(names)
 
     def _pass(self, parsed: Statement, query: QueryEvent) -> None:
-        """Pass a statement that changes rows of tables that are not captured; it may define one of them."""
+        """Ignore a statement that changes rows of tables that are not captured.
+
+        If it also creates one of them (`CREATE TABLE ... SELECT`), its definition is recorded.
+        """
         if parsed.words.startswith("CREATE"):
             self._define(query, StatementKind.DEFINES)
 
@@ -296,7 +300,10 @@ class NonRowEvents:
         return {name for name in spelled if self._captures(*name)}
 
     def _hold(self, names: frozenset[Name], words: str, query: QueryEvent) -> None:
-        """Hold the tables that an unknown statement may have changed: those that it names, or whose database."""
+        """Hold the tables that an unknown statement may have changed.
+
+        These are the captured tables that it names, and those of a database that it names.
+        """
         tables = {".".join(name) for name in self._catalog.existing(self._captured(names))}
         databases = {table for _, table in names}
         tables |= {table for table in self._versions.captured if table.split(".")[0] in databases}
@@ -333,7 +340,10 @@ class NonRowEvents:
         self._found.batches.append(ChangeBatch(None, None, held=(event,)))
 
     def _define(self, query: QueryEvent, kind: StatementKind) -> None:
-        """Apply DDL to the table definitions, and add a row for it; a TRUNCATE is a row of each captured table."""
+        """Apply DDL to the table definitions, and add a row for it.
+
+        A TRUNCATE is a row of each captured table that it empties.
+        """
         altered = self._catalog.statement(query.database, query.sql, self._found.here())
         self._versions.redefined(altered)
         self._versions.forget()
@@ -352,7 +362,10 @@ class NonRowEvents:
             self._add_statement("t", db, table, query)
 
     def _add_statement(self, op: str, db: str, table: str, query: QueryEvent) -> None:
-        """Add the row of a statement as the newest change of its transaction; hold it if its table is held."""
+        """Add the row of a statement as the newest change of its transaction.
+
+        If the row is a TRUNCATE of a held table, it is held instead.
+        """
         state = self._state
         tx = self._found.txs[int(state[TXS]) - 1]
         row = self._writer.statement(
@@ -367,7 +380,10 @@ class NonRowEvents:
         self._found.add(row)
 
     def _prepare(self, xid: Xid, one_phase: bool) -> None:
-        """Handle the end of an XA transaction: commit it at once, or keep its rows until it is decided."""
+        """Handle XA_PREPARE, the end of an XA transaction's changes.
+
+        Commit them at once if it has one phase; otherwise keep them until XA COMMIT or XA ROLLBACK.
+        """
         self._kept.prepare(xid)
         if one_phase:
             self._replay(xid)

@@ -139,7 +139,7 @@ def _image(reader: FieldReader, columns: Longs, present: list[int]) -> dict[int,
 
 
 def _sized(value: bytes, column: Longs) -> bytes:
-    """Return a value as it is in an image: with its size before it, if the column's type has one."""
+    """Return a value as an image has it: after its size, if the column's type has a size prefix."""
     prefix = int(column[COLUMN_PREFIX])
     return len(value).to_bytes(prefix, "little") + value if prefix else value
 
@@ -280,6 +280,7 @@ def _encode(node: Node) -> tuple[int, bytes]:
     """Return a value's type and bytes; objects and arrays always with 32-bit offsets."""
     if isinstance(node, Scalar):
         return node.kind, node.data
+    # Binary JSON has the keys of an object in order of length, then of their bytes.
     keys = sorted(node, key=lambda key: (len(key), key)) if isinstance(node, dict) else []
     values = [node[key] for key in keys] if isinstance(node, dict) else node
     at = 8 + len(keys) * 6 + len(values) * 5

@@ -1,8 +1,9 @@
 """Second kernel: write the row images of scanned changes as JSON text, and their event ids.
 
-An image (drawn in `scan_rows`) becomes `{"column":value,...}`, with columns in the table's order, without
-white space; columns that are not in the image are not written, except those of an insert whose default is known. `write_changes` fills three text columns
-at once, each in the form of an Arrow string array (bytes, ends of the rows, validity)::
+An image (its layout is in `scan_rows`) becomes `{"column":value,...}`, with columns in the table's
+order, without white space. Columns that are not in the image are not written, except in an insert
+those whose default is known. `write_changes` fills three text columns at once, each in the form of
+an Arrow string array (bytes, ends of the rows, validity)::
 
     change   before      after       key, from
     insert   null        image       the image
@@ -332,10 +333,10 @@ def write_changes(
 ) -> int:
     """Write the images and keys of `rows[first:last]`, and return the number of the row where it stopped.
 
-    `before`, `after` and `key` (all of one size) are filled from their start; `ends[text, i]` is where
-    the text of row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before `last`, `report` says
-    why, and that row was not written. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2); `stack` is the
-    scratch of `values.json_binary`.
+    `before`, `after` and `key` (all of one size) are filled from their start; `ends[text, i]` is
+    where the text of row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before
+    `last`, `report` says why, and that row was not written. `spans` is scratch memory of shape (2,
+    `MAX_COLUMNS`, 2); `stack` is that of `values.json_binary`.
     """
     before_at = after_at = key_at = int(np.int64(0))
     new_spans, old_spans = spans[0], spans[1]

@@ -1,7 +1,7 @@
 """Make change batches, in log order and with positions, of the changes that the `scan` kernel found.
 
-The last change of a transaction has `tx_end` set. So the newest change of an open transaction is kept back until
-it is known whether another change follows, or the commit.
+The last change of a transaction has `tx_end` set. So the newest change of an open transaction is
+withheld until it is known whether another change or the commit follows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GtidRun(NamedTuple):
 
 
 class PositionTracker(Protocol):
-    """Turns places in the log into positions, with the GTID set that was read so far."""
+    """Turns files and offsets of the log into positions, with the GTID set that was read so far."""
 
     def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
         """Add transactions that have ended, in log order; return the position after them.
@@ -68,7 +68,7 @@ class PositionTracker(Protocol):
         ...
 
     def within(self, file: str, pos: int) -> Position:
-        """Return the position of a place between transactions or inside one, without adding GTIDs."""
+        """Return the position of an offset between or inside transactions, without adding GTIDs."""
         ...
 
 
@@ -77,7 +77,7 @@ class TransactionAssembler:
 
     Args:
         writer: Writes the columns of batches.
-        progress: Is told of every transaction that has ended.
+        progress: Gets the GTID and the end of every transaction that has ended.
 
     Attributes:
         state, rows, txs: The arrays of the kernels (`layout`).
@@ -130,7 +130,11 @@ class TransactionAssembler:
         return self._progress.within(self.file, int(self.state[EVENT_POS]))
 
     def where(self, *, inside: bool) -> str:
-        """Return the current place, for error messages; `inside` an event that contains others or not."""
+        """Return where in the log the decoder is, for error messages.
+
+        Args:
+            inside: Whether it is inside an event that contains other events.
+        """
         location = f"{self.file}:{int(self.state[POS])}"
         return f"in the event that ends at {location}" if inside else f"after {location}"
 
@@ -145,7 +149,7 @@ class TransactionAssembler:
         """Turn the scanned rows into batches.
 
         First the complete transactions, then idle progress after them, then the changes of the transaction
-        that is still open, except the last, which is kept back.
+        that is still open, except the last, which is withheld.
 
         Args:
             source: The read buffer.
@@ -172,14 +176,14 @@ class TransactionAssembler:
         state[ROWS] = 0
 
     def _keep_last(self, row: pa.RecordBatch | None) -> None:
-        """Keep the newest change back until it is known whether it is the last of its transaction."""
+        """Withhold the newest change until it is known whether its transaction goes on."""
         self._last, self._last_line = row, int(self.state[TXS]) - 1
 
     def _release_last(self, *, more: bool) -> None:
-        """Add the change that was kept back to the batches, if it is known whether it is the last.
+        """Add the withheld change to the batches, if it is known whether it is the last.
 
-        `more` says that another change of the transaction follows. Otherwise it is the last if the
-        transaction has ended; if not, it stays.
+        `more` says that another change of the transaction follows. Otherwise the change is the last
+        if the transaction has ended; if the transaction is open, the change stays withheld.
         """
         last = self._last
         if last is None:
@@ -214,7 +218,10 @@ class TransactionAssembler:
         return cursor
 
     def _committed(self, lines: int) -> Position:
-        """Report the transactions before line `lines` of `txs` to progress; return the position after them."""
+        """Report the transactions before line `lines` of `txs` to the position tracker.
+
+        Returns the position after them.
+        """
         txs = self.txs[self._told : lines]
         self._told = lines
         runs: list[GtidRun] = []
