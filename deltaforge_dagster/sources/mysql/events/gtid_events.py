@@ -8,8 +8,9 @@ and later, type 42) it is a message of the server's serialization library (manua
     | for each field that is there: number of the field | value
 
       0 flags   1 UUID, a number per byte   2 number of the GTID (signed)   3 tag: size, text
-      4, 5 clocks (signed)   6 commit time here   7 commit time on the first server, if another
-      8 size of the transaction   9 version here   10 version on the first server   11 commit group
+      4, 5 clocks (signed)   6 commit time on this server   7 on the first server, if it is another
+      8 size of the transaction   9 version of this server   10 of the first server
+      11 commit group
 
 All numbers have a variable size: the number of low-order one bits of the first byte says how many bytes
 follow. The value, little-endian, begins above the zero bit after them. A signed number has its sign in the

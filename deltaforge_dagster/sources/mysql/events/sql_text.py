@@ -1,12 +1,14 @@
 r"""The text of a statement in the log, as its server and session have read it.
 
-What a text means depends on who reads it: its bytes are in the client's character set, in some of which a backslash is
-part of other characters; `ANSI_QUOTES` and `NO_BACKSLASH_ESCAPES` change quotes; MySQL and MariaDB execute other comments.
-A QUERY event has the session's state, and its file names the server. `plain` uses them once, so that the readers of
-statements need not know any of this: they get a text without comments, whose strings are in single quotes.
+What a text means depends on the server and the session: its bytes are in the client's character
+set, in some of which a backslash may be a byte of another character; `ANSI_QUOTES` and
+`NO_BACKSLASH_ESCAPES` change the meaning of quotes; MySQL and MariaDB do not execute the same
+comments. A QUERY event has the session's state, and its file names the server. `plain` applies them
+once, so that the code that parses statements need not know any of this: it gets a text without
+comments, whose strings are in single quotes.
 
-Comments that are code on one of the two, after their beginning; a server that skips such a comment logs it with a blank
-instead of `!`, so that one which is left was executed::
+Comments that a server executes begin as follows. A server that skips such a comment logs it with a
+blank instead of `!`, so a comment that still has its `!` was executed::
 
     /*!  and 5 or 6 digits, a version     both; before 6 digits were allowed, the sixth was code
     /*!  and no version                   both
@@ -34,15 +36,16 @@ _CHARACTERS = {
     "gbk": _GBK,
     "gb18030": rb"[\x81-\xfe][0-9][\x81-\xfe][0-9]|" + _GBK,
 }
-"""The characters of several bytes of the character sets in which a backslash or backtick may be one of these bytes."""
+"""Patterns of the characters of several bytes, for each character set in which a backslash or a
+backtick may be one of these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlSession:
-    """What decides how the text of a statement is read.
+    """The server and session state on which the meaning of a statement's text depends.
 
     Attributes:
-        is_mariadb: Whether MariaDB reads it.
+        is_mariadb: Whether the server is MariaDB.
         collation: The collation of the client, whose character set the text is in; 0 if it is unknown.
         sql_mode: The bits of `@@sql_mode`.
     """
@@ -53,7 +56,10 @@ class SqlSession:
 
 
 def decoded(content: bytes, session: SqlSession) -> str:
-    """Return the text of a statement; U+FFFD stands for bytes that are no character, as in binary literals."""
+    """Return the text of a statement.
+
+    U+FFFD stands for bytes that are no character, as they occur in binary literals.
+    """
     charset = CHARSETS.get(session.collation) or CHARSETS[_UTF_8]
     try:
         return charset.decode(content)
@@ -80,7 +86,7 @@ _CODE_OF_MYSQL = r"/\*!(?:0\d{5}|\d{5})?"
 _CODE_OF_MARIADB = r"/\*M?!(?:\d{5,6})?"
 _COMMENT = r"/\*.*?\*/"
 _SKIPPED_CODE = r"/\*M?\ \d{5,6}(?:(?!/\*|\*/).|/\*.*?\*/)*\*/"
-"""A comment in the place of code that the server skipped, which may contain comments."""
+"""A comment that the server logs instead of code that it skipped; it may contain comments."""
 
 
 def plain(text: str, session: SqlSession) -> str:
@@ -91,7 +97,7 @@ def plain(text: str, session: SqlSession) -> str:
     escapes = not session.sql_mode & _NO_BACKSLASH_ESCAPES
     ansi = bool(session.sql_mode & _ANSI_QUOTES)
     sql = _plain(text, session, _COMMENT, escapes=escapes, ansi=ansi)
-    if sql is None:  # a comment ended too early
+    if sql is None:  # a comment ended too early: skipped code may contain comments
         nested = f"{_SKIPPED_CODE}|{_COMMENT}"
         sql = _plain(text, session, nested, escapes=escapes, ansi=ansi)
     if sql is None:
@@ -107,9 +113,10 @@ _SETTING = re.compile(
 
 
 def _executed(sql: str) -> str:
-    """Return the statement of MariaDB's `SET STATEMENT ... FOR statement`; itself if it is no such one.
+    """Return the statement after `FOR` in MariaDB's `SET STATEMENT ... FOR statement`.
 
-    With a SQL mode or a character set among the settings it is not certain how the server has read it.
+    Any other statement is returned unchanged. So is one whose settings include a SQL mode or a
+    character set, because it is not certain how the server has read it.
     """
     match = _SETTING.match(sql)
     if match is None or re.search(r"(?i)sql_mode|character_set|collation", match["settings"]):
@@ -120,7 +127,7 @@ def _executed(sql: str) -> str:
 def _plain(
     text: str, session: SqlSession, comment: str, *, escapes: bool, ansi: bool
 ) -> str | None:
-    """Return the plain text; None if a comment ends that has not begun."""
+    """Return the plain text (`plain`); None if a comment ends that has not begun."""
     begins = _CODE_OF_MARIADB if session.is_mariadb else _CODE_OF_MYSQL
     single, double = _quoted("'", escapes=escapes), _quoted('"', escapes=escapes and not ansi)
     pattern = re.compile(

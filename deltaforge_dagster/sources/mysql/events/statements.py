@@ -1,4 +1,4 @@
-"""Classify statements in the log (QUERY events) for a reader of rows.
+"""Classify statements in the log (QUERY events) by what they mean to a reader of row changes.
 
 With row format, the server logs row changes as rows, and everything else as the statement that was run. This
 module decides by a statement's words whether it controls a transaction, defines or empties tables, can
@@ -29,7 +29,7 @@ class StatementKind(Enum):
     PASSED = auto()
     """Can be ignored, because it changes no row and no table: accounts, statistics, temporary tables."""
     ROLLBACK = auto()
-    """Takes back everything that the transaction has logged so far, or a part of it."""
+    """Rolls back everything that the transaction has logged so far, or a part of it."""
     DEFINES = auto()
     """DDL: creates, alters, renames or drops tables, views, routines or databases."""
     EMPTIES = auto()
@@ -49,7 +49,7 @@ WORTH_A_RUN = frozenset(StatementKind) - {
     StatementKind.XA_START,
     StatementKind.XA_END,
 }
-"""Kinds of statements that lead to changes, or to an error that somebody should see."""
+"""Kinds of statements that lead to changes, or to an error that an operator should see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def statement(query: QueryEvent) -> Statement:
     if kind is StatementKind.CHANGES:
         tables = _changed(query)
     elif kind is StatementKind.UNKNOWN:
-        # Which quotes are those of names is not certain either.
+        # Texts may be names as well: it is not certain which quotes enclose names.
         tables = _named(query, TokenKind.WORD, TokenKind.NAME, TokenKind.TEXT)
     return Statement(kind, words, tables)
 
@@ -133,7 +133,9 @@ _OF_TABLES = {"LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"}
 
 
 def _filled(query: QueryEvent) -> Name | None:
-    """Return the table that a CREATE TABLE fills with a query: `... SELECT`, `... TABLE`, `... VALUES`; None if none.
+    """Return the table that a CREATE TABLE fills with a query; None for any other statement.
+
+    The query is `... SELECT`, `... TABLE` or `... VALUES`.
 
     With row format the server logs such a statement without the query, followed by the rows.
     """
@@ -169,7 +171,7 @@ def _changed(query: QueryEvent) -> frozenset[Name] | None:
 
 
 def _named(query: QueryEvent, *kinds: TokenKind) -> frozenset[Name] | None:
-    """Return what may be the name of a table in a statement; None if there is nothing behind the verb."""
+    """Return what may be the name of a table in a statement; None if nothing follows the verb."""
     tokens = list(read_tokens(query.sql))[1:]
     names: set[Name] = set()
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):

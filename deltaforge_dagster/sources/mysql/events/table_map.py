@@ -1,4 +1,4 @@
-"""TABLE_MAP events: the description of a table that the log has before each group of its changes.
+"""TABLE_MAP events: descriptions of tables, which the log has before each group of changes.
 
 MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are those of
 `Table_map_event::Optional_metadata_field_type` in the server's `rows_event.h`::
@@ -22,7 +22,8 @@ MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are thos
 Without FULL, names, labels and key come from the catalog. Which columns 1, 2 and 3 count depends on the server::
 
     number column    integers, DECIMAL, FLOAT, DOUBLE; and YEAR, except in MySQL 8.0.15 and older
-    text column      CHAR, VARCHAR, TEXT, and the binary ones of them; MySQL's VECTOR; MariaDB's GEOMETRY
+    text column      CHAR, VARCHAR, TEXT and their binary counterparts; MySQL's VECTOR;
+                     MariaDB's GEOMETRY
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class CatalogTable:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The columns of a table are not known for certain; `reason` says why, and what to do."""
+    """Says that a table's columns are not known for certain; `reason` says why, and what to do."""
 
     reason: str
 
@@ -177,11 +178,16 @@ def parse_table_map(content: bytes, server: LogServer) -> TableMap:
 
 
 _NEWEST_WITHOUT_YEAR, _OLDEST_WITH_YEAR = (8, 0, 15), (8, 0, 23)
-"""Versions of MySQL: the first one does not write a sign for a YEAR, the second does; those between are not known."""
+"""Versions of MySQL. Up to the first one, SIGNEDNESS has no bit for YEAR columns; from the second
+one on it has. For those between, it is not known."""
 
 
 def _unsigned(types: list[LogType], bits: bytes | None, server: LogServer) -> list[bool | None]:
-    """Return which columns are unsigned; None where that depends on whether the server counts YEAR columns."""
+    """Return which columns are unsigned.
+
+    None for a number if the event has no SIGNEDNESS, or if the sign depends on whether the server
+    counts YEAR columns, which is not known.
+    """
     unsigned: list[bool | None] = [None if t.is_number else False for t in types]
     if bits is None:
         return unsigned
