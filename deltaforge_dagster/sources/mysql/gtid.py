@@ -40,7 +40,8 @@ _INTERVAL = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?\Z", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _TAG = re.compile(r"[a-z_][a-z0-9_]{0,31}\Z")
 _FORM = 56
-"""The shift of the first number's highest byte, which is the format of a set: 0 without tags, 1 with."""
+"""How many bits are below the first number's highest byte, which is the format: 0 without tags, 1
+with tags."""
 
 Source = tuple[str, str]
 """The source of a sequence of GTIDs: a server's UUID and a tag, "" for none."""
@@ -206,7 +207,7 @@ _MAX_ID = (1 << 32) - 1
 
 
 class DomainGtids:
-    """The last GTID of each domain; mutable."""
+    """A GTID position of MariaDB: the last GTID of each domain. It is mutable."""
 
     __slots__ = ("_last",)
 
@@ -255,7 +256,7 @@ class DomainGtids:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DomainGtids) and self._last == other._last
 
-    __hash__ = None  # type: ignore[assignment] # it moves
+    __hash__ = None  # type: ignore[assignment] # mutable
 
     def __str__(self) -> str:
         """Return the list in MariaDB's notation, sorted by domain; empty without GTIDs."""

@@ -1,7 +1,7 @@
 """Positions in MySQL's binary log: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`.
 
-A position is the end of a transaction, with all GTIDs executed up to there (manual: "GTID Sets"). For MariaDB
-it has the last GTID of each domain instead: `"gtid_set": "0-1-57"`.
+A position is the end of a transaction, with all GTIDs executed up to that point (manual: "GTID
+Sets"). For MariaDB it has the last GTID of each domain instead: `"gtid_set": "0-1-57"`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class BinlogPosition:
     Attributes:
         file: Name of the binary log file.
         pos: Offset in it, in bytes.
-        gtid_set: Every GTID executed up to here, in MySQL's notation, or the last one of each
-            domain in MariaDB's; None on a server without GTIDs.
+        gtid_set: Every GTID executed up to this position, in MySQL's notation, or the last one of
+            each domain in MariaDB's; None on a server without GTIDs.
     """
 
     file: str

@@ -1,7 +1,7 @@
 """Inspect a MySQL server before and between runs: does it meet the requirements of capture?
 
-Only queries, changes nothing. Errors that would stop a run come from the functions that the run itself
-uses; this module adds the points that a run does not check.
+It only queries the server and changes nothing. Errors that would stop a run come from the functions
+that the run itself uses; this module adds the checks that a run does not make.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KEPT = (
     "tables get these where they are constants, and are held where they are not; after REPLACE, MariaDB logs"
     " an update without the columns that got their defaults, so that tables keep the old values"
 )
-"""What that means for sinks that keep the rows of tables."""
+"""What `binlog_row_image` other than FULL means for sinks that keep the rows of tables."""
 
 _HOUR, _DAY = 3600, 86_400
 _DENIED = (1044, 1142)
@@ -89,7 +89,7 @@ def preflight(
         service, version = service_of(session), session.server_version
     by = f", {service.name}" if service.name else ""
     findings = [Finding("connection", "ok", f"{server.where}{by}, version {version}")]
-    # Each step has its own session, because a refusal ends the session.
+    # Each step has its own session, because an error closes the session in which it occurs.
     with finding_errors("log settings", findings), server.query(_SECONDS) as session:
         findings += _settings(session, server, service, source_id, keeps_rows=keeps_rows)
     with finding_errors("grants", findings):
@@ -368,7 +368,7 @@ def _filtered(session: MysqlSession, patterns: TablePatterns) -> list[Finding]:
 def _absent(
     session: MysqlSession, server: MysqlSourceServer, patterns: TablePatterns
 ) -> list[Finding]:
-    """Return findings for named tables that do not exist, or that the user may not see."""
+    """Return findings for tables in the patterns that do not exist, or that the user may not see."""
     gone, not_visible = [], []
     for db, table in _invisible(session, patterns.exact):
         refused = session.refusal(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted
@@ -392,12 +392,13 @@ def _absent(
 
 
 def _invisible(session: MysqlSession, names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return those of the tables that the catalog does not show to us, at most 20."""
+    """Return the tables that the catalog does not show to our user, at most 20."""
     if not names:
         return []
     placeholders = ", ".join(["(%s, %s)"] * len(names))
+    # Nothing but placeholders is formatted into the statement.
     rows = session.rows(
-        "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"  # noqa: S608 - only %s
+        "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"  # noqa: S608
         f" WHERE (TABLE_SCHEMA, TABLE_NAME) IN ({placeholders})",
         *(part for name in names for part in name),
     )

@@ -80,7 +80,7 @@ _OPEN_SECONDS = 30.0
 
 
 class MysqlSource:
-    """One server's log, as `sources.base.Source` promises.
+    """The binary log of one server; implements `sources.base.Source`.
 
     Args:
         config: `spec.source.config` of the pipeline file.
@@ -120,7 +120,7 @@ class MysqlSource:
     def head(self) -> BinlogPosition:
         """Return the end of the server's log, within 2 seconds.
 
-        It moves even if no captured table changes.
+        The end moves even if no captured table changes.
         """
         with self._server.query(_HEAD_SECONDS) as session:
             facts = server_log.facts(session, self._server.where)
@@ -134,7 +134,7 @@ class MysqlSource:
 
         With `at`, the result is that position: its GTID set, if it has one, which must contain only
         complete transactions; otherwise the last place between two transactions at or before its offset.
-        To find that, the file is read up to there, which may take longer.
+        To find that, the file is read up to the offset, which may take longer than 5 seconds.
 
         Raises:
             PositionLost: The log after `at` is no longer available.
@@ -177,9 +177,10 @@ class MysqlSource:
     def has_changes(self, after: Position) -> bool:
         """Return whether it is worth starting a run that reads from `after`.
 
-        True if the log after `after` has a change of a captured table. Also true if the search takes
-        longer than about 2 seconds or passes 64 MiB of log: a run then moves the position past it; and if the position
-        is not in the log of a server that is no primary: only a run can tell whether a failover is under way.
+        True if the log after `after` has a change of a captured table. Also true if the search
+        takes longer than about 2 seconds or passes 64 MiB of log, because a run then moves the
+        position past it; and if the log of a server that is not a primary does not contain the
+        position, because only a run can tell whether a failover is under way.
 
         Raises:
             PositionLost: The log after `after` is no longer available.
@@ -187,7 +188,9 @@ class MysqlSource:
         return peek.has_changes(self._server, self._patterns, self._config.id, _binlog(after))
 
     def log_ends(self, seconds: float) -> Generator[object]:
-        """Yield what the server says of the log's end, each time one asks; see `base.WatchableSource`.
+        """Yield the status of the server's log, queried again for each value.
+
+        See `base.WatchableSource.log_ends`.
 
         Raises:
             SourceUnavailable: No connection, or `seconds` have passed.
@@ -197,7 +200,7 @@ class MysqlSource:
                 yield server_log.status(session)
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Return a finding for each table and database that the patterns name but the log does not contain.
+        """Return a finding for each table and database in the patterns that the log does not contain.
 
         Raises:
             PositionLost: The log after `position` is no longer available.
@@ -292,7 +295,9 @@ class MysqlSource:
         return 0
 
     def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog:
-        """Return how many bytes of log there are around the positions. The server keeps none for a pipeline.
+        """Return how many bytes of log there are around the positions.
+
+        The server keeps no log for a pipeline: it discards its log by age.
 
         Raises:
             DeltaforgeError: The server does not answer within 2 seconds, or refuses.
@@ -439,7 +444,10 @@ class MysqlSource:
             stream.close()
 
     def identity(self) -> str:
-        """Return `server_uuid`, or on MariaDB the nearest equivalent; from then on only that server is read."""
+        """Return `server_uuid`, or on MariaDB the nearest equivalent.
+
+        From then on, only the server with this identity is read.
+        """
         with self._server.query(_START_SECONDS) as session:
             self._identity = identity.identity(session)
         return self._identity
@@ -493,7 +501,10 @@ class MysqlSource:
             return captured_tables(session, self._patterns.matches)
 
     def _check(self, start: BinlogPosition) -> BinlogPosition:
-        """Check that the log after `start` is available; return `start` with its GTID set if the server has GTIDs."""
+        """Check that the log after `start` is available.
+
+        Returns `start`, with its GTID set if the server has GTIDs.
+        """
         where = self._server.where
         with self._server.query(_OPEN_SECONDS) as session:
             identity.check_same(session, where, self._identity)
@@ -533,7 +544,8 @@ class MysqlSource:
                 continue
             decoded = decoder.feed(buffer.data, buffer.length)
             for batch in decoded.batches:
-                # With GTIDs the server starts in an older file and skips the transactions that we have.
+                # With GTIDs the server starts in an older file and skips the transactions that were
+                # read before, so idle progress may not be later than what was reported.
                 if batch.rows is None and batch.end is not None and _binlog(batch.end) <= reported:
                     continue
                 reported = reported if batch.end is None else _binlog(batch.end)

@@ -1,4 +1,7 @@
-"""Types of MySQL's columns, by the names that table versions have: those of `information_schema`, without labels."""
+"""Value types of MySQL's columns, by the name of the column type.
+
+The names are those that table versions have: as in `information_schema`, but without labels.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,12 @@ _NAME = re.compile(
 
 
 def value_type(data_type: str, options: ValueOptions) -> ValueType:
-    """Return what values of a type are, in the forms that the file asks for; text for what has no type of its own."""
+    """Return the value type of a column type; text for a column type that has none of its own.
+
+    Args:
+        data_type: The name of the column type.
+        options: The forms that the pipeline file asks for.
+    """
     match = _NAME.fullmatch(data_type)
     if match is None:
         return types.TEXT
