@@ -368,7 +368,7 @@ def _filtered(session: MysqlSession, patterns: TablePatterns) -> list[Finding]:
 def _absent(
     session: MysqlSession, server: MysqlSourceServer, patterns: TablePatterns
 ) -> list[Finding]:
-    """Return findings for tables in the patterns that do not exist, or that the user may not see."""
+    """Return findings for tables in the patterns that do not exist or the user may not see."""
     gone, not_visible = [], []
     for db, table in _invisible(session, patterns.exact):
         refused = session.refusal(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted

@@ -200,7 +200,7 @@ class MysqlSource:
                 yield server_log.status(session)
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Return a finding for each table and database in the patterns that the log does not contain.
+        """Return a finding for each table and database of the patterns that is not in the log.
 
         Raises:
             PositionLost: The log after `position` is no longer available.
