@@ -1,4 +1,4 @@
-"""MySQL's character sets: the character set of each collation number, and the characters of its codes.
+"""MySQL's character sets: the character set of each collation, and the characters of its codes.
 
 The log identifies a column's character set by the number of its collation
 (`information_schema.collations.id`; these numbers never change). A few of MySQL's tables differ from
@@ -105,7 +105,7 @@ def _none(codes: str) -> dict[bytes, str]:
 
 
 def _user_defined(prefix: bytes, first: int) -> dict[bytes, str]:
-    """Return the ten user-defined rows of EUC, mapped to Unicode's private use area from `first` on."""
+    """Return EUC's ten user-defined rows, mapped to Unicode's private use area from `first` on."""
     cells = [(row, cell) for row in range(0xF5, 0xFF) for cell in range(0xA1, 0xFF)]
     return {prefix + bytes(code): chr(first + index) for index, code in enumerate(cells)}
 

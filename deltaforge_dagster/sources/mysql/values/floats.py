@@ -1,4 +1,4 @@
-"""Kernels that write a binary floating point number as the shortest decimal that parses to the same number.
+"""Kernels that write a floating point number as the shortest decimal that reads back as the same.
 
 They use the algorithm of Raffaello Giulietti, "The Schubfach way to render doubles" (2020): of the
 decimals inside the interval that rounds to the number, at most four have to be tried. It needs
@@ -75,7 +75,7 @@ def _high(a: np.uint64, b: np.uint64) -> np.uint64:
 
 @kernel
 def _scaled(line: int, value: np.uint64) -> np.uint64:
-    """Return `value` times a power of ten, without the lower 128 bits; odd if they were not zero."""
+    """Return `value` times a power of ten without the lower 128 bits; odd if they were not zero."""
     carry = _high(_POWERS[line, 1], value)
     low = _POWERS[line, 0] * value
     high = _high(_POWERS[line, 0], value)
@@ -213,9 +213,10 @@ def write_float(source: Bytes, at: int, size: int, out: Bytes, offset: int) -> i
 
 @kernel
 def write_vector(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
-    """Write consecutive FLOATs as a JSON array, or `{"_base64":"..."}` if they are not all finite FLOATs.
+    """Write consecutive FLOATs as a JSON array.
 
-    Writes at most `VECTOR_GROWTH` n + 32 bytes for n bytes.
+    If they are not all finite FLOATs, write `{"_base64":"..."}`. Writes at most `VECTOR_GROWTH` n +
+    32 bytes for n bytes.
     """
     first = offset
     out[offset] = OPEN_BRACKET

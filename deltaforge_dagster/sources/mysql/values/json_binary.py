@@ -244,11 +244,12 @@ def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
 
 @kernel
 def write_json(source: Bytes, start: int, end: int, out: Bytes, offset: int, stack: Longs) -> int:
-    """Write the document `source[start:end]`; an empty one is `null`, as MySQL reads it (`write_null_document`).
+    """Write the document `source[start:end]`.
 
-    Writes at most `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes for n bytes. A document could be larger only if
-    several offsets pointed to one value, which no server writes. `stack` is scratch of shape (`MAX_DEPTH`,
-    `FRAME_WIDTH`). Returns `INVALID` if the bytes are not a document.
+    An empty document is `null`, as MySQL reads it (`write_null_document`). Writes at most
+    `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes for n bytes. A document could be larger only if
+    several offsets pointed to one value, which no server writes. `stack` is scratch of shape
+    (`MAX_DEPTH`, `FRAME_WIDTH`). Returns `INVALID` if the bytes are not a document.
     """
     if start == end:
         return write_null_document(out, offset)

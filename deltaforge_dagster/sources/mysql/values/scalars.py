@@ -72,7 +72,7 @@ def write_digits(value: int, digits: int, out: Bytes, offset: int) -> int:
 
 @kernel
 def decimal_size(digits: int, scale: int) -> int:
-    """Return the size of a NEWDECIMAL in bytes: four for each nine digits on either side of the point."""
+    """Return the size of a NEWDECIMAL in bytes: four per nine digits on each side of the point."""
     whole = digits - scale
     return int(
         whole // 9 * 4 + _DECIMAL_BYTES[whole % 9] + scale // 9 * 4 + _DECIMAL_BYTES[scale % 9]
@@ -205,7 +205,7 @@ def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, offset: int)
 
 @kernel
 def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, offset: int) -> int:
-    """Write a TIMESTAMP2 as an ISO 8601 string in UTC; the column has `digits` fractional digits."""
+    """Write a TIMESTAMP2 of `digits` fractional digits as an ISO 8601 string in UTC."""
     seconds = read_big(source, at, 4)
     size = (digits + 1) >> 1
     micros = read_big(source, at + 4, size) * _POWERS[size]

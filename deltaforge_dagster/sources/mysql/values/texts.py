@@ -179,10 +179,11 @@ def write_text(
     out: Bytes,
     offset: int,
 ) -> int:
-    """Write text or bytes; bytes that are not valid in their character set become `{"_base64":"..."}`.
+    """Write text or bytes.
 
-    `first` and `second` are as in `types.MysqlValueType`. Writes at most 6 n + 32 bytes for n bytes. Returns
-    `INVALID` for a kind that is neither text nor bytes.
+    Bytes that are not valid in their character set become `{"_base64":"..."}`. `first` and `second`
+    are as in `types.MysqlValueType`. Writes at most 6 n + 32 bytes for n bytes. Returns `INVALID`
+    for a kind that is neither text nor bytes.
     """
     if kind == UTF_8_TEXT or kind == BYTES:
         after = write_utf_8(source, start, end, out, offset)
@@ -233,7 +234,10 @@ def write_padded(
 def write_set(
     bits: np.uint64, first: int, count: int, labels: Longs, names: Bytes, out: Bytes, offset: int
 ) -> int:
-    """Write the labels of a SET as a string, separated by commas; `INVALID` if a bit has no label."""
+    """Write the labels of a SET as a string, separated by commas.
+
+    Returns `INVALID` if a bit has no label.
+    """
     if count < 64 and bits >> np.uint64(count) != 0:
         return INVALID
     out[offset] = QUOTE

@@ -280,7 +280,7 @@ def may_be_fixed(type_: LogType) -> bool:
 
 
 def fixed_type(type_: LogType, name: str) -> MysqlValueType | None:
-    """Return the type of a column that MariaDB's catalog calls UUID, INET4 or INET6; None for others.
+    """Return the type of a column that is UUID, INET4 or INET6 in MariaDB's catalog, else None.
 
     Args:
         type_: The column's type in the log.
