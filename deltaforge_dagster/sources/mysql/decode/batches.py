@@ -62,7 +62,10 @@ DDL_TABLE = "_ddl"
 
 
 def gtid_prefix(sid: bytes, tag: str, *, of_mariadb: bool = False) -> str:
-    """Return the part of a GTID before its number: `uuid:` or `uuid:tag:`; for MariaDB `domain-server-`."""
+    """Return the part of a GTID before its number.
+
+    It is `uuid:` or `uuid:tag:`, and for MariaDB `domain-server-`.
+    """
     if of_mariadb:
         return "{}-{}-".format(*struct.unpack(">QQ", sid))
     return f"{uuid.UUID(bytes=sid)}:{tag}:" if tag else f"{uuid.UUID(bytes=sid)}:"

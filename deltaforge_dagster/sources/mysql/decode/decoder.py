@@ -7,8 +7,9 @@ columns are added in bulk (`transaction_assembler`). Python code runs once per b
 events (`non_row_events`), never per row. The decoder has no socket, no thread and no clock: its output
 depends only on the bytes of the stream, not on how they are divided into buffers.
 
-Some events contain others, or bring back earlier ones: a compressed transaction, the commit of a prepared
-one. Those go through the same rounds, as streams within the stream (`events.nested_events`), a block at a time.
+Some events stand for others: a compressed transaction contains them, and the commit of a prepared
+XA transaction refers to earlier ones. These go through the same rounds, as streams within the
+stream (`events.nested_events`), one block at a time.
 """
 
 from __future__ import annotations
@@ -164,9 +165,10 @@ class MysqlDecoder:
         self._error: DeltaforgeError | None = None
 
     def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedBinlog:
-        """Decode `data[:length]`: the bytes that the last call did not consume, followed by new ones.
+        """Decode `data[:length]`.
 
-        `data` may be overwritten as soon as this returns. Errors are returned as `DecodedBinlog.error`, not
+        The data are the bytes that the last call did not consume, followed by new ones. `data` may
+        be overwritten as soon as this returns. Errors are returned as `DecodedBinlog.error`, not
         raised. After an error, every call returns it again.
         """
         source = read_only(data)[:length]
@@ -353,7 +355,7 @@ class LogPlaces:
 
 
 class _NothingPrepared:
-    """Finds no prepared transactions: held events contain the rows of XA transactions themselves."""
+    """Finds no prepared transactions: held events contain the rows of XA transactions."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
         """Raise `UnsupportedEvent`: held events never refer to earlier rows in the log."""

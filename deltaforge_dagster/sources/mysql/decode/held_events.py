@@ -1,4 +1,4 @@
-"""Held events of a MySQL log: their serialized form, and the catalog with which they are decoded later.
+"""Held events of a MySQL log: their serialized form, and the catalog for decoding them later.
 
 For a held table, everything that its changes depend on is kept, in log order:
 
@@ -132,7 +132,7 @@ def parse_held(data: bytes) -> HeldItem:
 
 
 class KnownTables:
-    """A catalog for decoding held events: definitions that a user gave, and the statements after them.
+    """A catalog for decoding held events: a user's definitions, and the statements after them.
 
     Args:
         tables: The definitions at the first event.

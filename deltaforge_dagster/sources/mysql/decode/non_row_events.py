@@ -1,4 +1,4 @@
-"""Handle infrequent events: statements, table descriptions, XA, a new file, events that contain others.
+"""Handle infrequent events: statements, table descriptions, XA, a new file, nested events.
 
 The kernel `scan` handles the usual events of a transaction, its begin, rows and end, and stops at
 all others. This module handles each of those in Python, and the scan continues after it.
@@ -193,7 +193,7 @@ class NonRowEvents:
             self._read(stop, source[start + HEADER : end].tobytes())
 
     def complete(self, source: Bytes) -> None:
-        """Look up the defaults of the columns that inserts lack; the scan then reads their event again."""
+        """Look up defaults of columns that inserts lack; the scan then reads their event again."""
         start, end = int(self._state[EVENT]), int(self._state[EVENT_END])
         event = source[start:end].tobytes()
         self._versions.complete(*left_out(event), self._found.here())
@@ -295,7 +295,10 @@ class NonRowEvents:
             self._define(query, StatementKind.DEFINES)
 
     def _captured(self, names: Iterable[Name]) -> set[Name]:
-        """Return which of these names are captured; the server may have spelled them in lower case."""
+        """Return which of these names are captured, as they are or in lower case.
+
+        The server may have spelled the names in lower case.
+        """
         spelled = {*names} | {(db.lower(), table.lower()) for db, table in names}
         return {name for name in spelled if self._captures(*name)}
 
@@ -391,7 +394,7 @@ class NonRowEvents:
             self._found.commit()
 
     def _decide(self, query: QueryEvent, kind: StatementKind) -> None:
-        """Handle XA COMMIT or XA ROLLBACK; the prepared rows become rows of the current transaction."""
+        """Handle XA COMMIT or XA ROLLBACK; on commit, the rows become those of this transaction."""
         xid = xid_of(query.statement)
         if xid is None:
             raise CorruptLog(f"an XA statement that names no transaction, {self._where()}")

@@ -289,7 +289,7 @@ def _write_key(
     offset: int,
     report: Longs,
 ) -> int:
-    """Write the key: values of key columns copied from `image`, or, if absent there, from `old_image`."""
+    """Write the key, whose values are copied from `image` or, if not in it, from `old_image`."""
     opening = OPEN_BRACE
     for index in range(tables[table, TABLE_KEYS]):
         column = tables[table, TABLE_FIRST] + index
@@ -331,7 +331,7 @@ def write_changes(
     stack: Longs,
     report: Longs,
 ) -> int:
-    """Write the images and keys of `rows[first:last]`, and return the number of the row where it stopped.
+    """Write the images and keys of `rows[first:last]`; return the first row that is not written.
 
     `before`, `after` and `key` (all of one size) are filled from their start; `ends[text, i]` is
     where the text of row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before
@@ -396,7 +396,7 @@ def write_changes(
 def write_event_ids(
     rows: Longs, first: int, last: int, txs: Longs, seed: npt.NDArray[np.uint64], out: Bytes
 ) -> None:
-    """Write the event ids of `rows[first:last]`, 36 bytes each, one after another, from the start of `out`.
+    """Write the event ids of `rows[first:last]` to the start of `out`, 36 bytes each, in sequence.
 
     A change is identified by the GTID of its transaction and its index in it; without a GTID, by the file's name
     and the offset at which the transaction begins. So with GTIDs, ids are the same on every server

@@ -190,9 +190,10 @@ def _is_text(source: Bytes, start: int, end: int, text: Bytes) -> bool:
 
 @kernel
 def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: int) -> int:
-    """Begin the transaction of the GTID event with the body `source[at:end]`; return 0, or why it stopped.
+    """Begin the transaction of the GTID event with the body `source[at:end]`.
 
-    `seconds` is the time in the event's header, used if the event has no commit time.
+    Returns 0, or why it stopped (`layout`). `seconds` is the time in the event's header, used if
+    the event has no commit time.
     """
     if end - at < 25:
         return BAD_EVENT
@@ -239,7 +240,10 @@ _TWO_PHASES = 2 | 8
 
 @kernel
 def _begin_mariadb(source: Bytes, at: int, end: int, state: Longs, txs: Longs) -> int:
-    """Begin the transaction of MariaDB's GTID event with the body `source[at:end]`; return 0, or why it stopped."""
+    """Begin the transaction of MariaDB's GTID event with the body `source[at:end]`.
+
+    Returns 0, or why it stopped (`layout`).
+    """
     if end - at < 19:
         return BAD_EVENT
     if state[OPEN] != 0:
@@ -280,7 +284,7 @@ def _begin_mariadb(source: Bytes, at: int, end: int, state: Longs, txs: Longs) -
 
 @kernel
 def commit(state: Longs, rows: Longs, txs: Longs) -> None:
-    """End the open transaction at the current event, which is the one at which `scan` stopped, if it did."""
+    """End the open transaction at the current event, which `scan` reads or at which it stopped."""
     tx = state[TXS] - 1
     txs[tx, TX_END] = state[EVENT_POS]
     last = state[ROWS] - 1

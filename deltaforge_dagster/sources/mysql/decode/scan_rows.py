@@ -103,10 +103,11 @@ def _image_end(
     tables: Longs,
     columns: Longs,
 ) -> tuple[int, int]:
-    """Return the offset after the image at `at`, and the most bytes of JSON for its values of unbounded size.
+    """Return the offset after the image at `at`, and the most bytes that its long values need.
 
-    The offset is negative if the image does not end before `end`. `bits` is the offset of the bitmap
-    of columns in the image, `present` the number of bits that are set.
+    Long values are those of unbounded size, which need these bytes as JSON. The offset is negative
+    if the image does not end before `end`. `bits` is the offset of the bitmap of columns in the
+    image, `present` the number of bits that are set.
     """
     nulls = at
     at += (present + 7) >> 3
@@ -172,7 +173,7 @@ def scan_rows(
     columns: Longs,
     rows: Longs,
 ) -> int:
-    """Add a line to `rows` for each captured change in the rows event with the body `source[at:end]`.
+    """Add a line to `rows` for each captured change in the rows event with body `source[at:end]`.
 
     Returns 0 when the event is done, otherwise why it stopped (`layout`).
     """
@@ -272,9 +273,9 @@ def scan_rows(
 
 @kernel
 def measure_rows(source: Bytes, at: int, end: int, state: Longs, maps: Longs, tables: Longs) -> int:
-    """Add the size of the rows event with the body `source[at:end]` to the state, if its table is captured.
+    """Add the size of the rows event with the body `source[at:end]` to the state.
 
-    Returns 0, or why it stopped (`layout`).
+    Events of tables that are not captured are not counted. Returns 0, or why it stopped (`layout`).
     """
     if end - at < 10:
         return BAD_EVENT

@@ -1,4 +1,4 @@
-"""Make change batches, in log order and with positions, of the changes that the `scan` kernel found.
+"""Make change batches, in log order and with positions, from the changes of the `scan` kernel.
 
 The last change of a transaction has `tx_end` set. So the newest change of an open transaction is
 withheld until it is known whether another change or the commit follows.
@@ -45,7 +45,7 @@ MAX_ROWS = 1 << 17
 
 
 class GtidRun(NamedTuple):
-    """Transactions with consecutive GTIDs, numbers `first` to `last` inclusive, of one server and tag.
+    """Transactions of one server and tag with consecutive GTIDs, from `first` to `last` inclusive.
 
     For MariaDB, `sid` contains domain and server id (64 bits each, big-endian) instead of the UUID.
     """
@@ -73,7 +73,7 @@ class PositionTracker(Protocol):
 
 
 class TransactionAssembler:
-    """The arrays into which the kernels write changes and transactions, and the batches made of them.
+    """The arrays into which kernels write changes and transactions, and the batches made of them.
 
     Args:
         writer: Writes the columns of batches.
