@@ -97,7 +97,7 @@ EVENT_NAMES = {
 
 
 class FieldReader:
-    """Reads the fields of an event one after another; raises `CorruptLog` if the content is too short.
+    """Reads the fields of an event in order; raises `CorruptLog` if the content is too short.
 
     Args:
         content: The fields.
@@ -148,7 +148,7 @@ class LogServer:
 
     @classmethod
     def named(cls, text: str) -> LogServer:
-        """Return the server of a version text, such as `8.0.15-log` or `5.5.5-10.5.23-MariaDB-log`."""
+        """Return the server of a version text: `8.0.15-log`, `5.5.5-10.5.23-MariaDB-log`."""
         is_mariadb = "mariadb" in text.lower()
         if is_mariadb:
             text = text.removeprefix("5.5.5-")
@@ -307,7 +307,7 @@ def log_server(event: bytes) -> LogServer:
 
 
 def first_words(sql: str, count: int = 2) -> str:
-    """Return the first `count` words of a statement (`QueryEvent.sql`), in capitals, joined with spaces."""
+    """Return the first `count` words of a statement (`QueryEvent.sql`): capitals, single spaces."""
     words = []
     at = 0
     for _ in range(count):

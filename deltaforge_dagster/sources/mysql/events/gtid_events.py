@@ -79,7 +79,7 @@ def parse_gtid(kind: int, body: bytes) -> GtidEvent | None:
 
 
 def tag_hash(tag: str) -> int:
-    """Return the number for a tag in the kernels' arrays: a hash of 63 bits, never 0; 0 for no tag."""
+    """Return a tag's number in the kernels' arrays: a 63-bit hash, never 0; 0 for no tag."""
     if not tag:
         return 0
     digest = hashlib.blake2b(tag.encode(), digest_size=8, person=b"gtid_tag").digest()

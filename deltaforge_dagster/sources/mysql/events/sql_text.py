@@ -14,7 +14,8 @@ blank instead of `!`, so a comment that still has its `!` was executed::
     /*!  and no version                   both
     /*M! with or without a version        MariaDB; a comment for MySQL
 
-Other SQL modes change what expressions mean (`HIGH_NOT_PRECEDENCE`, `PIPES_AS_CONCAT`), but neither tokens nor columns.
+Other SQL modes (`HIGH_NOT_PRECEDENCE`, `PIPES_AS_CONCAT`) change what expressions mean, but neither
+how a text is divided into tokens nor which columns a table has.
 """
 
 from __future__ import annotations
@@ -90,9 +91,10 @@ _SKIPPED_CODE = r"/\*M?\ \d{5,6}(?:(?!/\*|\*/).|/\*.*?\*/)*\*/"
 
 
 def plain(text: str, session: SqlSession) -> str:
-    r"""Return a statement that means the same, without comments, in the spelling that `ddl_tokens` reads.
+    r"""Return an equivalent statement without comments, in the spelling that `ddl_tokens` reads.
 
-    Names are as they were, or in backticks. Strings are in single quotes; in them, only `''` and `\\` have a meaning.
+    Names are unchanged or in backticks. Strings are in single quotes; the only escapes in them are
+    `''` and `\\`.
     """
     escapes = not session.sql_mode & _NO_BACKSLASH_ESCAPES
     ansi = bool(session.sql_mode & _ANSI_QUOTES)

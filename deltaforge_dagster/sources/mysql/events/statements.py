@@ -153,7 +153,7 @@ def _filled(query: QueryEvent) -> Name | None:
 
 
 def _changed(query: QueryEvent) -> frozenset[Name] | None:
-    """Return the tables whose rows a statement may change; None if a routine may change any table."""
+    """Return the tables whose rows a statement may change; None if a routine may change any."""
     created = _filled(query)
     if created is not None:
         return frozenset({created})
@@ -199,7 +199,7 @@ class Xid:
 
 
 def xid_of(text: str) -> Xid | None:
-    """Return the xid in an XA statement, as the server logs it (`X'6162',X'',1`); None if there is none."""
+    """Return the xid in an XA statement as the server logs it (`X'6162',X'',1`), or None."""
     match = _XID.search(text)
     if match is None or len(match[1]) % 2 or len(match[2]) % 2:
         return None

@@ -237,7 +237,7 @@ def _collations(
 
 
 def _described(types: list[LogType], fields: dict[int, bytes]) -> CatalogTable:
-    """Return names, labels and key from FULL metadata; labels are in each column's character set."""
+    """Return names, labels and key from FULL metadata, with labels in their own character sets."""
     names_of = _TableMapReader(fields[4])
     names = [names_of.text().decode(errors="replace") for _ in types]
     collations = _collations(types, lambda t: t.has_labels, fields.get(10), fields.get(11))
