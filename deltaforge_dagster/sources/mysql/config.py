@@ -124,8 +124,9 @@ class MysqlDsn:
 
 
 def mysql_dsn(text: str) -> MysqlDsn:
-    """Parse a MySQL URL, `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`.
+    """Parse a MySQL URL.
 
+    For example: `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`.
     The options are those of MySQL's own programs (manual: "Command Options for Encrypted
     Connections"); others are rejected, because an ignored option might have been meant to protect
     the connection.

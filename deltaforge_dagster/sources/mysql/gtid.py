@@ -1,4 +1,4 @@
-"""GTID sets of MySQL and GTID positions of MariaDB: the transactions that a server, or a reader, has seen.
+"""GTID sets of MySQL and GTID positions of MariaDB: the transactions that a server or reader has.
 
 A GTID of MySQL is `<uuid of the server>:<number>` or, since MySQL 8.3, `<uuid>:<tag>:<number>`. Sets are
 written in MySQL's notation (manual: "GTID Format and Storage"), with `,` between servers, tagged intervals
@@ -246,7 +246,7 @@ class DomainGtids:
         self._last[domain] = (number, server)
 
     def __le__(self, other: DomainGtids) -> bool:
-        """Return whether `other` has, in every domain of this position, the same GTID or a later one."""
+        """Return whether `other` has the same or a later GTID in every domain of this position."""
         for domain, (number, server) in self._last.items():
             theirs, by = other._last.get(domain, (0, server))
             if theirs < number or (theirs == number and by != server):
@@ -266,5 +266,5 @@ class DomainGtids:
 
 
 def is_of_mariadb(text: str) -> bool:
-    """Return whether the text is a GTID position of MariaDB; false for a MySQL set and an empty text."""
+    """Return whether the text is a GTID position of MariaDB; an empty text is not."""
     return _GTID.fullmatch("".join(text.split()).split(",")[0]) is not None

@@ -1,4 +1,6 @@
-"""Positions in MySQL's binary log: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`.
+"""Positions in MySQL's binary log.
+
+As JSON: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`.
 
 A position is the end of a transaction, with all GTIDs executed up to that point (manual: "GTID
 Sets"). For MariaDB it has the last GTID of each domain instead: `"gtid_set": "0-1-57"`.
@@ -45,7 +47,7 @@ class BinlogPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
+        """Parse the fields that `to_json` wrote; return None if another kind of source has them."""
         if "file" not in fields:
             return None
         gtid_set = fields.get("gtid_set")

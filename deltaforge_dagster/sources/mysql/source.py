@@ -127,13 +127,14 @@ class MysqlSource:
             return server_log.tail(session, self._server.where, gtids=facts.gtids)
 
     def ensure_start(self, at: Position | None = None) -> BinlogPosition:
-        """Check the server's settings and grants, and return the current end of the log; 5 seconds at most.
+        """Check the server's settings and grants, and return the current end of the log.
 
-        `read` from that position yields every change that is committed after this call returns. Nothing is
-        created on the server; a later call returns a later position, so the caller must keep the first.
+        Takes at most 5 seconds. `read` from that position yields every change that is committed
+        after this call returns. Nothing is created on the server; a later call returns a later
+        position, so the caller must keep the first.
 
         With `at`, the result is that position: its GTID set, if it has one, which must contain only
-        complete transactions; otherwise the last place between two transactions at or before its offset.
+        complete transactions; otherwise the last boundary of transactions at or before its offset.
         To find that, the file is read up to the offset, which may take longer than 5 seconds.
 
         Raises:
@@ -163,7 +164,7 @@ class MysqlSource:
         return []
 
     def definitions(self, start: Position) -> dict[str, str]:
-        """Return the definitions of all tables, which a log with `binlog_row_metadata=MINIMAL` lacks.
+        """Return all tables' definitions, which a log with `binlog_row_metadata=MINIMAL` lacks.
 
         Tables that a statement after `start` changed are left out, and all tables if the server is too slow.
         A reader looks these up later, which takes longer, and is impossible if the table has changed meanwhile.
@@ -285,7 +286,7 @@ class MysqlSource:
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Iterator[ChangeBatch]:
-        """Yield what `read` yields, with another server id, so that a run can read at the same time."""
+        """Yield what `read` yields, under another server id, so that a run can read meanwhile."""
         return self._read(_binlog(start), limits, registry, server_id(self._config.id, "again"))
 
     def behind(self, position: Position) -> int:
@@ -327,9 +328,9 @@ class MysqlSource:
     def plan_sections(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]
     ) -> Generator[BinlogSection | None]:
-        """Yield consecutive sections of the log from `start` on; see `SectionedSource.plan_sections`.
+        """Yield consecutive sections of the log from `start` on.
 
-        Yields nothing if `start` is beyond 4 GiB of a file.
+        See `SectionedSource.plan_sections`. Yields nothing if `start` is beyond 4 GiB of a file.
 
         Raises:
             DeltaforgeError: The server refused a request, or the run lost its lease.
@@ -406,7 +407,7 @@ class MysqlSource:
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table, and yield the changes that `read` would have yielded.
+        """Decode the held events of a table, and yield the changes that `read` would have yielded.
 
         The table's definition after the last event is stored for the log after `position`, unless one is
         stored already.
@@ -486,7 +487,7 @@ class MysqlSource:
         """Return None: full names of tables include their database."""
 
     def details(self, table: str) -> TableDetails:
-        """Return the properties of a table (`database.table`) that are only in the catalog, not in the log.
+        """Return the properties of a table (`database.table`) that only the catalog has.
 
         Raises:
             SourceMisconfigured: There is no such table.

@@ -90,7 +90,7 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         return replace(position, gtid_set=None)
 
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
-        """Return how many of these rows are in earlier files, or in the same file up to the offset."""
+        """Return how many of the rows are in earlier files than `end`, or in its file up to it."""
         import numpy as np  # noqa: PLC0415 - slow to import
 
         assert isinstance(end, BinlogPosition)
