@@ -24,9 +24,9 @@ from deltaforge_dagster.config.urls import NOT_ENCODED, check_encoded
 from deltaforge_dagster.errors import SpecError
 
 
-def _share_a_table(one: str, other: str) -> bool:
+def _share_a_table(pattern: str, other: str) -> bool:
     """Return whether some MySQL table matches both patterns."""
-    parts = zip(table_parts(one), table_parts(other), strict=True)
+    parts = zip(table_parts(pattern), table_parts(other), strict=True)
     return all(overlap(first, second) for first, second in parts)
 
 
@@ -76,7 +76,7 @@ class MysqlSourceConfig(SourceConfig):
     @model_validator(mode="after")
     def _check_outbox(self) -> MysqlSourceConfig:
         for pattern in () if self.outbox is None else self.outbox.tables:
-            if self.tables and not any(_share_a_table(pattern, one) for one in self.tables):
+            if self.tables and not any(_share_a_table(pattern, table) for table in self.tables):
                 raise ValueError(
                     f"outbox.tables: {pattern} matches no table that `tables` captures (an outbox is "
                     "captured like any table: add it there, too)"
@@ -124,8 +124,9 @@ class MysqlDsn:
 
 
 def mysql_dsn(text: str) -> MysqlDsn:
-    """Parse a MySQL URL, `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`.
+    """Parse a MySQL URL.
 
+    For example: `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`.
     The options are those of MySQL's own programs (manual: "Command Options for Encrypted
     Connections"); others are rejected, because an ignored option might have been meant to protect
     the connection.
@@ -139,17 +140,17 @@ def mysql_dsn(text: str) -> MysqlDsn:
     parts = _mysql_url(text)
     if parts is None:
         raise SpecError(_WRONG)
-    known = _ssl_options(parse_qsl(parts.query, keep_blank_values=True))
+    ssl_options = _ssl_options(parse_qsl(parts.query, keep_blank_values=True))
     return MysqlDsn(
         host=unquote(parts.hostname or "localhost"),
         port=parts.port or 3306,
         user=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
         database=unquote(parts.path.removeprefix("/")),
-        ssl_mode=cast("SslMode", known["ssl-mode"] or "PREFERRED"),
-        ssl_ca=known["ssl-ca"],
-        ssl_cert=known["ssl-cert"],
-        ssl_key=known["ssl-key"],
+        ssl_mode=cast("SslMode", ssl_options["ssl-mode"] or "PREFERRED"),
+        ssl_ca=ssl_options["ssl-ca"],
+        ssl_cert=ssl_options["ssl-cert"],
+        ssl_key=ssl_options["ssl-key"],
     )
 
 
@@ -169,20 +170,20 @@ def _mysql_url(text: str) -> SplitResult | None:
 
 
 def _ssl_options(options: list[tuple[str, str]]) -> dict[str, str | None]:
-    known: dict[str, str | None] = dict.fromkeys(("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"))
+    values: dict[str, str | None] = dict.fromkeys(("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"))
     for name, value in options:
-        if "@" in value and name not in known:
+        if "@" in value and name not in values:
             raise SpecError(NOT_ENCODED)  # the option's name may be a part of the password
-        if name not in known:
+        if name not in values:
             raise SpecError(
-                f"has the option {name[:40]!r}, which is not known (known are {', '.join(known)})"
+                f"has the option {name[:40]!r}, which is not known (known are {', '.join(values)})"
             )
-        known[name] = value or None
-    mode = known["ssl-mode"] = known["ssl-mode"] and known["ssl-mode"].upper()
+        values[name] = value or None
+    mode = values["ssl-mode"] = values["ssl-mode"] and values["ssl-mode"].upper()
     if mode is not None and mode not in _SSL_MODES:
         raise SpecError(f"has an ssl-mode that is not known (known are {', '.join(_SSL_MODES)})")
-    if (mode or "").startswith("VERIFY_") and known["ssl-ca"] is None:
+    if (mode or "").startswith("VERIFY_") and values["ssl-ca"] is None:
         raise SpecError(f"has ssl-mode {mode} without ssl-ca (name the file of the authority)")
-    if known["ssl-key"] is not None and known["ssl-cert"] is None:
+    if values["ssl-key"] is not None and values["ssl-cert"] is None:
         raise SpecError("has ssl-key without ssl-cert")
-    return known
+    return values

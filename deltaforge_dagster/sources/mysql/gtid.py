@@ -1,4 +1,4 @@
-"""GTID sets of MySQL and GTID positions of MariaDB: the transactions that a server, or a reader, has seen.
+"""GTID sets of MySQL and GTID positions of MariaDB: the transactions that a server or reader has.
 
 A GTID of MySQL is `<uuid of the server>:<number>` or, since MySQL 8.3, `<uuid>:<tag>:<number>`. Sets are
 written in MySQL's notation (manual: "GTID Format and Storage"), with `,` between servers, tagged intervals
@@ -40,7 +40,8 @@ _INTERVAL = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?\Z", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _TAG = re.compile(r"[a-z_][a-z0-9_]{0,31}\Z")
 _FORM = 56
-"""The shift of the first number's highest byte, which is the format of a set: 0 without tags, 1 with."""
+"""How many bits are below the first number's highest byte, which is the format: 0 without tags, 1
+with tags."""
 
 Source = tuple[str, str]
 """The source of a sequence of GTIDs: a server's UUID and a tag, "" for none."""
@@ -62,7 +63,7 @@ class GtidSet:
         Raises:
             CorruptLog: The text is not a GTID set.
         """
-        made = cls()
+        gtids = cls()
         for part in "".join(text.lower().split()).split(","):
             server, *rest = part.split(":")
             if not part:
@@ -73,7 +74,7 @@ class GtidSet:
             for word in rest:
                 interval = _INTERVAL.match(word)
                 if interval is not None:
-                    made.add(server, int(interval[1]), int(interval[2] or interval[1]), tag)
+                    gtids.add(server, int(interval[1]), int(interval[2] or interval[1]), tag)
                     empty = False
                 elif _TAG.match(word) and not (tag and empty):
                     tag, empty = word, True
@@ -81,7 +82,7 @@ class GtidSet:
                     raise _no_set(text)
             if empty:
                 raise _no_set(text)
-        return made
+        return gtids
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Self:
@@ -90,7 +91,7 @@ class GtidSet:
         Raises:
             CorruptLog: The bytes are not a GTID set.
         """
-        made = cls()
+        gtids = cls()
         try:
             (entries,) = struct.unpack_from("<Q", data)
             tagged = entries >> _FORM
@@ -114,12 +115,12 @@ class GtidSet:
                 for _ in range(intervals):
                     first, end = struct.unpack_from("<qq", data, at)
                     at += 16
-                    made.add(str(uuid.UUID(bytes=sid)), first, end - 1, tag)
+                    gtids.add(str(uuid.UUID(bytes=sid)), first, end - 1, tag)
         except struct.error:
             raise CorruptLog("a truncated GTID set") from None
         if at != len(data):
             raise CorruptLog("a GTID set with extra bytes at its end")
-        return made
+        return gtids
 
     def add(self, server: str, first: int, last: int, tag: str = "") -> None:
         """Add the GTIDs with numbers `first` to `last`; UUID and tag are in lower case.
@@ -145,9 +146,9 @@ class GtidSet:
 
     def copy(self) -> GtidSet:
         """Return an independent copy of the set."""
-        made = GtidSet()
-        made._intervals = {s: (f.copy(), e.copy()) for s, (f, e) in self._intervals.items()}
-        return made
+        duplicate = GtidSet()
+        duplicate._intervals = {s: (f.copy(), e.copy()) for s, (f, e) in self._intervals.items()}
+        return duplicate
 
     def to_bytes(self) -> bytes:
         """Return the set in the binary form of COM_BINLOG_DUMP_GTID.
@@ -206,7 +207,7 @@ _MAX_ID = (1 << 32) - 1
 
 
 class DomainGtids:
-    """The last GTID of each domain; mutable."""
+    """A GTID position of MariaDB: the last GTID of each domain. It is mutable."""
 
     __slots__ = ("_last",)
 
@@ -220,14 +221,14 @@ class DomainGtids:
         Raises:
             CorruptLog: The text is not such a list.
         """
-        made = cls()
+        gtids = cls()
         for part in filter(None, "".join(text.split()).split(",")):
             match = _GTID.fullmatch(part)
             domain, server, number = map(int, match.groups()) if match else (0, 0, 0)
-            if not number or domain in made._last:
+            if not number or domain in gtids._last:
                 raise CorruptLog(f"not a GTID per domain of MariaDB: {text[:80]!r}")
-            made.advance(domain, server, number)
-        return made
+            gtids.advance(domain, server, number)
+        return gtids
 
     def advance(self, domain: int, server: int, number: int) -> None:
         """Advance to the next transaction of a domain.
@@ -245,7 +246,7 @@ class DomainGtids:
         self._last[domain] = (number, server)
 
     def __le__(self, other: DomainGtids) -> bool:
-        """Return whether `other` has, in every domain of this position, the same GTID or a later one."""
+        """Return whether `other` has the same or a later GTID in every domain of this position."""
         for domain, (number, server) in self._last.items():
             theirs, by = other._last.get(domain, (0, server))
             if theirs < number or (theirs == number and by != server):
@@ -255,7 +256,7 @@ class DomainGtids:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DomainGtids) and self._last == other._last
 
-    __hash__ = None  # type: ignore[assignment] # it moves
+    __hash__ = None  # type: ignore[assignment] # mutable
 
     def __str__(self) -> str:
         """Return the list in MariaDB's notation, sorted by domain; empty without GTIDs."""
@@ -265,5 +266,5 @@ class DomainGtids:
 
 
 def is_of_mariadb(text: str) -> bool:
-    """Return whether the text is a GTID position of MariaDB; false for a MySQL set and an empty text."""
+    """Return whether the text is a GTID position of MariaDB; an empty text is not."""
     return _GTID.fullmatch("".join(text.split()).split(",")[0]) is not None

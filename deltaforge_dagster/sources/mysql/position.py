@@ -1,7 +1,9 @@
-"""Positions in MySQL's binary log: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`.
+"""Positions in MySQL's binary log.
 
-A position is the end of a transaction, with all GTIDs executed up to there (manual: "GTID Sets"). For MariaDB
-it has the last GTID of each domain instead: `"gtid_set": "0-1-57"`.
+As JSON: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`.
+
+A position is the end of a transaction, with all GTIDs executed up to that point (manual: "GTID
+Sets"). For MariaDB it has the last GTID of each domain instead: `"gtid_set": "0-1-57"`.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class BinlogPosition:
     Attributes:
         file: Name of the binary log file.
         pos: Offset in it, in bytes.
-        gtid_set: Every GTID executed up to here, in MySQL's notation, or the last one of each
-            domain in MariaDB's; None on a server without GTIDs.
+        gtid_set: Every GTID executed up to this position, in MySQL's notation, or the last one of
+            each domain in MariaDB's; None on a server without GTIDs.
     """
 
     file: str
@@ -45,7 +47,7 @@ class BinlogPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
+        """Parse the fields that `to_json` wrote; return None if another kind of source has them."""
         if "file" not in fields:
             return None
         gtid_set = fields.get("gtid_set")
@@ -93,8 +95,8 @@ def covers(whole: str, part: str) -> bool:
     Raises:
         CorruptLog: One of the texts is not a set of GTIDs.
     """
-    found = _compare(part, whole)
-    return found is not None and found[0]
+    comparison = _compare(part, whole)
+    return comparison is not None and comparison[0]
 
 
 def _compare(mine: str, theirs: str) -> tuple[bool, bool] | None:
@@ -110,5 +112,5 @@ def _compare(mine: str, theirs: str) -> tuple[bool, bool] | None:
     if of_mariadb == {True}:
         ours, others = DomainGtids.parse(mine), DomainGtids.parse(theirs)
         return ours <= others, others <= ours
-    one, other = GtidSet.parse(mine), GtidSet.parse(theirs)
-    return one <= other, other <= one
+    my_set, their_set = GtidSet.parse(mine), GtidSet.parse(theirs)
+    return my_set <= their_set, their_set <= my_set

@@ -1,7 +1,7 @@
 """Inspect a MySQL server before and between runs: does it meet the requirements of capture?
 
-Only queries, changes nothing. Errors that would stop a run come from the functions that the run itself
-uses; this module adds the points that a run does not check.
+It only queries the server and changes nothing. Errors that would stop a run come from the functions
+that the run itself uses; this module adds the checks that a run does not make.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KEPT = (
     "tables get these where they are constants, and are held where they are not; after REPLACE, MariaDB logs"
     " an update without the columns that got their defaults, so that tables keep the old values"
 )
-"""What that means for sinks that keep the rows of tables."""
+"""What `binlog_row_image` other than FULL means for sinks that keep the rows of tables."""
 
 _HOUR, _DAY = 3600, 86_400
 _DENIED = (1044, 1142)
@@ -88,19 +88,19 @@ def preflight(
     with server.query(_SECONDS) as session:
         service, version = service_of(session), session.server_version
     by = f", {service.name}" if service.name else ""
-    found = [Finding("connection", "ok", f"{server.where}{by}, version {version}")]
-    # Each step has its own session, because a refusal ends the session.
-    with finding_errors("log settings", found), server.query(_SECONDS) as session:
-        found += _settings(session, server, service, source_id, keeps_rows=keeps_rows)
-    with finding_errors("grants", found):
+    findings = [Finding("connection", "ok", f"{server.where}{by}, version {version}")]
+    # Each step has its own session, because an error closes the session in which it occurs.
+    with finding_errors("log settings", findings), server.query(_SECONDS) as session:
+        findings += _settings(session, server, service, source_id, keeps_rows=keeps_rows)
+    with finding_errors("grants", findings):
         check_rights(server, server_id(source_id, "rights"), _SECONDS)
         text = f"user {server.user!r} may read the binary log"
-        found.append(Finding("grants", "ok", text))
-    with finding_errors("position", found), server.query(_SECONDS) as session:
-        found += _position(session, server, service, position, as_of)
-    with finding_errors("tables", found), server.query(_SECONDS) as session:
-        found += _tables(session, server, patterns, outboxes, snapshot=snapshot)
-    return found
+        findings.append(Finding("grants", "ok", text))
+    with finding_errors("position", findings), server.query(_SECONDS) as session:
+        findings += _position(session, server, service, position, as_of)
+    with finding_errors("tables", findings), server.query(_SECONDS) as session:
+        findings += _tables(session, server, patterns, outboxes, snapshot=snapshot)
+    return findings
 
 
 def _settings(
@@ -112,7 +112,7 @@ def _settings(
     keeps_rows: bool,
 ) -> list[Finding]:
     server_log.facts(session, server.where)
-    found = [Finding("log settings", "ok", "the binary log can be read")]
+    findings = [Finding("log settings", "ok", "the binary log can be read")]
     asked = (*_RECOMMENDED, "binlog_row_value_options", "server_id", _FRAGMENTS)
     settings = _variables(session, asked)
     for name, (wanted, meaning) in _RECOMMENDED.items():
@@ -127,7 +127,7 @@ def _settings(
         if keeps_rows and name == "binlog_row_image":
             level, meaning = "warning", f"{meaning}; {_KEPT}"  # noqa: PLW2901 - more of it
         text = f"{name} is {value}: {meaning}{change.advice}"
-        found.append(Finding(name, level, text, change.remedy))
+        findings.append(Finding(name, level, text, change.remedy))
     partial = settings.get("binlog_row_value_options", "")
     image = settings.get("binlog_row_image", "FULL").upper()
     if "PARTIAL_JSON" in partial.upper() and image != "FULL":
@@ -137,15 +137,15 @@ def _settings(
             " JSON column is logged as what it changed in a document that the log does not have,"
             f" which stops the pipeline{change.advice}"
         )
-        found.append(Finding("binlog_row_value_options", "error", text, change.remedy))
+        findings.append(Finding("binlog_row_value_options", "error", text, change.remedy))
     if _FRAGMENTS in settings:
         text = (
             f"{_FRAGMENTS} is {settings[_FRAGMENTS]}: changes of more bytes at once are logged in fragments,"
             " which this version does not join: such a change stops the pipeline"
         )
-        found.append(Finding(_FRAGMENTS, "note", text))
+        findings.append(Finding(_FRAGMENTS, "note", text))
     if settings.get("server_id") == str(server_id(source_id)):
-        found.append(
+        findings.append(
             Finding(
                 "server id",
                 "error",
@@ -153,7 +153,7 @@ def _settings(
                 f"{source_id!r}: give the source another id, or the server another server_id",
             )
         )
-    return found
+    return findings
 
 
 def _position(
@@ -217,23 +217,23 @@ def _tables(
         for row in rows
         if patterns.matches(row["db"], row["name"])
     }
-    found = coverage(session, server, patterns)
+    findings = coverage(session, server, patterns)
     if captured:
         count = Finding("tables", "ok", f"{len(captured)} match source.config.tables")
     else:
         text = f"no table matches source.config.tables ({patterns})"
         count = Finding("tables", "warning", text)
-    found += [count, *patterns.unmatched(captured)]
+    findings += [count, *patterns.unmatched(captured)]
     if outboxes and not any(outboxes.has(*name) for name in captured):
         text = "no captured table matches source.config.outbox.tables: nothing comes from an outbox"
-        found.append(Finding("outbox", "warning", text))
+        findings.append(Finding("outbox", "warning", text))
     read = [name for name in captured if not outboxes.has(*name)]  # a snapshot leaves outboxes out
-    found += _reading(session, server, read, snapshot=snapshot)
+    findings += _reading(session, server, read, snapshot=snapshot)
     if snapshot:
-        found += _locking(session, server, read)
+        findings += _locking(session, server, read)
     without = [name for name, has_key in captured.items() if not has_key]
     if without:
-        found.append(
+        findings.append(
             Finding(
                 "keys",
                 "note",
@@ -245,7 +245,7 @@ def _tables(
                 ],
             )
         )
-    return found
+    return findings
 
 
 def _reading(
@@ -368,7 +368,7 @@ def _filtered(session: MysqlSession, patterns: TablePatterns) -> list[Finding]:
 def _absent(
     session: MysqlSession, server: MysqlSourceServer, patterns: TablePatterns
 ) -> list[Finding]:
-    """Return findings for named tables that do not exist, or that the user may not see."""
+    """Return findings for tables in the patterns that do not exist or the user may not see."""
     gone, not_visible = [], []
     for db, table in _invisible(session, patterns.exact):
         refused = session.refusal(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted
@@ -376,11 +376,11 @@ def _absent(
             gone.append(f"{db}.{table}")
         elif refused is not None:
             not_visible.append(f"{db}.{table}")
-    found = []
+    findings = []
     if gone:
-        found.append(absent_tables(gone))
+        findings.append(absent_tables(gone))
     if not_visible:
-        found.append(
+        findings.append(
             Finding(
                 "tables",
                 "warning",
@@ -388,17 +388,18 @@ def _absent(
                 f"GRANT SELECT ON *.* TO {session.account}",
             )
         )
-    return found
+    return findings
 
 
 def _invisible(session: MysqlSession, names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return those of the tables that the catalog does not show to us, at most 20."""
+    """Return the tables that the catalog does not show to our user, at most 20."""
     if not names:
         return []
-    places = ", ".join(["(%s, %s)"] * len(names))
+    placeholders = ", ".join(["(%s, %s)"] * len(names))
+    # Nothing but placeholders is formatted into the statement.
     rows = session.rows(
-        "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"  # noqa: S608 - places
-        f" WHERE (TABLE_SCHEMA, TABLE_NAME) IN ({places})",
+        "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"  # noqa: S608
+        f" WHERE (TABLE_SCHEMA, TABLE_NAME) IN ({placeholders})",
         *(part for name in names for part in name),
     )
     shown = {(str(row["db"]), str(row["name"])) for row in rows}

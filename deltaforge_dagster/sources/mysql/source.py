@@ -80,7 +80,7 @@ _OPEN_SECONDS = 30.0
 
 
 class MysqlSource:
-    """One server's log, as `sources.base.Source` promises.
+    """The binary log of one server; implements `sources.base.Source`.
 
     Args:
         config: `spec.source.config` of the pipeline file.
@@ -120,21 +120,22 @@ class MysqlSource:
     def head(self) -> BinlogPosition:
         """Return the end of the server's log, within 2 seconds.
 
-        It moves even if no captured table changes.
+        The end moves even if no captured table changes.
         """
         with self._server.query(_HEAD_SECONDS) as session:
-            found = server_log.facts(session, self._server.where)
-            return server_log.tail(session, self._server.where, gtids=found.gtids)
+            facts = server_log.facts(session, self._server.where)
+            return server_log.tail(session, self._server.where, gtids=facts.gtids)
 
     def ensure_start(self, at: Position | None = None) -> BinlogPosition:
-        """Check the server's settings and grants, and return the current end of the log; 5 seconds at most.
+        """Check the server's settings and grants, and return the current end of the log.
 
-        `read` from that position yields every change that is committed after this call returns. Nothing is
-        created on the server; a later call returns a later position, so the caller must keep the first.
+        Takes at most 5 seconds. `read` from that position yields every change that is committed
+        after this call returns. Nothing is created on the server; a later call returns a later
+        position, so the caller must keep the first.
 
         With `at`, the result is that position: its GTID set, if it has one, which must contain only
-        complete transactions; otherwise the last place between two transactions at or before its offset.
-        To find that, the file is read up to there, which may take longer.
+        complete transactions; otherwise the last boundary of transactions at or before its offset.
+        To find that, the file is read up to the offset, which may take longer than 5 seconds.
 
         Raises:
             PositionLost: The log after `at` is no longer available.
@@ -143,12 +144,12 @@ class MysqlSource:
             SourceUnavailable: The server cannot be reached; try again.
         """
         with self._server.query(_START_SECONDS) as session:
-            found = server_log.facts(session, self._server.where)
+            facts = server_log.facts(session, self._server.where)
             if at is None:
-                start = server_log.tail(session, self._server.where, gtids=found.gtids)
+                start = server_log.tail(session, self._server.where, gtids=facts.gtids)
             else:
                 start = _binlog(at)
-                server_log.check_held(session, self._server.where, start, found)
+                server_log.check_held(session, self._server.where, start, facts)
         check_rights(self._server, server_id(self._config.id, "rights"), _START_SECONDS)
         if at is None:
             return start
@@ -163,7 +164,7 @@ class MysqlSource:
         return []
 
     def definitions(self, start: Position) -> dict[str, str]:
-        """Return the definitions of all tables, which a log with `binlog_row_metadata=MINIMAL` lacks.
+        """Return all tables' definitions, which a log with `binlog_row_metadata=MINIMAL` lacks.
 
         Tables that a statement after `start` changed are left out, and all tables if the server is too slow.
         A reader looks these up later, which takes longer, and is impossible if the table has changed meanwhile.
@@ -177,9 +178,10 @@ class MysqlSource:
     def has_changes(self, after: Position) -> bool:
         """Return whether it is worth starting a run that reads from `after`.
 
-        True if the log after `after` has a change of a captured table. Also true if the search takes
-        longer than about 2 seconds or passes 64 MiB of log: a run then moves the position past it; and if the position
-        is not in the log of a server that is no primary: only a run can tell whether a failover is under way.
+        True if the log after `after` has a change of a captured table. Also true if the search
+        takes longer than about 2 seconds or passes 64 MiB of log, because a run then moves the
+        position past it; and if the log of a server that is not a primary does not contain the
+        position, because only a run can tell whether a failover is under way.
 
         Raises:
             PositionLost: The log after `after` is no longer available.
@@ -187,7 +189,9 @@ class MysqlSource:
         return peek.has_changes(self._server, self._patterns, self._config.id, _binlog(after))
 
     def log_ends(self, seconds: float) -> Generator[object]:
-        """Yield what the server says of the log's end, each time one asks; see `base.WatchableSource`.
+        """Yield the status of the server's log, queried again for each value.
+
+        See `base.WatchableSource.log_ends`.
 
         Raises:
             SourceUnavailable: No connection, or `seconds` have passed.
@@ -197,7 +201,7 @@ class MysqlSource:
                 yield server_log.status(session)
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Return a finding for each table and database that the patterns name but the log does not contain.
+        """Return a finding for each table and database of the patterns that is not in the log.
 
         Raises:
             PositionLost: The log after `position` is no longer available.
@@ -205,9 +209,9 @@ class MysqlSource:
             SourceUnavailable: The server cannot be reached; try again.
         """
         with self._server.query(_START_SECONDS) as session:
-            found = server_log.facts(session, self._server.where)
+            facts = server_log.facts(session, self._server.where)
             if position is not None:
-                server_log.is_lost_here(session, self._server.where, _binlog(position), found)
+                server_log.is_lost_here(session, self._server.where, _binlog(position), facts)
             return coverage(session, self._server, self._patterns)
 
     def preflight(
@@ -219,7 +223,7 @@ class MysqlSource:
             DeltaforgeError: The server cannot be reached.
         """
         captured = None if position is None else _binlog(position)
-        found = preflight(
+        findings = preflight(
             self._server,
             self._patterns,
             self._config.id,
@@ -230,13 +234,13 @@ class MysqlSource:
             keeps_rows=self._whole_inserts,
         )
         if not self._rules:
-            return found
-        with finding_errors("columns", found), self._server.query(_OPEN_SECONDS) as session:
-            found += self._rules.findings(
+            return findings
+        with finding_errors("columns", findings), self._server.query(_OPEN_SECONDS) as session:
+            findings += self._rules.findings(
                 captured_tables(session, self._patterns.matches),
                 lambda table: identity.sent_schema(session, self._server.where, table),
             )
-        return found
+        return findings
 
     def read(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
@@ -260,12 +264,12 @@ class MysqlSource:
         begin = self._check(start)
         stream = self._open(begin, reader_id)
         look_ahead = server_id(self._config.id, "look ahead")
-        ask = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
+        catalog = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
         decoder = MysqlDecoder(
             source_id=self._config.id,
             progress=StreamProgress(begin),
             registry=registry,
-            catalog=ask,
+            catalog=catalog,
             captures=self._patterns.matches,
             forms=self._forms,
             outboxes=self._outboxes,
@@ -282,7 +286,7 @@ class MysqlSource:
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Iterator[ChangeBatch]:
-        """Yield what `read` yields, with another server id, so that a run can read at the same time."""
+        """Yield what `read` yields, under another server id, so that a run can read meanwhile."""
         return self._read(_binlog(start), limits, registry, server_id(self._config.id, "again"))
 
     def behind(self, position: Position) -> int:
@@ -292,7 +296,9 @@ class MysqlSource:
         return 0
 
     def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog:
-        """Return how many bytes of log there are around the positions. The server keeps none for a pipeline.
+        """Return how many bytes of log there are around the positions.
+
+        The server keeps no log for a pipeline: it discards its log by age.
 
         Raises:
             DeltaforgeError: The server does not answer within 2 seconds, or refuses.
@@ -322,9 +328,9 @@ class MysqlSource:
     def plan_sections(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]
     ) -> Generator[BinlogSection | None]:
-        """Yield consecutive sections of the log from `start` on; see `SectionedSource.plan_sections`.
+        """Yield consecutive sections of the log from `start` on.
 
-        Yields nothing if `start` is beyond 4 GiB of a file.
+        See `SectionedSource.plan_sections`. Yields nothing if `start` is beyond 4 GiB of a file.
 
         Raises:
             DeltaforgeError: The server refused a request, or the run lost its lease.
@@ -334,8 +340,8 @@ class MysqlSource:
             return
         server, tables = self.identity(), SectionTables()
         look_ahead = server_id(self._config.id, "look ahead")
-        ask = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
-        remembering = Remembering(ask, registry, tables)
+        catalog = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
+        remembering = Remembering(catalog, registry, tables)
         planner = SectionPlanner(
             source_id=self._config.id,
             progress=StreamProgress(begin),
@@ -393,15 +399,15 @@ class MysqlSource:
 
     def _from_place(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
         """Open a dump from an offset of a file to the log's current end."""
-        place = BinlogPosition(start.file, start.pos)
+        position = BinlogPosition(start.file, start.pos)
         return open_dump(
-            self._server, place, reader_id, _OPEN_SECONDS, follow=False, expected=self._identity
+            self._server, position, reader_id, _OPEN_SECONDS, follow=False, expected=self._identity
         )
 
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table, and yield the changes that `read` would have yielded.
+        """Decode the held events of a table, and yield the changes that `read` would have yielded.
 
         The table's definition after the last event is stored for the log after `position`, unless one is
         stored already.
@@ -439,7 +445,10 @@ class MysqlSource:
             stream.close()
 
     def identity(self) -> str:
-        """Return `server_uuid`, or on MariaDB the nearest equivalent; from then on only that server is read."""
+        """Return `server_uuid`, or on MariaDB the nearest equivalent.
+
+        From then on, only the server with this identity is read.
+        """
         with self._server.query(_START_SECONDS) as session:
             self._identity = identity.identity(session)
         return self._identity
@@ -478,7 +487,7 @@ class MysqlSource:
         """Return None: full names of tables include their database."""
 
     def details(self, table: str) -> TableDetails:
-        """Return the properties of a table (`database.table`) that are only in the catalog, not in the log.
+        """Return the properties of a table (`database.table`) that only the catalog has.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -493,21 +502,24 @@ class MysqlSource:
             return captured_tables(session, self._patterns.matches)
 
     def _check(self, start: BinlogPosition) -> BinlogPosition:
-        """Check that the log after `start` is available; return `start` with its GTID set if the server has GTIDs."""
+        """Check that the log after `start` is available.
+
+        Returns `start`, with its GTID set if the server has GTIDs.
+        """
         where = self._server.where
         with self._server.query(_OPEN_SECONDS) as session:
             identity.check_same(session, where, self._identity)
-            found = server_log.facts(session, where)
-            server_log.check_held(session, where, start, found)
-            if not found.gtids or start.gtid_set is not None:
+            facts = server_log.facts(session, where)
+            server_log.check_held(session, where, start, facts)
+            if not facts.gtids or start.gtid_set is not None:
                 return start
             if session.is_mariadb:
                 domains = server_log.domains_at(session, where, start)
                 return BinlogPosition(start.file, start.pos, str(domains))
-        seen = executed_before(
+        executed = executed_before(
             self._server, start, server_id(self._config.id, "look ahead"), _OPEN_SECONDS
         )
-        return BinlogPosition(start.file, start.pos, str(seen))
+        return BinlogPosition(start.file, start.pos, str(executed))
 
     def _open(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
         stream = open_dump(self._server, start, reader_id, _OPEN_SECONDS, expected=self._identity)
@@ -521,7 +533,7 @@ class MysqlSource:
         self, stream: StreamSocket, decoder: MysqlDecoder, start: BinlogPosition, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
         buffer = ReadBuffer(limits.max_bytes)
-        told, again = start, False
+        reported, again = start, False
         while True:
             if not again and not buffer.fill(stream.receive, limits.max_wait):
                 if stream.silence > SILENCE_SECONDS:
@@ -533,10 +545,11 @@ class MysqlSource:
                 continue
             decoded = decoder.feed(buffer.data, buffer.length)
             for batch in decoded.batches:
-                # With GTIDs the server starts in an older file and skips the transactions that we have.
-                if batch.rows is None and batch.end is not None and _binlog(batch.end) <= told:
+                # With GTIDs the server starts in an older file and skips the transactions that were
+                # read before, so idle progress may not be later than what was reported.
+                if batch.rows is None and batch.end is not None and _binlog(batch.end) <= reported:
                     continue
-                told = told if batch.end is None else _binlog(batch.end)
+                reported = reported if batch.end is None else _binlog(batch.end)
                 yield from batch.split(limits.max_events)
             if decoded.error is not None:
                 raise decoded.error

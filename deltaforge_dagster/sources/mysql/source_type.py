@@ -1,4 +1,4 @@
-"""MySQL and MariaDB as a kind of source."""
+"""The source type `mysql`, for MySQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -68,39 +68,48 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         return read_view(fields)
 
     def value_type(self, column: Column, options: ValueOptions) -> ValueType:
-        """Return the type by its name, in the form that the file asks for."""
+        """Return the value type of a column, in the form that the pipeline file asks for."""
         return value_type(column.data_type, options)
 
     def position_number(self, position: Position) -> int | None:
-        """Return the number of the file and, in the lower 40 bits, the offset in it; None if they are too large."""
+        """Return the number of the file and, in the lower 40 bits, the offset in it.
+
+        None if they are too large.
+        """
         assert isinstance(position, BinlogPosition)
         number = int(position.file.rpartition(".")[2])
         fits = number < 1 << 24 and position.pos < 1 << 40
         return number << 40 | position.pos if fits else None
 
     def imported(self, position: Position) -> Position:
-        """Return the position without its GTID set, which inside a transaction already contains that transaction."""
+        """Return the position without its GTID set.
+
+        Inside a transaction, the set would already contain that transaction.
+        """
         assert isinstance(position, BinlogPosition)
         return replace(position, gtid_set=None)
 
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
-        """Return how many of these rows are in earlier files, or in the same file up to the offset."""
+        """Return how many of the rows are in earlier files than `end`, or in its file up to it."""
         import numpy as np  # noqa: PLC0415 - slow to import
 
         assert isinstance(end, BinlogPosition)
         if not rows.num_rows:
             return 0
         files = rows.column("file").dictionary_encode()
-        places = [BinlogPosition(str(name), 0) for name in files.dictionary.to_pylist()]
-        this = BinlogPosition(end.file, 0)
-        order = np.array([(this < place) - (place < this) for place in places], np.int64)
+        starts = [BinlogPosition(str(name), 0) for name in files.dictionary.to_pylist()]
+        end_start = BinlogPosition(end.file, 0)
+        order = np.array([(end_start < start) - (start < end_start) for start in starts], np.int64)
         of_file = order[files.indices.to_numpy()]
         positions = rows.column("pos").to_numpy()
         inside = (of_file < 0) | ((of_file == 0) & (positions <= end.pos))
         return int(np.count_nonzero(inside))
 
     def table_variables(self, pattern: str) -> Mapping[str, str]:
-        """Return the variables for database and table; a pattern without a database determines only the table."""
+        """Return the variables for database and table.
+
+        A pattern without a database determines only the table.
+        """
         first, dot, rest = pattern.partition(".")
         return {"source.db": first, "source.table": rest} if dot else {"source.table": first}
 
@@ -114,10 +123,13 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         return (server_place(dsn.host, dsn.port),)
 
     def owned(self, config: MysqlSourceConfig) -> Sequence[OwnedResource]:
-        """Return the server id of our reader: the server ends the older of two readers that have it."""
-        what = "the reader of the binary log with the server id of source"
+        """Return the server id of our reader.
+
+        If two readers have the same id, the server ends the connection of the older one.
+        """
+        purpose = "the reader of the binary log with the server id of source"
         return [
-            OwnedResource(what, self.database_place(config), config.id, "spec.source.config.id")
+            OwnedResource(purpose, self.database_place(config), config.id, "spec.source.config.id")
         ]
 
     def warm(self) -> None:

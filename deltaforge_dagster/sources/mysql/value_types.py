@@ -1,4 +1,7 @@
-"""Types of MySQL's columns, by the names that table versions have: those of `information_schema`, without labels."""
+"""Value types of MySQL's columns, by the name of the column type.
+
+The names are those that table versions have: as in `information_schema`, but without labels.
+"""
 
 from __future__ import annotations
 
@@ -53,21 +56,26 @@ _NAME = re.compile(
 
 
 def value_type(data_type: str, options: ValueOptions) -> ValueType:
-    """Return what values of a type are, in the forms that the file asks for; text for what has no type of its own."""
-    found = _NAME.fullmatch(data_type)
-    if found is None:
+    """Return the value type of a column type; text for a column type that has none of its own.
+
+    Args:
+        data_type: The name of the column type.
+        options: The forms that the pipeline file asks for.
+    """
+    match = _NAME.fullmatch(data_type)
+    if match is None:
         return types.TEXT
-    name, first = found["name"], int(found["first"] or 0)
+    name, first = match["name"], int(match["first"] or 0)
     if name == "decimal":
-        return types.decimal(first, int(found["second"] or 0))
+        return types.decimal(first, int(match["second"] or 0))
     if name == "bit":
         return next(
-            one
-            for one in (types.UINT8, types.UINT16, types.UINT32, types.UINT64)
-            if first <= one.bits
+            integer
+            for integer in (types.UINT8, types.UINT16, types.UINT32, types.UINT64)
+            if first <= integer.bits
         )
     if name == "enum" and options.mysql_enum == "index":
         return types.UINT16
     if name == "set" and options.mysql_set == "bits":
         return types.UINT64
-    return _NAMED.get(name + (found["unsigned"] or ""), types.TEXT)
+    return _NAMED.get(name + (match["unsigned"] or ""), types.TEXT)

@@ -44,7 +44,7 @@ def warm() -> None:
 
 
 def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> MysqlDecoder:
-    """Return a decoder that needs no server: it has no catalog, and no registry unless one is given."""
+    """Return a decoder without server and catalog; without `registry`, it registers nothing."""
     return MysqlDecoder(
         source_id="sample",
         progress=LogPlaces(),

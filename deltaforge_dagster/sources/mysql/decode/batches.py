@@ -62,7 +62,10 @@ DDL_TABLE = "_ddl"
 
 
 def gtid_prefix(sid: bytes, tag: str, *, of_mariadb: bool = False) -> str:
-    """Return the part of a GTID before its number: `uuid:` or `uuid:tag:`; for MariaDB `domain-server-`."""
+    """Return the part of a GTID before its number.
+
+    It is `uuid:` or `uuid:tag:`, and for MariaDB `domain-server-`.
+    """
     if of_mariadb:
         return "{}-{}-".format(*struct.unpack(">QQ", sid))
     return f"{uuid.UUID(bytes=sid)}:{tag}:" if tag else f"{uuid.UUID(bytes=sid)}:"
@@ -102,27 +105,33 @@ class MysqlBatchWriter:
         self._names = StampNames()
         self.tags: dict[int, str] = {0: ""}
 
-    def statement(self, query: QueryEvent, place: RowLocation, line: Longs) -> pa.RecordBatch:
-        """Return a batch with the row of a statement; `line` is the line of its transaction (`TX_*`)."""
+    def statement(self, query: QueryEvent, location: RowLocation, line: Longs) -> pa.RecordBatch:
+        """Return a batch with one row, for a statement.
+
+        Args:
+            query: The statement.
+            location: Operation, table and position of the row.
+            line: The line of its transaction (`layout.TX_*`).
+        """
         rows = np.zeros((1, ROW_WIDTH), np.int64)
-        rows[0, ROW_INDEX] = place.row
+        rows[0, ROW_INDEX] = location.row
         txs = line.reshape(1, -1)
         ddl = json.dumps({"sql": query.statement, "database": query.database}, ensure_ascii=False)
         columns: dict[str, pa.Array[Any]] = {
-            "op": _one(place.op),
+            "op": _one(location.op),
             "ts_us": pa.array(txs[:, TX_TS_US]),
-            "db": _one(place.db),
-            "table": _one(place.table),
-            "file": _one(place.file),
-            "pos": pa.array([place.pos]),
-            "row": pa.array([place.row]),
+            "db": _one(location.db),
+            "table": _one(location.table),
+            "file": _one(location.file),
+            "pos": pa.array([location.pos]),
+            "row": pa.array([location.row]),
             "tx_id": _tx_ids(txs, np.zeros(1, np.int64), self.tags),
             "tx_end": pa.array([False]),
             "event_id": self._event_ids(rows, 0, 1, txs),
             "ddl": pa.array([ddl]),
             "raw_payload": pa.array([False]),
         }
-        if place.op == "t" and self._outboxes.has(place.db, place.table):
+        if location.op == "t" and self._outboxes.has(location.db, location.table):
             columns["schema"] = _one(SCHEMA)
         return record_batch(columns, 1)
 
@@ -159,7 +168,11 @@ class MysqlBatchWriter:
     def _write_texts(
         self, source: Bytes, rows: Longs, first: int, last: int, file: str
     ) -> tuple[int, DeltaforgeError | None]:
-        """Write the row images; return the number of the row after the last one, and the error at that row."""
+        """Write the row images.
+
+        Returns the number of the row after the last one that was written, and the error at that
+        row.
+        """
         versions, layout, scratch = self._versions, self._versions.layout, self._texts
         while True:
             stop = int(
@@ -182,8 +195,10 @@ class MysqlBatchWriter:
                 )
             )
             if stop > first and scratch.ends[:, stop - first - 1].max() > _MAX_TEXT:
-                place = self._place(rows[first], file)
-                return first, UnsupportedEvent(f"a change of {place} is larger than 2 GiB as JSON")
+                location = self._place(rows[first], file)
+                return first, UnsupportedEvent(
+                    f"a change of {location} is larger than 2 GiB as JSON"
+                )
             if stop == last:
                 return stop, None
             if self._report[CODE] != NO_ROOM:
@@ -193,9 +208,9 @@ class MysqlBatchWriter:
             try:
                 scratch.make_room(int(rows[first, ROW_SIZE]))
             except MemoryError:
-                place = self._place(rows[first], file)
+                location = self._place(rows[first], file)
                 return stop, UnsupportedEvent(
-                    f"a change too large for this machine's memory: {place}"
+                    f"a change too large for this machine's memory: {location}"
                 )
 
     def _stopped_at(self, row: Longs, file: str) -> DeltaforgeError:
@@ -204,10 +219,10 @@ class MysqlBatchWriter:
         version = int(row[ROW_TABLE])
         ordinal = column - int(self._versions.tables[version, TABLE_FIRST])
         described = self._versions.schemas[version].columns[ordinal]
-        place = f"column {described.name} ({described.data_type}) of {self._place(row, file)}"
+        location = f"column {described.name} ({described.data_type}) of {self._place(row, file)}"
         if self._report[CODE] == NO_KEY_VALUE:
-            return UnsupportedEvent(f"a change without the value of a key column: {place}")
-        return CorruptLog(f"a value that is not of its type's form: {place}")
+            return UnsupportedEvent(f"a change without the value of a key column: {location}")
+        return CorruptLog(f"a value that is not of its type's form: {location}")
 
     def _place(self, row: Longs, file: str) -> str:
         table = self._versions.version_name(int(row[ROW_TABLE]))
@@ -247,12 +262,15 @@ class MysqlBatchWriter:
         return record_batch(columns, count)
 
     def _outbox_schema(self, table: Longs) -> dict[str, pa.Array[Any]]:
-        """Return the column `schema`, if any of the rows is of an outbox; other rows have none."""
+        """Return the column `schema`, which is null except in rows of outbox tables.
+
+        Returns an empty dict if there is no such row.
+        """
         if not self._outboxes:
             return {}
         new = self._versions.schemas[len(self._in_outbox) :]
-        found = [self._outboxes.has(one.db, one.table) for one in new]
-        self._in_outbox = np.append(self._in_outbox, np.array(found, np.bool_))
+        in_outbox = [self._outboxes.has(schema.db, schema.table) for schema in new]
+        self._in_outbox = np.append(self._in_outbox, np.array(in_outbox, np.bool_))
         marked = self._in_outbox[table]
         if not marked.any():
             return {}
@@ -267,7 +285,7 @@ def _tx_ids(txs: Longs, codes: Longs, tags: Mapping[int, str]) -> pa.DictionaryA
     """Return for each code the GTID of the transaction `txs[code]` as text; null if it has none."""
     sources = txs[:, (TX_A, TX_B, TX_TAG)]
     changed = np.any(sources[1:] != sources[:-1], axis=1)
-    places = np.concatenate([[0], np.cumsum(changed)])
+    prefix_codes = np.concatenate([[0], np.cumsum(changed)])
     firsts = [0, *(np.flatnonzero(changed) + 1)]
     prefixes = [
         gtid_prefix(
@@ -279,7 +297,7 @@ def _tx_ids(txs: Longs, codes: Longs, tags: Mapping[int, str]) -> pa.DictionaryA
     ]
     numbers = pa.array(txs[:, TX_NUMBER]).cast(pa.string())
     texts: pa.Array[Any] = pc.binary_join_element_wise(  # type: ignore[call-overload]
-        pa.array(prefixes).take(pa.array(places)),
+        pa.array(prefixes).take(pa.array(prefix_codes)),
         numbers,
         "",
     )

@@ -7,8 +7,9 @@ columns are added in bulk (`transaction_assembler`). Python code runs once per b
 events (`non_row_events`), never per row. The decoder has no socket, no thread and no clock: its output
 depends only on the bytes of the stream, not on how they are divided into buffers.
 
-Some events contain others, or bring back earlier ones: a compressed transaction, the commit of a prepared
-one. Those go through the same rounds, as streams within the stream (`events.nested_events`), a block at a time.
+Some events stand for others: a compressed transaction contains them, and the commit of a prepared
+XA transaction refers to earlier ones. These go through the same rounds, as streams within the
+stream (`events.nested_events`), one block at a time.
 """
 
 from __future__ import annotations
@@ -164,9 +165,10 @@ class MysqlDecoder:
         self._error: DeltaforgeError | None = None
 
     def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedBinlog:
-        """Decode `data[:length]`: the bytes that the last call did not consume, followed by new ones.
+        """Decode `data[:length]`.
 
-        `data` may be overwritten as soon as this returns. Errors are returned as `DecodedBinlog.error`, not
+        The data are the bytes that the last call did not consume, followed by new ones. `data` may
+        be overwritten as soon as this returns. Errors are returned as `DecodedBinlog.error`, not
         raised. After an error, every call returns it again.
         """
         source = read_only(data)[:length]
@@ -199,10 +201,13 @@ class MysqlDecoder:
         )
 
     def _round(self, source: Bytes) -> int:
-        """Scan once, make batches of what was found, handle the event that stopped the scan; return the stop code."""
-        state, versions, found = self._state, self._versions, self._found
-        found.begin_round()
-        begun = int(state[OFFSET])
+        """Scan once, make batches of the changes, and handle the event at which the scan stopped.
+
+        Returns the stop code (`layout`).
+        """
+        state, versions, assembler = self._state, self._versions, self._found
+        assembler.begin_round()
+        start = int(state[OFFSET])
         stop = int(
             scan(
                 source,
@@ -212,24 +217,24 @@ class MysqlDecoder:
                 versions.map_texts,
                 versions.tables,
                 versions.layout.columns,
-                found.rows,
-                found.txs,
+                assembler.rows,
+                assembler.txs,
             )
         )
         try:
-            found.flush(source, begun)
+            assembler.flush(source, start)
             if stop == LACKING:
                 self._non_row.complete(source)
             elif stop not in (NEED_MORE, FULL, FOREIGN, SPLIT, REACHED):
                 self._non_row.act(stop, source)
-                found.claim(int(state[PACKET_END] - state[OFFSET]))
+                assembler.claim(int(state[PACKET_END] - state[OFFSET]))
                 pass_event(state)
         except DeltaforgeError as error:
             self._fail(error)
         return stop
 
     def _fail(self, error: DeltaforgeError) -> None:
-        """Store the error, with its place in the log, so that decoding stops."""
+        """Store the error, with its location in the log, so that decoding stops."""
         where = self._where()
         if type(error) in (CorruptLog, UnsupportedEvent) and where not in str(error):
             placed = type(error)(f"{error}, {where}")
@@ -238,10 +243,13 @@ class MysqlDecoder:
         self._error = error
 
     def _joined(self, source: Bytes) -> bool:
-        """Decode the event at the offset, which is in several packets; return False if it is incomplete."""
+        """Decode the event at the offset, which is split over several packets.
+
+        Returns False if it is incomplete.
+        """
         state = self._state
         at = int(state[OFFSET])
-        begun = at
+        start = at
         parts: list[Bytes] = []
         size = SPLIT_SIZE
         while size == SPLIT_SIZE:
@@ -254,7 +262,7 @@ class MysqlDecoder:
             parts.append(source[at + (4 if parts else 5) : at + 4 + size])
             at += 4 + size
         event = read_only(np.concatenate(parts))
-        if source[begun + 4] != 0:
+        if source[start + 4] != 0:
             self._error = CorruptLog(f"a packet of 16 MiB that is no event, {self._where()}")
             return True
         state[OFFSET], state[BARE] = 0, JOINED
@@ -264,7 +272,7 @@ class MysqlDecoder:
         if self._error is None and state[OFFSET] != event.size:
             self._error = CorruptLog(f"{DAMAGE[BAD_EVENT]}, {self._where()}")
         state[OFFSET], state[BARE] = at, 0
-        self._found.claim(at - begun - event.size)
+        self._found.claim(at - start - event.size)
         return True
 
     def _step_inside(self) -> None:
@@ -289,15 +297,19 @@ class MysqlDecoder:
         state[OFFSET], state[BARE] = offset, 0
 
     def forget_tables(self, altered: Iterable[Name]) -> None:
-        """Forget the TABLE_MAP events in force, and the versions of tables that a statement may have altered."""
+        """Forget the TABLE_MAP events in force, and the versions of these tables.
+
+        Args:
+            altered: Tables that a statement may have altered.
+        """
         self._versions.redefined(altered)
         self._versions.forget()
 
-    def decode_held(self, kept: HeldRows, *, last: bool) -> Iterator[pa.RecordBatch]:
+    def decode_held(self, held: HeldRows, *, last: bool) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a held rows event, with their original positions and ids.
 
         Args:
-            kept: The event.
+            held: The event.
             last: Whether it is the last held event of its transaction.
 
         Raises:
@@ -305,15 +317,15 @@ class MysqlDecoder:
         """
         state, versions = self._state, self._versions
         self._found.batches = []
-        self._found.file, self._found.txs[0] = kept.file, kept.tx
-        self._writer.tags[int(self._found.txs[0, TX_TAG])] = kept.tag
-        state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, kept.index
-        state[EVENT_POS] = state[POS] = kept.pos
-        versions.server = kept.server
-        versions.describe(kept.table_map, self._found.here())
+        self._found.file, self._found.txs[0] = held.file, held.tx
+        self._writer.tags[int(self._found.txs[0, TX_TAG])] = held.tag
+        state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, held.index
+        state[EVENT_POS] = state[POS] = held.pos
+        versions.server = held.server
+        versions.describe(held.table_map, self._found.here())
         for reason in versions.held.values():
             raise UnsupportedEvent(reason)
-        self._nested.append(NestedEvents(iter([kept.event])))
+        self._nested.append(NestedEvents(iter([held.event])))
         with np.errstate(over="ignore"):
             while self._nested and self._error is None:
                 self._step_inside()
@@ -343,7 +355,7 @@ class LogPlaces:
 
 
 class _NothingPrepared:
-    """Finds no prepared transactions: held events contain the rows of XA transactions themselves."""
+    """Finds no prepared transactions: held events contain the rows of XA transactions."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
         """Raise `UnsupportedEvent`: held events never refer to earlier rows in the log."""
@@ -362,7 +374,8 @@ def decode_held(
 ) -> Iterator[pa.RecordBatch]:
     """Decode the held events of one table, and yield the changes that a stream would have yielded.
 
-    Inserts go without columns that they lack and whose defaults are not certain: whoever releases them was told.
+    If an insert lacks a column whose default is not certain, its row is written without the column;
+    the user who released the table was told so.
 
     Args:
         events: Serialized held items (`held_events`), in log order.
@@ -388,18 +401,18 @@ def decode_held(
         outboxes=outboxes,
         rules=rules,
     )
-    for kept, successor in follow(events):
-        if isinstance(kept, HeldStatement):
-            altered = tables.statement(kept.database, kept.sql, BinlogPosition("held.0", 0))
+    for held, successor in follow(events):
+        if isinstance(held, HeldStatement):
+            altered = tables.statement(held.database, held.sql, BinlogPosition("held.0", 0))
             decoder.forget_tables(altered)
             continue
-        last = successor is None or _transaction(successor) != _transaction(kept)
-        if isinstance(kept, HeldBatch):
-            yield with_tx_end(kept.rows) if last else kept.rows
+        last = successor is None or _transaction(successor) != _transaction(held)
+        if isinstance(held, HeldBatch):
+            yield with_tx_end(held.rows) if last else held.rows
         else:
-            yield from decoder.decode_held(kept, last=last)
+            yield from decoder.decode_held(held, last=last)
 
 
-def _transaction(kept: object) -> tuple[int, ...]:
-    assert isinstance(kept, HeldRows | HeldBatch)
-    return kept.tx
+def _transaction(held: object) -> tuple[int, ...]:
+    assert isinstance(held, HeldRows | HeldBatch)
+    return held.tx

@@ -1,14 +1,14 @@
-"""Held events of a MySQL log: their serialized form, and the catalog with which they are decoded later.
+"""Held events of a MySQL log: their serialized form, and the catalog for decoding them later.
 
 For a held table, everything that its changes depend on is kept, in log order:
 
-- each rows event, with the TABLE_MAP event that describes its table, and its place in the log: the
-  transaction (a line of `layout.TX_*`), the number of earlier changes in it, file and offset. So the
-  changes later get the ids, positions and times that they would have had;
+- each rows event, with the TABLE_MAP event that describes its table, and its location in the log:
+  the transaction (a line of `layout.TX_*`), the number of earlier changes in it, file and offset.
+  So the changes later get the ids, positions and times that they would have had without the hold;
 - a TRUNCATE, as the finished row of the change frame;
 - every statement that defines tables, because it may change how later rows are decoded.
 
-Each is one byte string (`base.pack_held`).
+Each is stored as one byte string (`base.pack_held`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ class HeldRows:
     server: LogServer = UNKNOWN_SERVER
 
     def data(self) -> bytes:
-        """Return the bytes to store; the size in the event's header is corrected for the missing checksum."""
+        """Return the bytes to store.
+
+        The size in the event's header is corrected, because the checksum is cut off.
+        """
         head = {
             "rows": [self.file, self.pos, list(self.tx), self.tag, self.index, len(self.table_map)],
             "server": self.server.text,
@@ -129,7 +132,7 @@ def parse_held(data: bytes) -> HeldItem:
 
 
 class KnownTables:
-    """A catalog for decoding held events: definitions that a user gave, and the statements after them.
+    """A catalog for decoding held events: a user's definitions, and the statements after them.
 
     Args:
         tables: The definitions at the first event.
@@ -151,20 +154,20 @@ class KnownTables:
     ) -> CatalogTable | Unknown:
         """Return a table's definition, if it is known and compatible with the types in the log."""
         assert isinstance(position, BinlogPosition)
-        known = self.tables.get((db, table))
+        definition = self.tables.get((db, table))
         where = f"table {db}.{table} at {position.file}, {position.pos}"
-        if known is None:
+        if definition is None:
             return Unknown(
                 f"{where}: nobody says which columns it had; deltaforge hold release ..."
                 " --create-table FILE does"
             )
-        if not fit(known, types) or (charsets and lacks_charsets(known)):
-            columns = ", ".join(column.type for column in known.columns)
+        if not fit(definition, types) or (charsets and lacks_charsets(definition)):
+            columns = ", ".join(column.type for column in definition.columns)
             return Unknown(
                 f"{where}: its columns in the log ({', '.join(types)}) are not those that were"
                 f" given for it ({columns})"
             )
-        return known
+        return definition
 
     def defaults(
         self,
@@ -179,12 +182,12 @@ class KnownTables:
         return self.table(db, table, types, position)
 
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
-        """Apply a statement to the definitions, unless they are fixed; return the tables that may have other columns since.
+        """Apply a statement unless the definitions are fixed; return the tables that it may alter.
 
-        What it does to columns was recorded when the log was read.
+        The column changes in it were recorded already when the log was read.
         """
         del position
-        text = plain(sql, SqlSession())  # earlier versions held it as it was
+        text = plain(sql, SqlSession())  # versions before stored it as logged
         touched = set() if self._fixed else apply(self.tables, text, db)
         altered = column_changes(text, db, fold=False)
         return touched if altered is None else touched | {altered[0]}
@@ -218,12 +221,12 @@ def tables_of_fix(
 
 
 def follow(events: Iterator[bytes]) -> Iterator[tuple[HeldItem, HeldItem | None]]:
-    """Parse held events; yield each with the next one after it that is not a statement, None at the end."""
+    """Parse held events; yield each with the first later one that is not a statement, or None."""
     waiting: list[HeldItem] = []
     for data in events:
-        kept = parse_held(data)
-        if not isinstance(kept, HeldStatement):
-            yield from ((one, kept) for one in waiting)
+        held = parse_held(data)
+        if not isinstance(held, HeldStatement):
+            yield from ((earlier, held) for earlier in waiting)
             waiting = []
-        waiting.append(kept)
-    yield from ((one, None) for one in waiting)
+        waiting.append(held)
+    yield from ((earlier, None) for earlier in waiting)

@@ -64,15 +64,17 @@ GTID_OF_MYSQL, GTID_OF_MARIADB = 1, 2
     MEASURED_OPEN,
     UNTIL,
 ) = range(20)
-"""OFFSET: where to continue in the buffer. ROWS, TXS: used lines of `rows` and `txs`. OPEN: `GROUP`, `BEGUN` or
-`PREPARING` while a transaction (the last line of `txs`) is open, else 0. INDEX: changes in it so far, captured or
-not. POS: how far the file is read. CHECKSUM: 1 if events end with a CRC32. NEXT_ROW: where to continue in a partly
-read rows event, 0 for none. EVENT, EVENT_END, PACKET_END, EVENT_POS: start and end in the buffer of the event at
-which `scan` stopped, end of its packet, and its end in the file. FILE_A, FILE_B: hashes of the file's name. BARE:
-`JOINED` or `NESTED` if the buffer has events without packet headers, else 0. HELD_INDEX: changes of the transaction
-before the current rows event. MEASURING: 1 if changes are only measured, not recorded (`SectionPlanner`). MEASURED,
-MEASURED_OPEN: bytes of events with captured changes, without and with those of the open transaction. UNTIL: offset in
-the file at which to stop between two transactions, 0 for none."""
+"""OFFSET: where to continue in the buffer. ROWS, TXS: used lines of `rows` and `txs`. OPEN:
+`GROUP`, `BEGUN` or `PREPARING` while a transaction (the last line of `txs`) is open, else 0. INDEX:
+changes in it so far, captured or not. POS: offset in the file up to which it has been read.
+CHECKSUM: 1 if events end with a CRC32. NEXT_ROW: where in the buffer to continue a partly read rows
+event, 0 for none. EVENT, EVENT_END, PACKET_END, EVENT_POS: start and end in the buffer of the event
+at which `scan` stopped, end of its packet, and its end in the file. FILE_A, FILE_B: hashes of the
+file's name. BARE: `JOINED` or `NESTED` if the buffer has events without packet headers, else 0.
+HELD_INDEX: changes of the transaction before the current rows event. MEASURING: 1 if changes are
+only measured, not recorded (`SectionPlanner`). MEASURED, MEASURED_OPEN: bytes of events with
+captured changes, without and with those of the open transaction. UNTIL: offset in the file at which
+to stop between two transactions, 0 for none."""
 STATE_WIDTH = 20
 GROUP, BEGUN, PREPARING = 1, 2, 3
 """Values of `state[OPEN]`: after a GTID event; after BEGIN; after XA START."""
@@ -105,7 +107,9 @@ whose meaning depends on the kind (`MysqlValueType`); start and end in `names` o
 without it gets, or `NOT_ASKED` or `NO_DEFAULT`."""
 COLUMN_WIDTH = 10
 NOT_ASKED, NO_DEFAULT = -1, -2
-"""Values of `COLUMN_DEFAULT`: an insert without the column stops the scan; it goes without."""
+"""Values of `COLUMN_DEFAULT` without a default. `NOT_ASKED`: it was not looked up yet, so an insert
+that lacks the column stops the scan (`LACKING`). `NO_DEFAULT`: none is certain, so the insert is
+written without the column."""
 
 # `maps`: a hash table with one line per table id that a TABLE_MAP event described.
 MAP_ID, MAP_VERSION, MAP_START, MAP_END = range(4)
@@ -113,16 +117,17 @@ MAP_ID, MAP_VERSION, MAP_START, MAP_END = range(4)
 MAP_WIDTH = 4
 
 NEED_MORE, FULL, FOREIGN, SPLIT = range(4)
-"""Why `scan` stopped: the next event is incomplete; `rows` or `txs` is full; a packet that is not an event; an event
-in several packets."""
+"""Why `scan` stopped: the next event is incomplete; `rows` or `txs` is full; a packet that is not
+an event; an event in several packets."""
 
 NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, TAGGED = range(4, 9)
 """Events that Python handles: a new TABLE_MAP; a QUERY other than ordinary transaction control; a ROTATE; a
 FORMAT_DESCRIPTION; a GTID_TAGGED."""
 
 PAYLOAD, OF_XA, PREPARED, COMPRESSED, PARTIAL = range(9, 14)
-"""Events that Python replaces by others or keeps: a TRANSACTION_PAYLOAD; a TABLE_MAP or rows event of an XA
-transaction; an XA_PREPARE; a compressed event of MariaDB; a PARTIAL_UPDATE_ROWS."""
+"""Events that Python replaces by other events, or keeps for later: a TRANSACTION_PAYLOAD; a
+TABLE_MAP or rows event of an XA transaction; an XA_PREPARE; a compressed event of MariaDB; a
+PARTIAL_UPDATE_ROWS."""
 
 HELD_ROWS = 14
 """A rows event of a held table; its changes were counted."""
@@ -134,8 +139,10 @@ UNSUPPORTED, NO_COLUMNS = 15, 16
 """An event type that is not supported; a rows event whose images have no columns."""
 
 REACHED = 17
-"""The place between two transactions where the reader should stop (`state[UNTIL]`)."""
+"""The reader is between two transactions, at or after the offset at which it should stop
+(`state[UNTIL]`)."""
 
 BAD_EVENT, BAD_SUM, BAD_ORDER, BAD_ROWS, UNKNOWN_TABLE = range(20, 25)
-"""Damage: an event that is too short or too long for its type; a wrong CRC32; an event at a place where a
-transaction cannot have it; a row that does not match its table; a table without TABLE_MAP event."""
+"""Damage: an event that is too short or too long for its type; a wrong CRC32; an event that may not
+occur at this point of a transaction; a row that does not match its table; a table without TABLE_MAP
+event."""

@@ -1,4 +1,4 @@
-"""Handle infrequent events: statements, table descriptions, XA, a new file, events that contain others.
+"""Handle infrequent events: statements, table descriptions, XA, a new file, nested events.
 
 The kernel `scan` handles the usual events of a transaction, its begin, rows and end, and stops at
 all others. This module handles each of those in Python, and the scan continues after it.
@@ -117,10 +117,10 @@ class NonRowEvents:
     """Handles the events of one stream that the kernel leaves to Python.
 
     Args:
-        found: The transactions and changes found so far.
+        assembler: The transactions and changes that were found so far.
         writer: Writes rows for statements.
         versions: The table versions of the stream.
-        catalog: Is told of statements that may define tables.
+        catalog: Gets the statements that may define tables.
         captures: Returns whether a table is captured.
         prepared: Finds rows of prepared XA transactions that are not in memory.
         until: The end of a transaction after which nothing is decoded, or None.
@@ -129,7 +129,7 @@ class NonRowEvents:
 
     def __init__(
         self,
-        found: TransactionAssembler,
+        assembler: TransactionAssembler,
         writer: MysqlBatchWriter,
         versions: MysqlTableVersions,
         *,
@@ -139,8 +139,8 @@ class NonRowEvents:
         until: BinlogPosition | None,
         nested: list[NestedEvents],
     ) -> None:
-        self._found = found
-        self._state = found.state
+        self._found = assembler
+        self._state = assembler.state
         self._writer = writer
         self._versions = versions
         self._catalog = catalog
@@ -193,7 +193,7 @@ class NonRowEvents:
             self._read(stop, source[start + HEADER : end].tobytes())
 
     def complete(self, source: Bytes) -> None:
-        """Look up the defaults of the columns that inserts lack; the scan then reads their event again."""
+        """Look up defaults of columns that inserts lack; the scan then reads their event again."""
         start, end = int(self._state[EVENT]), int(self._state[EVENT_END])
         event = source[start:end].tobytes()
         self._versions.complete(*left_out(event), self._found.here())
@@ -242,61 +242,71 @@ class NonRowEvents:
     def _statement(self, query: QueryEvent) -> None:
         """Handle a statement other than the usual BEGIN, COMMIT and SAVEPOINT."""
         state = self._state
-        found = statement(query)
-        match found.kind:
+        parsed = statement(query)
+        match parsed.kind:
             case StatementKind.PASSED:
                 pass
-            case StatementKind.ROLLBACK if state[INDEX] == 0 and found.words == "ROLLBACK":
+            case StatementKind.ROLLBACK if state[INDEX] == 0 and parsed.words == "ROLLBACK":
+                # Nothing to take back: the transaction has logged no change.
                 self._found.commit()
                 return
             case StatementKind.DEFINES | StatementKind.EMPTIES:
-                self._define(query, found.kind)
+                self._define(query, parsed.kind)
             case StatementKind.XA_START if state[OPEN] == GROUP:
                 state[OPEN] = PREPARING
                 self._kept.begin()
             case StatementKind.XA_END if state[OPEN] == PREPARING:
                 pass
             case StatementKind.XA_COMMIT | StatementKind.XA_ROLLBACK if state[OPEN] == GROUP:
-                self._decide(query, found.kind)
+                self._decide(query, parsed.kind)
                 return
-            case StatementKind.UNKNOWN if found.tables is not None:
-                self._hold(found.tables, found.words, query)
-            case StatementKind.CHANGES if self._is_elsewhere(found.tables):
-                self._pass(found, query)
+            case StatementKind.UNKNOWN if parsed.tables is not None:
+                self._hold(parsed.tables, parsed.words, query)
+            case StatementKind.CHANGES if self._is_elsewhere(parsed.tables):
+                self._pass(parsed, query)
             case _:
-                raise UnsupportedEvent(self._refusal(found))
+                raise UnsupportedEvent(self._refusal(parsed))
         if state[OPEN] == GROUP:
             self._found.commit()
 
-    def _refusal(self, found: Statement) -> str:
+    def _refusal(self, parsed: Statement) -> str:
         """Return why a statement stops the pipeline."""
-        if found.kind is StatementKind.UNKNOWN:
+        if parsed.kind is StatementKind.UNKNOWN:
             return (
-                f"the log holds a statement {found.words} ..., which this version does not know,"
+                f"the log holds a statement {parsed.words} ..., which this version does not know,"
                 f" {self._where()}"
             )
         return (
-            f"the log holds the statement {found.words} ..., which changes rows that are not"
+            f"the log holds the statement {parsed.words} ..., which changes rows that are not"
             f" in the log, or takes changes back, {self._where()}; it takes"
             " binlog_format=ROW, and tables with transactions"
         )
 
     def _is_elsewhere(self, names: frozenset[Name] | None) -> bool:
-        """Return whether a statement changes rows of none but these tables, which are not captured."""
+        """Return whether the tables that a statement changes are known, and none is captured."""
         return names is not None and not self._captured(names)
 
-    def _pass(self, found: Statement, query: QueryEvent) -> None:
-        """Pass a statement that changes rows of tables that are not captured; it may define one of them."""
-        if found.words.startswith("CREATE"):
+    def _pass(self, parsed: Statement, query: QueryEvent) -> None:
+        """Ignore a statement that changes rows of tables that are not captured.
+
+        If it also creates one of them (`CREATE TABLE ... SELECT`), its definition is recorded.
+        """
+        if parsed.words.startswith("CREATE"):
             self._define(query, StatementKind.DEFINES)
 
     def _captured(self, names: Iterable[Name]) -> set[Name]:
-        """Return which of these names are captured; the server may have spelled them in lower case."""
+        """Return which of these names are captured, as they are or in lower case.
+
+        The server may have spelled the names in lower case.
+        """
         spelled = {*names} | {(db.lower(), table.lower()) for db, table in names}
         return {name for name in spelled if self._captures(*name)}
 
     def _hold(self, names: frozenset[Name], words: str, query: QueryEvent) -> None:
-        """Hold the tables that an unknown statement may have changed: those that it names, or whose database."""
+        """Hold the tables that an unknown statement may have changed.
+
+        These are the captured tables that it names, and those of a database that it names.
+        """
         tables = {".".join(name) for name in self._catalog.existing(self._captured(names))}
         databases = {table for _, table in names}
         tables |= {table for table in self._versions.captured if table.split(".")[0] in databases}
@@ -316,7 +326,7 @@ class NonRowEvents:
         table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
         table_map = self._versions.map_of(table_id)
         tx = self._found.txs[int(state[TXS]) - 1]
-        kept = HeldRows(
+        held = HeldRows(
             file=self._found.file,
             pos=int(state[EVENT_POS]),
             tx=tuple(tx.tolist()),
@@ -326,14 +336,17 @@ class NonRowEvents:
             event=event,
             server=self._versions.server,
         )
-        self._keep(".".join(table_of(table_map)), kept)
+        self._keep(".".join(table_of(table_map)), held)
 
-    def _keep(self, table: str, kept: HeldItem) -> None:
-        event = HeldEvent(table, self._versions.held[table], kept.data())
+    def _keep(self, table: str, held: HeldItem) -> None:
+        event = HeldEvent(table, self._versions.held[table], held.data())
         self._found.batches.append(ChangeBatch(None, None, held=(event,)))
 
     def _define(self, query: QueryEvent, kind: StatementKind) -> None:
-        """Apply DDL to the table definitions, and add a row for it; a TRUNCATE is a row of each captured table."""
+        """Apply DDL to the table definitions, and add a row for it.
+
+        A TRUNCATE is a row of each captured table that it empties.
+        """
         altered = self._catalog.statement(query.database, query.sql, self._found.here())
         self._versions.redefined(altered)
         self._versions.forget()
@@ -352,7 +365,10 @@ class NonRowEvents:
             self._add_statement("t", db, table, query)
 
     def _add_statement(self, op: str, db: str, table: str, query: QueryEvent) -> None:
-        """Add the row of a statement as the newest change of its transaction; hold it if its table is held."""
+        """Add the row of a statement as the newest change of its transaction.
+
+        If the row is a TRUNCATE of a held table, it is held instead.
+        """
         state = self._state
         tx = self._found.txs[int(state[TXS]) - 1]
         row = self._writer.statement(
@@ -367,7 +383,10 @@ class NonRowEvents:
         self._found.add(row)
 
     def _prepare(self, xid: Xid, one_phase: bool) -> None:
-        """Handle the end of an XA transaction: commit it at once, or keep its rows until it is decided."""
+        """Handle XA_PREPARE, the end of an XA transaction's changes.
+
+        Commit them at once if it has one phase; otherwise keep them until XA COMMIT or XA ROLLBACK.
+        """
         self._kept.prepare(xid)
         if one_phase:
             self._replay(xid)
@@ -375,7 +394,7 @@ class NonRowEvents:
             self._found.commit()
 
     def _decide(self, query: QueryEvent, kind: StatementKind) -> None:
-        """Handle XA COMMIT or XA ROLLBACK; the prepared rows become rows of the current transaction."""
+        """Handle XA COMMIT or XA ROLLBACK; on commit, the rows become those of this transaction."""
         xid = xid_of(query.statement)
         if xid is None:
             raise CorruptLog(f"an XA statement that names no transaction, {self._where()}")
@@ -387,8 +406,8 @@ class NonRowEvents:
 
     def _replay(self, xid: Xid) -> None:
         """Decode the rows of a prepared transaction, and commit them."""
-        kept = self._kept.pop(xid)
-        blocks = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
+        rows = self._kept.pop(xid)
+        blocks = iter(rows) if rows is not None else self._prepared.rows(xid, self._place())
         self._state[OPEN] = BEGUN
         self._nested.append(NestedEvents(blocks, self._found.commit))
 

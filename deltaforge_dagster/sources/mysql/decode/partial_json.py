@@ -65,16 +65,16 @@ def whole_event(event: bytes, versions: MysqlTableVersions) -> bytes:
         UnsupportedEvent: The old image does not have a document that was changed.
     """
     head, body = event[:HEADER], event[HEADER:]
-    found = versions.maps[find_table(versions.maps, int.from_bytes(body[:6], "little"))]
-    if found[MAP_ID] == -1:
+    map_line = versions.maps[find_table(versions.maps, int.from_bytes(body[:6], "little"))]
+    if map_line[MAP_ID] == -1:
         raise CorruptLog("a PARTIAL_UPDATE_ROWS event of a table that was never described")
-    table = versions.tables[found[MAP_VERSION]]
+    table = versions.tables[map_line[MAP_VERSION]]
     first = table[TABLE_FIRST]
     columns = versions.layout.columns[first : first + table[TABLE_COLUMNS]]
     try:
         body = whole_update(body, columns, captured=bool(table[TABLE_CAPTURED]))
     except UnsupportedEvent as error:
-        name = versions.version_name(int(found[MAP_VERSION]))
+        name = versions.version_name(int(map_line[MAP_VERSION]))
         raise UnsupportedEvent(f"table {name}: {error}") from error
     size = (HEADER + len(body)).to_bytes(4, "little")
     return head[:4] + bytes([UPDATE_ROWS_2]) + head[5:9] + size + head[13:] + body
@@ -109,7 +109,7 @@ def whole_update(body: bytes, columns: Longs, *, captured: bool = True) -> bytes
         changed: set[int] = set()
         if reader.packed() & _PARTIAL_JSON:
             bits = reader.read((len(documents) + 7) // 8)
-            changed = {documents[place] for place in _present(bits, len(documents))}
+            changed = {documents[bit] for bit in _present(bits, len(documents))}
         start = reader.at
         new = _image(reader, columns, new_columns)
         parts.append(body[start : start + (len(new_columns) + 7) // 8])
@@ -129,9 +129,9 @@ def _image(reader: FieldReader, columns: Longs, present: list[int]) -> dict[int,
     """Read an image: the value of each column in it, without the size before it; None for null."""
     nulls = reader.read((len(present) + 7) // 8)
     values: dict[int, bytes | None] = {}
-    for place, index in enumerate(present):
+    for null_bit, index in enumerate(present):
         values[index] = None
-        if not nulls[place >> 3] >> (place & 7) & 1:
+        if not nulls[null_bit >> 3] >> (null_bit & 7) & 1:
             prefix = int(columns[index][COLUMN_PREFIX])
             size = reader.number(prefix) if prefix else int(columns[index][COLUMN_SIZE])
             values[index] = reader.read(size)
@@ -139,7 +139,7 @@ def _image(reader: FieldReader, columns: Longs, present: list[int]) -> dict[int,
 
 
 def _sized(value: bytes, column: Longs) -> bytes:
-    """Return a value as it is in an image: with its size before it, if the column's type has one."""
+    """Return a value as an image has it: after its size, if the column's type has a size prefix."""
     prefix = int(column[COLUMN_PREFIX])
     return len(value).to_bytes(prefix, "little") + value if prefix else value
 
@@ -242,19 +242,19 @@ def _parse(kind: int, data: bytes, depth: int) -> Node:
     entries = 2 * width + (count * (width + 2) if is_object else 0)
     members: dict[bytes, Node] = {}
     elements: list[Node] = []
-    for place in range(count):
-        entry = entries + place * (1 + width)
-        start = entry + 1
-        if not _inlined(data[entry], width):
-            (start,) = struct.unpack_from(number, data, entry + 1)
-        value = _parse(data[entry], data[start:], depth + 1)
+    for index in range(count):
+        value_entry = entries + index * (1 + width)
+        start = value_entry + 1
+        if not _inlined(data[value_entry], width):
+            (start,) = struct.unpack_from(number, data, value_entry + 1)
+        node = _parse(data[value_entry], data[start:], depth + 1)
         if is_object:
-            at = 2 * width + place * (width + 2)
+            at = 2 * width + index * (width + 2)
             (key,) = struct.unpack_from(number, data, at)
             (length,) = struct.unpack_from("<H", data, at + width)
-            members[data[key : key + length]] = value
+            members[data[key : key + length]] = node
         else:
-            elements.append(value)
+            elements.append(node)
     return members if is_object else elements
 
 
@@ -280,6 +280,7 @@ def _encode(node: Node) -> tuple[int, bytes]:
     """Return a value's type and bytes; objects and arrays always with 32-bit offsets."""
     if isinstance(node, Scalar):
         return node.kind, node.data
+    # Binary JSON has the keys of an object in order of length, then of their bytes.
     keys = sorted(node, key=lambda key: (len(key), key)) if isinstance(node, dict) else []
     values = [node[key] for key in keys] if isinstance(node, dict) else node
     at = 8 + len(keys) * 6 + len(values) * 5

@@ -1,8 +1,9 @@
 """Second kernel: write the row images of scanned changes as JSON text, and their event ids.
 
-An image (drawn in `scan_rows`) becomes `{"column":value,...}`, with columns in the table's order, without
-white space; columns that are not in the image are not written, except those of an insert whose default is known. `write_changes` fills three text columns
-at once, each in the form of an Arrow string array (bytes, ends of the rows, validity)::
+An image (its layout is in `scan_rows`) becomes `{"column":value,...}`, with columns in the table's
+order, without white space. Columns that are not in the image are not written, except in an insert
+those whose default is known. `write_changes` fills three text columns at once, each in the form of
+an Arrow string array (bytes, ends of the rows, validity)::
 
     change   before      after       key, from
     insert   null        image       the image
@@ -138,13 +139,13 @@ def _write_image(
     names: Bytes,
     characters: CodePoints,
     out: Bytes,
-    place: int,
+    offset: int,
     spans: Longs,
     stack: Longs,
     report: Longs,
     inserted: bool,
 ) -> int:
-    """Write the image at `source[at]` into `out` from `place` on.
+    """Write the image at `source[at]` into `out` from `offset` on.
 
     Returns the offset after it in `out`, or a negative code. `spans` receives start and end in `out` of each
     key column's value; the start is `_ABSENT` if the column is not in the image. `bits` is the offset of the
@@ -154,37 +155,37 @@ def _write_image(
     first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
     nulls = at
     at += (present + 7) >> 3
-    sent = 0
+    null_bit = 0
     opening = OPEN_BRACE
     for index in range(count):
         column = first + index
         if (source[bits + (index >> 3)] >> (index & 7)) & 1 == 0:
             spans[index, 0] = _ABSENT
             if inserted and columns[column, COLUMN_DEFAULT] >= 0:
-                out[place] = opening
+                out[offset] = opening
                 opening = COMMA
                 started = copy(
                     names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END],
-                    out, place + 1,
+                    out, offset + 1,
                 )  # fmt: skip
-                place = copy(
+                offset = copy(
                     names, columns[column, COLUMN_DEFAULT], columns[column, COLUMN_DEFAULT_END],
                     out, started,
                 )  # fmt: skip
                 if columns[column, COLUMN_KEY] != 0:
                     spans[index, 0] = started
-                    spans[index, 1] = place
+                    spans[index, 1] = offset
             continue
-        out[place] = opening
+        out[offset] = opening
         opening = COMMA
-        place = copy(
-            names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END], out, place + 1
+        offset = copy(
+            names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END], out, offset + 1
         )
-        started = place
-        null = (source[nulls + (sent >> 3)] >> (sent & 7)) & 1
-        sent += 1
+        started = offset
+        null = (source[nulls + (null_bit >> 3)] >> (null_bit & 7)) & 1
+        null_bit += 1
         if null != 0:
-            place = write_null(out, place)
+            offset = write_null(out, offset)
         else:
             kind = columns[column, COLUMN_KIND]
             size = columns[column, COLUMN_SIZE]
@@ -194,84 +195,84 @@ def _write_image(
                 at += prefix
             end = at + size
             if kind == UTF_8_TEXT:
-                place = write_utf_8(source, at, end, out, place)
-                if place == INVALID:
-                    place = write_base64(source, at, end, out, started)
+                offset = write_utf_8(source, at, end, out, offset)
+                if offset == INVALID:
+                    offset = write_base64(source, at, end, out, started)
             elif kind == SIGNED:
-                place = write_signed(source, at, size, out, place)
+                offset = write_signed(source, at, size, out, offset)
             elif kind == UNSIGNED:
-                place = write_unsigned(read_unsigned(source, at, size), out, place)
+                offset = write_unsigned(read_unsigned(source, at, size), out, offset)
             elif kind == DECIMAL:
-                place = write_decimal(
+                offset = write_decimal(
                     source, at, columns[column, COLUMN_FIRST], columns[column, COLUMN_SECOND],
-                    out, place,
+                    out, offset,
                 )  # fmt: skip
             elif kind == DATETIME:
-                place = write_datetime(source, at, columns[column, COLUMN_FIRST], out, place)
+                offset = write_datetime(source, at, columns[column, COLUMN_FIRST], out, offset)
             elif kind == TIMESTAMP:
-                place = write_timestamp(source, at, columns[column, COLUMN_FIRST], out, place)
+                offset = write_timestamp(source, at, columns[column, COLUMN_FIRST], out, offset)
             elif kind == DATE:
-                place = write_date(source, at, out, place)
+                offset = write_date(source, at, out, offset)
             elif kind == TIME:
-                place = write_time(source, at, columns[column, COLUMN_FIRST], out, place)
+                offset = write_time(source, at, columns[column, COLUMN_FIRST], out, offset)
             elif kind == FLOAT:
-                place = write_float(source, at, size, out, place)
+                offset = write_float(source, at, size, out, offset)
             elif kind == JSON:
-                place = write_json(source, at, end, out, place, stack)
+                offset = write_json(source, at, end, out, offset, stack)
             elif kind == VECTOR:
-                place = write_vector(source, at, end, out, place)
+                offset = write_vector(source, at, end, out, offset)
             elif kind == MICROS:
-                place = write_micros(source, at, columns[column, COLUMN_FIRST], out, place)
+                offset = write_micros(source, at, columns[column, COLUMN_FIRST], out, offset)
             elif kind == YEAR:
                 year = read_8(source, at)
-                place = write_unsigned(np.uint64(year + 1900 if year != 0 else 0), out, place)
+                offset = write_unsigned(np.uint64(year + 1900 if year != 0 else 0), out, offset)
             elif kind == BIT:
-                place = write_unsigned(np.uint64(read_big(source, at, size)), out, place)
+                offset = write_unsigned(np.uint64(read_big(source, at, size)), out, offset)
             elif kind == ENUM:
                 label = read_size(source, at, size)
                 if label > columns[column, COLUMN_SECOND]:
-                    place = INVALID
+                    offset = INVALID
                 else:
-                    out[place] = QUOTE
-                    place += 1
+                    out[offset] = QUOTE
+                    offset += 1
                     if label != 0:
                         line = columns[column, COLUMN_FIRST] + label - 1
-                        place = copy(names, labels[line, 0], labels[line, 1], out, place)
-                    out[place] = QUOTE
-                    place += 1
+                        offset = copy(names, labels[line, 0], labels[line, 1], out, offset)
+                    out[offset] = QUOTE
+                    offset += 1
             elif kind == SET:
-                place = write_set(
+                offset = write_set(
                     read_unsigned(source, at, size), columns[column, COLUMN_FIRST],
-                    columns[column, COLUMN_SECOND], labels, names, out, place,
+                    columns[column, COLUMN_SECOND], labels, names, out, offset,
                 )  # fmt: skip
             elif kind == PADDED_BYTES:
-                place = write_padded(
+                offset = write_padded(
                     source, at, end, columns[column, COLUMN_FIRST],
-                    columns[column, COLUMN_SECOND], out, place,
+                    columns[column, COLUMN_SECOND], out, offset,
                 )  # fmt: skip
             elif kind == UUID:
-                place = write_uuid(source, at, end, out, place)
+                offset = write_uuid(source, at, end, out, offset)
             elif kind == INET4:
-                place = write_inet4(source, at, end, out, place)
+                offset = write_inet4(source, at, end, out, offset)
             elif kind == INET6:
-                place = write_inet6(source, at, end, out, place)
+                offset = write_inet6(source, at, end, out, offset)
             else:
-                place = write_text(
+                offset = write_text(
                     kind, source, at, end, columns[column, COLUMN_FIRST],
-                    columns[column, COLUMN_SECOND], characters, out, place,
+                    columns[column, COLUMN_SECOND], characters, out, offset,
                 )  # fmt: skip
-            if place == INVALID:
+            if offset == INVALID:
                 report[COLUMN] = column
                 return BAD_VALUE
             at = end
         if columns[column, COLUMN_KEY] != 0:
             spans[index, 0] = started
-            spans[index, 1] = place
+            spans[index, 1] = offset
     if opening == OPEN_BRACE:
-        out[place] = OPEN_BRACE
-        place += 1
-    out[place] = CLOSE_BRACE
-    return place + 1
+        out[offset] = OPEN_BRACE
+        offset += 1
+    out[offset] = CLOSE_BRACE
+    return offset + 1
 
 
 @kernel
@@ -285,29 +286,29 @@ def _write_key(
     old_image: Bytes,
     old_spans: Longs,
     out: Bytes,
-    place: int,
+    offset: int,
     report: Longs,
 ) -> int:
-    """Write the key: values of key columns copied from `image`, or, if absent there, from `old_image`."""
+    """Write the key, whose values are copied from `image` or, if not in it, from `old_image`."""
     opening = OPEN_BRACE
     for index in range(tables[table, TABLE_KEYS]):
         column = tables[table, TABLE_FIRST] + index
         if columns[column, COLUMN_KEY] == 0:
             continue
-        out[place] = opening
+        out[offset] = opening
         opening = COMMA
-        place = copy(
-            names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END], out, place + 1
+        offset = copy(
+            names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END], out, offset + 1
         )
         if spans[index, 0] != _ABSENT:
-            place = copy(image, spans[index, 0], spans[index, 1], out, place)
+            offset = copy(image, spans[index, 0], spans[index, 1], out, offset)
         elif old_spans[index, 0] != _ABSENT:
-            place = copy(old_image, old_spans[index, 0], old_spans[index, 1], out, place)
+            offset = copy(old_image, old_spans[index, 0], old_spans[index, 1], out, offset)
         else:
             report[COLUMN] = column
             return NO_KEY_VALUE
-    out[place] = CLOSE_BRACE
-    return place + 1
+    out[offset] = CLOSE_BRACE
+    return offset + 1
 
 
 @kernel
@@ -330,12 +331,12 @@ def write_changes(
     stack: Longs,
     report: Longs,
 ) -> int:
-    """Write the images and keys of `rows[first:last]`, and return the number of the row where it stopped.
+    """Write the images and keys of `rows[first:last]`; return the first row that is not written.
 
-    `before`, `after` and `key` (all of one size) are filled from their start; `ends[text, i]` is where
-    the text of row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before `last`, `report` says
-    why, and that row was not written. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2); `stack` is the
-    scratch of `values.json_binary`.
+    `before`, `after` and `key` (all of one size) are filled from their start; `ends[text, i]` is
+    where the text of row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before
+    `last`, `report` says why, and that row was not written. `spans` is scratch memory of shape (2,
+    `MAX_COLUMNS`, 2); `stack` is that of `values.json_binary`.
     """
     before_at = after_at = key_at = int(np.int64(0))
     new_spans, old_spans = spans[0], spans[1]
@@ -395,7 +396,7 @@ def write_changes(
 def write_event_ids(
     rows: Longs, first: int, last: int, txs: Longs, seed: npt.NDArray[np.uint64], out: Bytes
 ) -> None:
-    """Write the event ids of `rows[first:last]`, 36 bytes each, one after another, from the start of `out`.
+    """Write the event ids of `rows[first:last]` to the start of `out`, 36 bytes each, in sequence.
 
     A change is identified by the GTID of its transaction and its index in it; without a GTID, by the file's name
     and the offset at which the transaction begins. So with GTIDs, ids are the same on every server

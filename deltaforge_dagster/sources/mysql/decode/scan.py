@@ -1,7 +1,8 @@
 """First kernel: split the stream into events, and find transactions and changes.
 
-`events.binlog` draws packets and events. `scan` keeps the state of the stream, writes one line per
-change (`scan_rows`) and per transaction (`layout`), and stops at events that Python has to handle.
+`events.binlog` has the layout of packets and events. `scan` keeps the state of the stream, writes
+one line per change (`scan_rows`) and per transaction (`layout`), and stops at events that Python
+has to handle.
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -189,9 +190,10 @@ def _is_text(source: Bytes, start: int, end: int, text: Bytes) -> bool:
 
 @kernel
 def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: int) -> int:
-    """Begin the transaction of the GTID event with the body `source[at:end]`; return 0, or why it stopped.
+    """Begin the transaction of the GTID event with the body `source[at:end]`.
 
-    `seconds` is the time in the event's header, used if the event has no commit time.
+    Returns 0, or why it stopped (`layout`). `seconds` is the time in the event's header, used if
+    the event has no commit time.
     """
     if end - at < 25:
         return BAD_EVENT
@@ -213,17 +215,18 @@ def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: 
         txs[tx, TX_HAS_GTID] = 0
     txs[tx, TX_TAG] = 0
     txs[tx, TX_TS_US] = seconds * 1_000_000
-    # The commit times follow the two logical clocks, which exist if the byte before them is 2.
+    # The commit times follow the two logical clocks, which exist if the byte before them is 2. The
+    # highest bit of the first time says that the commit time on the first server follows it.
     clocks = at + 25
     if end - clocks >= 24 and source[clocks] == 2:
         time = clocks + 17
-        here = read_56(source, time)
-        if here >> 55 != 0:
+        committed = read_56(source, time)
+        if committed >> 55 != 0:
             if end - time < 14:
                 return BAD_EVENT
             txs[tx, TX_TS_US] = read_56(source, time + 7)
-        elif here != 0:
-            txs[tx, TX_TS_US] = here
+        elif committed != 0:
+            txs[tx, TX_TS_US] = committed
     txs[tx, TX_END] = 0
     state[TXS] = tx + 1
     state[OPEN] = GROUP
@@ -237,7 +240,10 @@ _TWO_PHASES = 2 | 8
 
 @kernel
 def _begin_mariadb(source: Bytes, at: int, end: int, state: Longs, txs: Longs) -> int:
-    """Begin the transaction of MariaDB's GTID event with the body `source[at:end]`; return 0, or why it stopped."""
+    """Begin the transaction of MariaDB's GTID event with the body `source[at:end]`.
+
+    Returns 0, or why it stopped (`layout`).
+    """
     if end - at < 19:
         return BAD_EVENT
     if state[OPEN] != 0:
@@ -278,7 +284,7 @@ def _begin_mariadb(source: Bytes, at: int, end: int, state: Longs, txs: Longs) -
 
 @kernel
 def commit(state: Longs, rows: Longs, txs: Longs) -> None:
-    """End the open transaction at the current event, which is the one at which `scan` stopped, if it did."""
+    """End the open transaction at the current event, which `scan` reads or at which it stopped."""
     tx = state[TXS] - 1
     txs[tx, TX_END] = state[EVENT_POS]
     last = state[ROWS] - 1
@@ -341,8 +347,9 @@ def scan(
             end -= CHECKSUM_SIZE
             if end - at < HEADER:
                 return BAD_EVENT
-            # Python verifies that of FORMAT_DESCRIPTION, which says whether there are any. Events that
-            # are only measured are read again later, and verified then.
+            # Python verifies the checksum of FORMAT_DESCRIPTION, the event that says whether there
+            # are any. A rows event that is continued (NEXT_ROW) was verified when it was begun.
+            # Events that are only measured are read again later, and verified then.
             checked = kind == FORMAT_DESCRIPTION or state[NEXT_ROW] != 0 or state[MEASURING] != 0
             if not checked and crc32(source, at, end) != read_32(source, end):
                 return BAD_SUM

@@ -103,23 +103,24 @@ def _image_end(
     tables: Longs,
     columns: Longs,
 ) -> tuple[int, int]:
-    """Return the offset after the image at `at`, and the most bytes of JSON for its values of unbounded size.
+    """Return the offset after the image at `at`, and the most bytes that its long values need.
 
-    The offset is negative if the image does not end before `end`. `bits` is the offset of the bitmap
-    of columns in the image, `present` the number of bits that are set.
+    Long values are those of unbounded size, which need these bytes as JSON. The offset is negative
+    if the image does not end before `end`. `bits` is the offset of the bitmap of columns in the
+    image, `present` the number of bits that are set.
     """
     nulls = at
     at += (present + 7) >> 3
     if at > end:
         return -1, 0
     room = 0
-    place = 0
+    null_bit = 0
     first = tables[table, TABLE_FIRST]
     for index in range(tables[table, TABLE_COLUMNS]):
         if (source[bits + (index >> 3)] >> (index & 7)) & 1 == 0:
             continue
-        null = (source[nulls + (place >> 3)] >> (place & 7)) & 1
-        place += 1
+        null = (source[nulls + (null_bit >> 3)] >> (null_bit & 7)) & 1
+        null_bit += 1
         if null != 0:
             continue
         column = first + index
@@ -172,16 +173,16 @@ def scan_rows(
     columns: Longs,
     rows: Longs,
 ) -> int:
-    """Add a line to `rows` for each captured change in the rows event with the body `source[at:end]`.
+    """Add a line to `rows` for each captured change in the rows event with body `source[at:end]`.
 
     Returns 0 when the event is done, otherwise why it stopped (`layout`).
     """
     if end - at < 10:
         return BAD_EVENT
-    found = find_table(maps, read_48(source, at))
-    if maps[found, MAP_ID] == -1:
+    map_line = find_table(maps, read_48(source, at))
+    if maps[map_line, MAP_ID] == -1:
         return UNKNOWN_TABLE
-    table = maps[found, MAP_VERSION]
+    table = maps[map_line, MAP_VERSION]
     at += 8
     if kind >= WRITE_ROWS_2:
         extra = read_16(source, at)
@@ -218,9 +219,9 @@ def scan_rows(
     captured = tables[table, TABLE_CAPTURED] == 1
     if captured and insert and present < count:
         for index in range(count):
-            there = (source[bits + (index >> 3)] >> (index & 7)) & 1
+            in_image = (source[bits + (index >> 3)] >> (index & 7)) & 1
             if (
-                there == 0
+                in_image == 0
                 and columns[tables[table, TABLE_FIRST] + index, COLUMN_DEFAULT] == NOT_ASKED
             ):
                 return LACKING
@@ -272,16 +273,16 @@ def scan_rows(
 
 @kernel
 def measure_rows(source: Bytes, at: int, end: int, state: Longs, maps: Longs, tables: Longs) -> int:
-    """Add the size of the rows event with the body `source[at:end]` to the state, if its table is captured.
+    """Add the size of the rows event with the body `source[at:end]` to the state.
 
-    Returns 0, or why it stopped (`layout`).
+    Events of tables that are not captured are not counted. Returns 0, or why it stopped (`layout`).
     """
     if end - at < 10:
         return BAD_EVENT
-    found = find_table(maps, read_48(source, at))
-    if maps[found, MAP_ID] == -1:
+    map_line = find_table(maps, read_48(source, at))
+    if maps[map_line, MAP_ID] == -1:
         return UNKNOWN_TABLE
-    captured = tables[maps[found, MAP_VERSION], TABLE_CAPTURED]
+    captured = tables[maps[map_line, MAP_VERSION], TABLE_CAPTURED]
     if captured == HELD:
         return HELD_ROWS
     if captured == 1:

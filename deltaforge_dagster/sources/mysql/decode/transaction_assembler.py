@@ -1,7 +1,7 @@
-"""Make change batches, in log order and with positions, of the changes that the `scan` kernel found.
+"""Make change batches, in log order and with positions, from the changes of the `scan` kernel.
 
-The last change of a transaction has `tx_end` set. So the newest change of an open transaction is kept back until
-it is known whether another change follows, or the commit.
+The last change of a transaction has `tx_end` set. So the newest change of an open transaction is
+withheld until it is known whether another change or the commit follows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_ROWS = 1 << 17
 
 
 class GtidRun(NamedTuple):
-    """Transactions with consecutive GTIDs, numbers `first` to `last` inclusive, of one server and tag.
+    """Transactions of one server and tag with consecutive GTIDs, from `first` to `last` inclusive.
 
     For MariaDB, `sid` contains domain and server id (64 bits each, big-endian) instead of the UUID.
     """
@@ -58,7 +58,7 @@ class GtidRun(NamedTuple):
 
 
 class PositionTracker(Protocol):
-    """Turns places in the log into positions, with the GTID set that was read so far."""
+    """Turns files and offsets of the log into positions, with the GTID set that was read so far."""
 
     def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
         """Add transactions that have ended, in log order; return the position after them.
@@ -68,16 +68,16 @@ class PositionTracker(Protocol):
         ...
 
     def within(self, file: str, pos: int) -> Position:
-        """Return the position of a place between transactions or inside one, without adding GTIDs."""
+        """Return the position of an offset between or inside transactions, without adding GTIDs."""
         ...
 
 
 class TransactionAssembler:
-    """The arrays into which the kernels write changes and transactions, and the batches made of them.
+    """The arrays into which kernels write changes and transactions, and the batches made of them.
 
     Args:
         writer: Writes the columns of batches.
-        progress: Is told of every transaction that has ended.
+        progress: Gets the GTID and the end of every transaction that has ended.
 
     Attributes:
         state, rows, txs: The arrays of the kernels (`layout`).
@@ -130,9 +130,13 @@ class TransactionAssembler:
         return self._progress.within(self.file, int(self.state[EVENT_POS]))
 
     def where(self, *, inside: bool) -> str:
-        """Return the current place, for error messages; `inside` an event that contains others or not."""
-        place = f"{self.file}:{int(self.state[POS])}"
-        return f"in the event that ends at {place}" if inside else f"after {place}"
+        """Return where in the log the decoder is, for error messages.
+
+        Args:
+            inside: Whether it is inside an event that contains other events.
+        """
+        location = f"{self.file}:{int(self.state[POS])}"
+        return f"in the event that ends at {location}" if inside else f"after {location}"
 
     def report_passed(self) -> None:
         """Add a batch with idle progress, if the position has moved; no transaction may be open."""
@@ -141,22 +145,22 @@ class TransactionAssembler:
             self._passed = position
             self.batches.append(ChangeBatch(None, self._progress.within(*position)))
 
-    def flush(self, source: Bytes, begun: int) -> None:
+    def flush(self, source: Bytes, start: int) -> None:
         """Turn the scanned rows into batches.
 
         First the complete transactions, then idle progress after them, then the changes of the transaction
-        that is still open, except the last, which is kept back.
+        that is still open, except the last, which is withheld.
 
         Args:
             source: The read buffer.
-            begun: Where in the buffer the scan began.
+            start: Where in the buffer the scan began.
         """
         rows, state = self.rows, self.state
         count = int(state[ROWS])
         self._release_last(more=bool(count) and rows[0, ROW_TX] == 0)
         committed = np.flatnonzero(rows[:count, ROW_LAST])
         whole = int(committed[-1]) + 1 if committed.size else 0
-        cursor = self._write(source, 0, whole, begun)
+        cursor = self._write(source, 0, whole, start)
         ended = int(state[TXS]) - (1 if state[OPEN] else 0)
         if ended > self._told:
             self.batches.append(ChangeBatch(None, self._committed(ended)))
@@ -172,14 +176,14 @@ class TransactionAssembler:
         state[ROWS] = 0
 
     def _keep_last(self, row: pa.RecordBatch | None) -> None:
-        """Keep the newest change back until it is known whether it is the last of its transaction."""
+        """Withhold the newest change until it is known whether its transaction goes on."""
         self._last, self._last_line = row, int(self.state[TXS]) - 1
 
     def _release_last(self, *, more: bool) -> None:
-        """Add the change that was kept back to the batches, if it is known whether it is the last.
+        """Add the withheld change to the batches, if it is known whether it is the last.
 
-        `more` says that another change of the transaction follows. Otherwise it is the last if the
-        transaction has ended; if not, it stays.
+        `more` says that another change of the transaction follows. Otherwise the change is the last
+        if the transaction has ended; if the transaction is open, the change stays withheld.
         """
         last = self._last
         if last is None:
@@ -214,7 +218,10 @@ class TransactionAssembler:
         return cursor
 
     def _committed(self, lines: int) -> Position:
-        """Report the transactions before line `lines` of `txs` to progress; return the position after them."""
+        """Report the transactions before line `lines` of `txs` to the position tracker.
+
+        Returns the position after them.
+        """
         txs = self.txs[self._told : lines]
         self._told = lines
         runs: list[GtidRun] = []

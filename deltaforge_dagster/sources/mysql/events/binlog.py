@@ -10,13 +10,13 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
                   so on until a packet of another size, which may be 0.
 
     event       Int32 time, seconds since 1970 | Int8 type | Int32 server id | Int32 size
-                | Int32 end position in the file, modulo 2^32; 0 if it stands in none
+                | Int32 end position in the file, modulo 2^32; 0 if it is in no file
                 | Int16 flags | body | CRC32 of everything before it, where the file has checksums
 
     type and body
       2 QUERY             Int32 thread | Int32 seconds | Int8 size of database | Int16 error
                           | Int16 size of status variables | variables | database | 0 | statement
-                            variables: Int8 code | a value whose size the code fixes, or says ...
+                            variables: Int8 code | value, whose size follows from the code ...
       4 ROTATE            Int64 position | file name
      15 FORMAT_DESCR.     Int16 version 4 | Byte50 server version | Int32 time | Int8 19
                           | sizes of the events' fixed parts ... | Int8 checksum: 0 none, 1 CRC32
@@ -24,13 +24,13 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
      19 TABLE_MAP         see `table_map`
      23-25, 30-32 ROWS    see `scan_rows`
      33 GTID, 34 ANON.    Int8 flags | Byte16 UUID | Int64 number | Int8 2 | Int64, Int64 clocks
-                          | Int56 commit time here, microseconds since 1970 (MySQL 8.0); its highest
-                          bit: Int56 commit time on the first server follows | ...
+                          | Int56 commit time on this server, microseconds since 1970 (MySQL 8.0);
+                          its highest bit: Int56 commit time on the first server follows | ...
      38 XA_PREPARE        Int8 1 for one phase | Int32 format | Int32 size of gtrid | Int32 of bqual
                           | gtrid | bqual                                       see `prepared`
      40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `nested_events`, `gtid_events`
      160-172              MariaDB's own               see `mariadb_events`
-     5 INTVAR, 13 RAND, 14 USER_VAR: values for the next statement, which is judged by itself: skipped
+     5 INTVAR, 13 RAND, 14 USER_VAR: values for the next statement: skipped
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, skipped, like any event whose flags
      have 0x80 ("ignorable")
@@ -97,7 +97,7 @@ EVENT_NAMES = {
 
 
 class FieldReader:
-    """Reads the fields of an event one after another; raises `CorruptLog` if the content is too short.
+    """Reads the fields of an event in order; raises `CorruptLog` if the content is too short.
 
     Args:
         content: The fields.
@@ -148,7 +148,7 @@ class LogServer:
 
     @classmethod
     def named(cls, text: str) -> LogServer:
-        """Return the server of a version text, such as `8.0.15-log` or `5.5.5-10.5.23-MariaDB-log`."""
+        """Return the server of a version text: `8.0.15-log`, `5.5.5-10.5.23-MariaDB-log`."""
         is_mariadb = "mariadb" in text.lower()
         if is_mariadb:
             text = text.removeprefix("5.5.5-")
@@ -167,8 +167,8 @@ class QueryEvent:
 
     Attributes:
         database: Its default database, "" for none.
-        statement: Its text, for people.
-        sql: The same for readers of statements: as the server has read it (`sql_text.plain`).
+        statement: Its text as it was logged, to show to users.
+        sql: Its text as the server has read it (`sql_text.plain`), to be parsed.
     """
 
     database: str
@@ -177,9 +177,9 @@ class QueryEvent:
 
 
 def left_out(event: bytes) -> tuple[int, list[int]]:
-    """Return the table id of a WRITE_ROWS event, and the numbers from 0 of the columns that its rows lack.
+    """Return the table id of a WRITE_ROWS event, and the columns that its rows lack.
 
-    `scan_rows` has found that the event is long enough.
+    The columns are numbers from 0 on. `scan_rows` has checked that the event is long enough.
     """
     at = HEADER + 8
     if event[4] >= WRITE_ROWS_2:
@@ -189,7 +189,7 @@ def left_out(event: bytes) -> tuple[int, list[int]]:
     if count == _TWO_BYTES:
         count = int.from_bytes(event[at : at + 2], "little")
         at += 2
-    lacking = [one for one in range(count) if not event[at + (one >> 3)] >> (one & 7) & 1]
+    lacking = [i for i in range(count) if not event[at + (i >> 3)] >> (i & 7) & 1]
     return int.from_bytes(event[HEADER : HEADER + 6], "little"), lacking
 
 
@@ -221,14 +221,15 @@ def parse_query(body: bytes, server: LogServer) -> QueryEvent:
 
 
 _CREATES_UNLESS = re.compile(r"^(\s*CREATE\s+TABLE\s+)IF\s+NOT\s+EXISTS\b", re.IGNORECASE)
-"""A statement that MariaDB logs only if it creates the table. MySQL logs it in any case, but since 8.0 it has the number
-of a transaction only if it does."""
+"""CREATE TABLE IF NOT EXISTS. MariaDB logs it only if it has created the table. MySQL logs it in
+any case, but since 8.0 with the number of a DDL transaction (`_DDL_XID`) only if it has created the
+table."""
 
 _SQL_MODE, _CHARSET, _DDL_XID = 1, 4, 17
 _SIZES = {
     0: 4, _SQL_MODE: 8, 3: 4, _CHARSET: 6, 7: 2, 8: 2, 9: 8, 10: 4, 13: 3, 16: 1, _DDL_XID: 8,
 }  # fmt: skip
-"""Status variables that may precede that of the DDL's transaction, and their sizes."""
+"""Status variables of fixed size that may precede `_DDL_XID`, and their sizes in bytes."""
 _TEXTS = {6: 0, 2: 1, 5: 0}
 """Status variables that are texts with a size before them, and how many bytes follow the text."""
 _INVOKER, _DATABASES, _TOO_MANY = 11, 12, 254
@@ -237,12 +238,13 @@ _COLLATIONS = 131
 
 
 def _status_variables(content: bytes) -> dict[int, bytes]:
-    """Return the status variables up to one that is not known, by their codes.
+    """Return the values of the status variables by code, up to the first code that is not known.
 
-    They are in the order in which the server writes them, flags and modes first (`Query_event` in the server's
-    `statement_events.h`).
+    They are in the order in which the server writes them, flags and modes first (`Query_event` in
+    the server's `statement_events.h`). The size of an unknown one is not known, so none after it
+    can be read.
     """
-    found: dict[int, bytes] = {}
+    variables: dict[int, bytes] = {}
     at = 0
     while at + 1 < len(content):
         code, begin = content[at], at + 1
@@ -261,8 +263,8 @@ def _status_variables(content: bytes) -> dict[int, bytes]:
                 at = content.find(b"\0", at) + 1 or len(content)
         else:
             break
-        found[code] = content[begin:at]
-    return found
+        variables[code] = content[begin:at]
+    return variables
 
 
 def parse_rotate(body: bytes) -> tuple[str, int]:
@@ -305,7 +307,7 @@ def log_server(event: bytes) -> LogServer:
 
 
 def first_words(sql: str, count: int = 2) -> str:
-    """Return the first `count` words of a statement (`QueryEvent.sql`), in capitals, joined with spaces."""
+    """Return the first `count` words of a statement (`QueryEvent.sql`): capitals, single spaces."""
     words = []
     at = 0
     for _ in range(count):

@@ -8,8 +8,9 @@ and later, type 42) it is a message of the server's serialization library (manua
     | for each field that is there: number of the field | value
 
       0 flags   1 UUID, a number per byte   2 number of the GTID (signed)   3 tag: size, text
-      4, 5 clocks (signed)   6 commit time here   7 commit time on the first server, if another
-      8 size of the transaction   9 version here   10 version on the first server   11 commit group
+      4, 5 clocks (signed)   6 commit time on this server   7 on the first server, if it is another
+      8 size of the transaction   9 version of this server   10 of the first server
+      11 commit group
 
 All numbers have a variable size: the number of low-order one bits of the first byte says how many bytes
 follow. The value, little-endian, begins above the zero bit after them. A signed number has its sign in the
@@ -78,7 +79,7 @@ def parse_gtid(kind: int, body: bytes) -> GtidEvent | None:
 
 
 def tag_hash(tag: str) -> int:
-    """Return the number for a tag in the kernels' arrays: a hash of 63 bits, never 0; 0 for no tag."""
+    """Return a tag's number in the kernels' arrays: a 63-bit hash, never 0; 0 for no tag."""
     if not tag:
         return 0
     digest = hashlib.blake2b(tag.encode(), digest_size=8, person=b"gtid_tag").digest()

@@ -1,10 +1,10 @@
 """Events that only MariaDB writes.
 
-MariaDB's manual, "Replication Protocol"; little-endian, but for the sizes of what is compressed::
+MariaDB's manual, "Replication Protocol"; little-endian, except for the sizes before compression::
 
     type and body
     160 ANNOTATE_ROWS, 161 BINLOG_CHECKPOINT, 163 GTID_LIST: no change, skipped
-    164 START_ENCRYPTION    the file is encrypted; the stream to us is not: skipped
+    164 START_ENCRYPTION    the file is encrypted, but the dump stream is not: skipped
     162 GTID                Int64 number | Int32 domain | Int8 flags | 2: Int64 group of commits
                             | 64, 128: Int32 format, Int8 size of gtrid, Int8 of bqual, gtrid, bqual
                             | Int8 more flags | ... ; the server is that of the event's header
@@ -16,8 +16,8 @@ MariaDB's manual, "Replication Protocol"; little-endian, but for the sizes of wh
     166-168, 169-171        WRITE, UPDATE and DELETE_ROWS of versions 1 and 2; everything after the
     ..._ROWS_COMPRESSED     bitmaps is compressed (`log_bin_compress`)
 
-    compressed              Int8 0x80 + 16 * way (0: zlib) + n | n bytes size before, big-endian
-                            | zlib stream
+    compressed              Int8 0x80 + 16 * algorithm (0: zlib) + n | n bytes, big-endian:
+                            size before compression | zlib stream
 
 Inside a transaction events have no end position.
 """
@@ -103,13 +103,13 @@ def _rows(body: bytes, kind: int) -> int:
 
 def _decompress(content: bytes) -> bytes:
     first = content[0]
-    way, width = first >> 4 & 7, first & 7
-    if not first & 0x80 or way:
+    algorithm, width = first >> 4 & 7, first & 7
+    if not first & 0x80 or algorithm:
         raise UnsupportedEvent(f"an event that is compressed in an unknown way, {first}")
     size = int.from_bytes(content[1 : 1 + width], "big")
     stream = zlib.decompressobj()
     try:
-        plain = stream.decompress(content[1 + width :], size + 1)  # grows as data comes
+        plain = stream.decompress(content[1 + width :], size + 1)  # allocated as data comes
     except zlib.error:
         raise CorruptLog("a compressed event that cannot be decompressed") from None
     if len(plain) != size or not stream.eof:

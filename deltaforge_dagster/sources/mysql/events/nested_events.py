@@ -1,4 +1,4 @@
-"""Nested events: those inside another event, or kept from earlier, decoded as a stream within the stream.
+"""Nested events: events inside another event, or kept from earlier, as a stream within the stream.
 
 A TRANSACTION_PAYLOAD event contains the events of a compressed transaction (MySQL 8.0.20 and later,
 `binlog_transaction_compression=ON`; `Transaction_payload_event` in the server's `control_events.h`).
@@ -65,7 +65,10 @@ class NestedEvents:
 
 
 def _size(data: bytes) -> int:
-    """Return the size of the first event in `data`; that of a header if not even the header is complete."""
+    """Return the size of the first event in `data`.
+
+    If not even its header is complete, that is the size of a header.
+    """
     if len(data) < HEADER:
         return HEADER
     (size,) = struct.unpack_from("<I", data, 9)
@@ -105,9 +108,10 @@ _ZSTD, _NONE = 0, 255
 
 
 def payload_blocks(body: bytes) -> Iterator[bytes]:
-    """Decompress the body of a TRANSACTION_PAYLOAD event; return its events in blocks that are cut anywhere.
+    """Decompress the body of a TRANSACTION_PAYLOAD event; return blocks of consecutive events.
 
-    A block has at most 4 MiB, however large the transaction is.
+    A block may begin and end inside an event. It has at most 4 MiB, however large the transaction
+    is.
 
     Raises:
         CorruptLog: The body does not follow the format.

@@ -1,18 +1,21 @@
 r"""The text of a statement in the log, as its server and session have read it.
 
-What a text means depends on who reads it: its bytes are in the client's character set, in some of which a backslash is
-part of other characters; `ANSI_QUOTES` and `NO_BACKSLASH_ESCAPES` change quotes; MySQL and MariaDB execute other comments.
-A QUERY event has the session's state, and its file names the server. `plain` uses them once, so that the readers of
-statements need not know any of this: they get a text without comments, whose strings are in single quotes.
+What a text means depends on the server and the session: its bytes are in the client's character
+set, in some of which a backslash may be a byte of another character; `ANSI_QUOTES` and
+`NO_BACKSLASH_ESCAPES` change the meaning of quotes; MySQL and MariaDB do not execute the same
+comments. A QUERY event has the session's state, and its file names the server. `plain` applies them
+once, so that the code that parses statements need not know any of this: it gets a text without
+comments, whose strings are in single quotes.
 
-Comments that are code on one of the two, after their beginning; a server that skips such a comment logs it with a blank
-instead of `!`, so that one which is left was executed::
+Comments that a server executes begin as follows. A server that skips such a comment logs it with a
+blank instead of `!`, so a comment that still has its `!` was executed::
 
     /*!  and 5 or 6 digits, a version     both; before 6 digits were allowed, the sixth was code
     /*!  and no version                   both
     /*M! with or without a version        MariaDB; a comment for MySQL
 
-Other SQL modes change what expressions mean (`HIGH_NOT_PRECEDENCE`, `PIPES_AS_CONCAT`), but neither tokens nor columns.
+Other SQL modes (`HIGH_NOT_PRECEDENCE`, `PIPES_AS_CONCAT`) change what expressions mean, but neither
+how a text is divided into tokens nor which columns a table has.
 """
 
 from __future__ import annotations
@@ -34,15 +37,16 @@ _CHARACTERS = {
     "gbk": _GBK,
     "gb18030": rb"[\x81-\xfe][0-9][\x81-\xfe][0-9]|" + _GBK,
 }
-"""The characters of several bytes of the character sets in which a backslash or backtick may be one of these bytes."""
+"""Patterns of the characters of several bytes, for each character set in which a backslash or a
+backtick may be one of these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlSession:
-    """What decides how the text of a statement is read.
+    """The server and session state on which the meaning of a statement's text depends.
 
     Attributes:
-        is_mariadb: Whether MariaDB reads it.
+        is_mariadb: Whether the server is MariaDB.
         collation: The collation of the client, whose character set the text is in; 0 if it is unknown.
         sql_mode: The bits of `@@sql_mode`.
     """
@@ -53,7 +57,10 @@ class SqlSession:
 
 
 def decoded(content: bytes, session: SqlSession) -> str:
-    """Return the text of a statement; U+FFFD stands for bytes that are no character, as in binary literals."""
+    """Return the text of a statement.
+
+    U+FFFD stands for bytes that are no character, as they occur in binary literals.
+    """
     charset = CHARSETS.get(session.collation) or CHARSETS[_UTF_8]
     try:
         return charset.decode(content)
@@ -80,23 +87,24 @@ _CODE_OF_MYSQL = r"/\*!(?:0\d{5}|\d{5})?"
 _CODE_OF_MARIADB = r"/\*M?!(?:\d{5,6})?"
 _COMMENT = r"/\*.*?\*/"
 _SKIPPED_CODE = r"/\*M?\ \d{5,6}(?:(?!/\*|\*/).|/\*.*?\*/)*\*/"
-"""A comment in the place of code that the server skipped, which may contain comments."""
+"""A comment that the server logs instead of code that it skipped; it may contain comments."""
 
 
 def plain(text: str, session: SqlSession) -> str:
-    r"""Return a statement that means the same, without comments, in the spelling that `ddl_tokens` reads.
+    r"""Return an equivalent statement without comments, in the spelling that `ddl_tokens` reads.
 
-    Names are as they were, or in backticks. Strings are in single quotes; in them, only `''` and `\\` have a meaning.
+    Names are unchanged or in backticks. Strings are in single quotes; the only escapes in them are
+    `''` and `\\`.
     """
     escapes = not session.sql_mode & _NO_BACKSLASH_ESCAPES
     ansi = bool(session.sql_mode & _ANSI_QUOTES)
-    found = _plain(text, session, _COMMENT, escapes=escapes, ansi=ansi)
-    if found is None:  # a comment ended too early
+    sql = _plain(text, session, _COMMENT, escapes=escapes, ansi=ansi)
+    if sql is None:  # a comment ended too early: skipped code may contain comments
         nested = f"{_SKIPPED_CODE}|{_COMMENT}"
-        found = _plain(text, session, nested, escapes=escapes, ansi=ansi)
-    if found is None:
+        sql = _plain(text, session, nested, escapes=escapes, ansi=ansi)
+    if sql is None:
         return text
-    return _executed(found) if session.is_mariadb else found
+    return _executed(sql) if session.is_mariadb else sql
 
 
 _SETTING = re.compile(
@@ -107,9 +115,10 @@ _SETTING = re.compile(
 
 
 def _executed(sql: str) -> str:
-    """Return the statement of MariaDB's `SET STATEMENT ... FOR statement`; itself if it is no such one.
+    """Return the statement after `FOR` in MariaDB's `SET STATEMENT ... FOR statement`.
 
-    With a SQL mode or a character set among the settings it is not certain how the server has read it.
+    Any other statement is returned unchanged. So is one whose settings include a SQL mode or a
+    character set, because it is not certain how the server has read it.
     """
     match = _SETTING.match(sql)
     if match is None or re.search(r"(?i)sql_mode|character_set|collation", match["settings"]):
@@ -120,7 +129,7 @@ def _executed(sql: str) -> str:
 def _plain(
     text: str, session: SqlSession, comment: str, *, escapes: bool, ansi: bool
 ) -> str | None:
-    """Return the plain text; None if a comment ends that has not begun."""
+    """Return the plain text (`plain`); None if a comment ends that has not begun."""
     begins = _CODE_OF_MARIADB if session.is_mariadb else _CODE_OF_MYSQL
     single, double = _quoted("'", escapes=escapes), _quoted('"', escapes=escapes and not ansi)
     pattern = re.compile(
@@ -128,16 +137,16 @@ def _plain(
         rf" | (?P<end> \*/ ) | {_BACKTICKED} | (?P<single> {single} ) | (?P<double> {double} )"
     )
     depth = 0
-    stray = False
+    unbalanced = False
 
     def rewritten(match: re.Match[str]) -> str:
-        nonlocal depth, stray
+        nonlocal depth, unbalanced
         kind = match.lastgroup
         if kind == "begin":
             depth += 1
         elif kind == "end":
             depth -= 1
-            stray = stray or depth < 0
+            unbalanced = unbalanced or depth < 0
         elif kind == "double" and ansi:
             name = match[0][1:-1].replace('""', '"')
             return "`" + name.replace("`", "``") + "`"
@@ -145,8 +154,8 @@ def _plain(
             return _string(match[0], escapes=escapes)
         return match[0] if kind is None else " "
 
-    result = pattern.sub(rewritten, text)
-    return None if stray else result
+    sql = pattern.sub(rewritten, text)
+    return None if unbalanced else sql
 
 
 def _quoted(quote: str, *, escapes: bool) -> str:

@@ -1,4 +1,4 @@
-"""Classify statements in the log (QUERY events) for a reader of rows.
+"""Classify statements in the log (QUERY events) by what they mean to a reader of row changes.
 
 With row format, the server logs row changes as rows, and everything else as the statement that was run. This
 module decides by a statement's words whether it controls a transaction, defines or empties tables, can
@@ -29,7 +29,7 @@ class StatementKind(Enum):
     PASSED = auto()
     """Can be ignored, because it changes no row and no table: accounts, statistics, temporary tables."""
     ROLLBACK = auto()
-    """Takes back everything that the transaction has logged so far, or a part of it."""
+    """Rolls back everything that the transaction has logged so far, or a part of it."""
     DEFINES = auto()
     """DDL: creates, alters, renames or drops tables, views, routines or databases."""
     EMPTIES = auto()
@@ -49,7 +49,7 @@ WORTH_A_RUN = frozenset(StatementKind) - {
     StatementKind.XA_START,
     StatementKind.XA_END,
 }
-"""Kinds of statements that lead to changes, or to an error that somebody should see."""
+"""Kinds of statements that lead to changes, or to an error that an operator should see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +104,26 @@ def statement(query: QueryEvent) -> Statement:
     if kind is StatementKind.CHANGES:
         tables = _changed(query)
     elif kind is StatementKind.UNKNOWN:
-        # Which quotes are those of names is not certain either.
+        # Texts may be names as well: it is not certain which quotes enclose names.
         tables = _named(query, TokenKind.WORD, TokenKind.NAME, TokenKind.TEXT)
     return Statement(kind, words, tables)
 
 
 def _kind(words: str, query: QueryEvent) -> StatementKind:
-    verb, _, what = words.partition(" ")
+    verb, _, second = words.partition(" ")
     if not query.sql.strip():
         return StatementKind.PASSED
     if verb in _DEFINES:
-        return _kind_of_ddl(what, query)
-    if verb == "ANALYZE" and what not in _OF_TABLES:
+        return _kind_of_ddl(second, query)
+    if verb == "ANALYZE" and second not in _OF_TABLES:
         return StatementKind.CHANGES  # MariaDB executes a statement in order to analyze it
     return _TWO_WORDS.get(words) or _VERBS.get(verb, StatementKind.UNKNOWN)
 
 
-def _kind_of_ddl(what: str, query: QueryEvent) -> StatementKind:
-    if what == "OR":
-        what = first_words(query.sql, 4).removeprefix("CREATE OR REPLACE ")
-    if what in _ELSEWHERE:
+def _kind_of_ddl(second: str, query: QueryEvent) -> StatementKind:
+    if second == "OR":
+        second = first_words(query.sql, 4).removeprefix("CREATE OR REPLACE ")
+    if second in _ELSEWHERE:
         return StatementKind.PASSED
     return StatementKind.DEFINES if _filled(query) is None else StatementKind.CHANGES
 
@@ -133,7 +133,9 @@ _OF_TABLES = {"LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"}
 
 
 def _filled(query: QueryEvent) -> Name | None:
-    """Return the table that a CREATE TABLE fills with a query: `... SELECT`, `... TABLE`, `... VALUES`; None if none.
+    """Return the table that a CREATE TABLE fills with a query; None for any other statement.
+
+    The query is `... SELECT`, `... TABLE` or `... VALUES`.
 
     With row format the server logs such a statement without the query, followed by the rows.
     """
@@ -151,7 +153,7 @@ def _filled(query: QueryEvent) -> Name | None:
 
 
 def _changed(query: QueryEvent) -> frozenset[Name] | None:
-    """Return the tables whose rows a statement may change; None if a routine may change any table."""
+    """Return the tables whose rows a statement may change; None if a routine may change any."""
     created = _filled(query)
     if created is not None:
         return frozenset({created})
@@ -169,16 +171,16 @@ def _changed(query: QueryEvent) -> frozenset[Name] | None:
 
 
 def _named(query: QueryEvent, *kinds: TokenKind) -> frozenset[Name] | None:
-    """Return what may be the name of a table in a statement; None if there is nothing behind the verb."""
+    """Return what may be the name of a table in a statement; None if nothing follows the verb."""
     tokens = list(read_tokens(query.sql))[1:]
-    found: set[Name] = set()
+    names: set[Name] = set()
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         dots = [near is not None and near.word == "." for near in (before, after)]
         if token.word == "." and before is not None and after is not None:
-            found.add((before.text, after.text))
+            names.add((before.text, after.text))
         elif token.kind in kinds and not any(dots):
-            found.add((query.database, token.text))
-    return frozenset(found) or None
+            names.add((query.database, token.text))
+    return frozenset(names) or None
 
 
 _XID = re.compile(r"X'([0-9A-Fa-f]*)',X'([0-9A-Fa-f]*)',(\d+)")
@@ -197,7 +199,7 @@ class Xid:
 
 
 def xid_of(text: str) -> Xid | None:
-    """Return the xid in an XA statement, as the server logs it (`X'6162',X'',1`); None if there is none."""
+    """Return the xid in an XA statement as the server logs it (`X'6162',X'',1`), or None."""
     match = _XID.search(text)
     if match is None or len(match[1]) % 2 or len(match[2]) % 2:
         return None

@@ -1,4 +1,4 @@
-"""TABLE_MAP events: the description of a table that the log has before each group of its changes.
+"""TABLE_MAP events: descriptions of tables, which the log has before each group of changes.
 
 MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are those of
 `Table_map_event::Optional_metadata_field_type` in the server's `rows_event.h`::
@@ -22,7 +22,8 @@ MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are thos
 Without FULL, names, labels and key come from the catalog. Which columns 1, 2 and 3 count depends on the server::
 
     number column    integers, DECIMAL, FLOAT, DOUBLE; and YEAR, except in MySQL 8.0.15 and older
-    text column      CHAR, VARCHAR, TEXT, and the binary ones of them; MySQL's VECTOR; MariaDB's GEOMETRY
+    text column      CHAR, VARCHAR, TEXT and their binary counterparts; MySQL's VECTOR;
+                     MariaDB's GEOMETRY
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class CatalogTable:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The columns of a table are not known for certain; `reason` says why, and what to do."""
+    """Says that a table's columns are not known for certain; `reason` says why, and what to do."""
 
     reason: str
 
@@ -151,8 +152,8 @@ def parse_table_map(content: bytes, server: LogServer) -> TableMap:
     if not 0 < count <= MAX_COLUMNS:
         raise CorruptLog(f"a TABLE_MAP event of {db}.{table} with {count} columns")
     codes = reader.read(count)
-    if strange := sorted({code for code in codes if not is_type_code(code)}):
-        raise UnsupportedEvent(f"table {db}.{table} has types that are not known: {strange}")
+    if unknown := sorted({code for code in codes if not is_type_code(code)}):
+        raise UnsupportedEvent(f"table {db}.{table} has types that are not known: {unknown}")
     metadata = _TableMapReader(reader.text())
     types = [log_type(code, metadata.read(metadata_size(code))) for code in codes]
     if metadata:
@@ -163,25 +164,30 @@ def parse_table_map(content: bytes, server: LogServer) -> TableMap:
     while reader:
         kind = reader.number(1)
         fields[kind] = reader.text()
-    found = TableMap(db, table, types, nullable)
-    found.unsigned = _unsigned(types, fields.get(1), server)
-    found.collations = _collations(
+    table_map = TableMap(db, table, types, nullable)
+    table_map.unsigned = _unsigned(types, fields.get(1), server)
+    table_map.collations = _collations(
         types,
         lambda t: t.has_collation or (server.is_mariadb and t.is_geometry),
         fields.get(2),
         fields.get(3),
     )
     if 4 in fields:
-        found.described = _described(types, fields)
-    return found
+        table_map.described = _described(types, fields)
+    return table_map
 
 
 _NEWEST_WITHOUT_YEAR, _OLDEST_WITH_YEAR = (8, 0, 15), (8, 0, 23)
-"""Versions of MySQL: the first one does not write a sign for a YEAR, the second does; those between are not known."""
+"""Versions of MySQL. Up to the first one, SIGNEDNESS has no bit for YEAR columns; from the second
+one on it has. For those between, it is not known."""
 
 
 def _unsigned(types: list[LogType], bits: bytes | None, server: LogServer) -> list[bool | None]:
-    """Return which columns are unsigned; None where that depends on whether the server counts YEAR columns."""
+    """Return which columns are unsigned.
+
+    None for a number if the event has no SIGNEDNESS, or if the sign depends on whether the server
+    counts YEAR columns, which is not known.
+    """
     unsigned: list[bool | None] = [None if t.is_number else False for t in types]
     if bits is None:
         return unsigned
@@ -197,8 +203,8 @@ def _unsigned(types: list[LogType], bits: bytes | None, server: LogServer) -> li
     if not countings:
         raise CorruptLog("a TABLE_MAP event whose SIGNEDNESS does not fit its columns")
     for column in without_years:
-        places = [counted.index(column) for counted in countings]
-        signs = {bool(bits[place >> 3] << (place & 7) & 0x80) for place in places}
+        indexes = [counted.index(column) for counted in countings]
+        signs = {bool(bits[index >> 3] << (index & 7) & 0x80) for index in indexes}
         unsigned[column] = signs.pop() if len(signs) == 1 else None
     return unsigned
 
@@ -223,15 +229,15 @@ def _collations(
         for column in concerned:
             collations[column] = number
         while reader:
-            place = reader.packed()
-            if place >= len(concerned):
+            index = reader.packed()
+            if index >= len(concerned):
                 raise CorruptLog("a TABLE_MAP event whose collations do not fit its columns")
-            collations[concerned[place]] = reader.packed()
+            collations[concerned[index]] = reader.packed()
     return collations
 
 
 def _described(types: list[LogType], fields: dict[int, bytes]) -> CatalogTable:
-    """Return names, labels and key from FULL metadata; labels are in each column's character set."""
+    """Return names, labels and key from FULL metadata, with labels in their own character sets."""
     names_of = _TableMapReader(fields[4])
     names = [names_of.text().decode(errors="replace") for _ in types]
     collations = _collations(types, lambda t: t.has_labels, fields.get(10), fields.get(11))

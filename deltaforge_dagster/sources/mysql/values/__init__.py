@@ -1,1 +1,1 @@
-"""Values of MySQL as JSON text: `types` defines the format of each type, the other modules write it."""
+"""Values of MySQL as JSON text: `types` defines each type's format, the other modules write it."""

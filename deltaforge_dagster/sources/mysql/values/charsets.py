@@ -1,4 +1,4 @@
-"""MySQL's character sets: the character set of each collation number, and the characters of its codes.
+"""MySQL's character sets: the character set of each collation, and the characters of its codes.
 
 The log identifies a column's character set by the number of its collation
 (`information_schema.collations.id`; these numbers never change). A few of MySQL's tables differ from
@@ -105,32 +105,32 @@ def _none(codes: str) -> dict[bytes, str]:
 
 
 def _user_defined(prefix: bytes, first: int) -> dict[bytes, str]:
-    """Return the ten user-defined rows of EUC, mapped to Unicode's private use area from `first` on."""
+    """Return EUC's ten user-defined rows, mapped to Unicode's private use area from `first` on."""
     cells = [(row, cell) for row in range(0xF5, 0xFF) for cell in range(0xA1, 0xFF)]
-    return {prefix + bytes(at): chr(first + place) for place, at in enumerate(cells)}
+    return {prefix + bytes(code): chr(first + index) for index, code in enumerate(cells)}
 
 
 def _nec_row_13() -> dict[bytes, str]:
     """Return the special characters of row 13 of `cp932`, by their EUC code."""
-    found = {}
+    characters = {}
     for cell in range(1, 95):
         code = bytes([0x87, cell + 0x3F if cell < 64 else cell + 0x40])
         try:
-            found[bytes([0xAD, 0xA0 + cell])] = code.decode("cp932")
+            characters[bytes([0xAD, 0xA0 + cell])] = code.decode("cp932")
         except UnicodeDecodeError:
             continue
-    return found
+    return characters
 
 
 def _ibm_extensions() -> dict[bytes, str]:
-    """Return IBM's extensions of `cp932` that EUC does not have otherwise, by their code in `eucjpms`."""
+    """Return IBM's extensions of `cp932` that EUC has nowhere else, by their code in `eucjpms`."""
     cells = [bytes([row, cell]) for row in (0xFA, 0xFB, 0xFC) for cell in range(0x40, 0xFD)]
     characters = [cell.decode("cp932", errors="replace") for cell in cells]
     added = [c for c in characters if len(c) == 1 and _is_new(c)]
-    places = range(0x52, 0x52 + len(added))
+    indexes = range(0x52, 0x52 + len(added))
     return {
-        bytes([0x8F, 0xF3 + place // 94, 0xA1 + place % 94]): character
-        for place, character in zip(places, added, strict=True)
+        bytes([0x8F, 0xF3 + index // 94, 0xA1 + index % 94]): character
+        for index, character in zip(indexes, added, strict=True)
     }
 
 
@@ -160,7 +160,7 @@ _EUCJPMS = {
 }
 _BIG5 = {
     **_none("a15a a1c3 a1c5 a1fe a240 a2cc a2ce"),
-    **{bytes([0xF9, 0xD6 + place]): c for place, c in enumerate("碁銹裏墻恒粧嫺")},
+    **{bytes([0xF9, 0xD6 + index]): c for index, c in enumerate("碁銹裏墻恒粧嫺")},
 }
 _ARMSCII8 = _upper(
     "❁§։)(»«—.՝,-՟…՜՛՞ԱաԲբԳգԴդԵեԶզԷէԸըԹթԺժԻիԼլԽխԾծԿկՀհՁձՂղՃճՄմՅյՆնՇշՈոՉչՊպՋջՌռՍսՎվՏտՐրՑցՒւՓփՔքՕօՖֆ\u2019'",  # noqa: RUF001 - as the server has them
@@ -266,11 +266,12 @@ CHARSETS = {
 # MariaDB's NO PAD collations: their numbers are 1024 higher than those of the padding ones.
 CHARSETS |= {1024 + number: charset for number, charset in CHARSETS.items() if number < 1024}
 
+# `utf8` is another name of `utf8mb3`, whose default collation is 33.
 _BY_NAME = {charset.name: number for number, charset in reversed(CHARSETS.items())} | {"utf8": 33}
 
 
 def any_collation(charset: str) -> int | None:
-    """Return the number of any one collation of a character set, given its name; None if unknown."""
+    """Return the number of some collation of the named character set; None if it is unknown."""
     return _BY_NAME.get(charset)
 
 
@@ -292,7 +293,10 @@ def single_line(charset: Charset) -> int:
 
 
 def _singles() -> Bytes:
-    """Return, per set and byte, the character in a JSON string: its size in bytes (0 for none), then the bytes."""
+    """Return each byte's character as it is written in a JSON string, for each single-byte set.
+
+    A character is its size in bytes (0 if the byte has no character), followed by the bytes.
+    """
     table = np.zeros((len(_NAMES), 256, 7), np.uint8)
     for line, name in enumerate(_NAMES):
         for byte in range(256):
@@ -324,8 +328,8 @@ def code_points(charset: Charset) -> npt.NDArray[np.uint16]:
         for trail in range(256):
             _enter(table, lead << 8 | trail, charset.character(bytes([lead, trail])))
             if charset.width == 3 and lead > 0xA0 and trail > 0xA0:
-                place = PLANE + (lead << 8 | trail)
-                _enter(table, place, charset.character(bytes([0x8F, lead, trail])))
+                index = PLANE + (lead << 8 | trail)
+                _enter(table, index, charset.character(bytes([0x8F, lead, trail])))
     if charset.width == 4:
         for number in range(GB18030_BMP):
             code = gb18030_code(number)
@@ -341,6 +345,6 @@ def gb18030_code(number: int) -> bytes:
     return bytes([0x81 + first, 0x30 + second, 0x81 + third, 0x30 + fourth])
 
 
-def _enter(table: npt.NDArray[np.uint16], place: int, character: str | None) -> None:
+def _enter(table: npt.NDArray[np.uint16], index: int, character: str | None) -> None:
     if character is not None:
-        table[place] = ord(character)
+        table[index] = ord(character)

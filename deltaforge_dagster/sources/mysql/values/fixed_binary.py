@@ -29,53 +29,53 @@ def _byte(source: Bytes, at: int, end: int) -> int:
 
 
 @kernel
-def _write_hex_digit(value: int, out: Bytes, place: int) -> int:
-    out[place] = value + (ZERO if value < 10 else _LETTERS)
-    return place + 1
+def _write_hex_digit(value: int, out: Bytes, offset: int) -> int:
+    out[offset] = value + (ZERO if value < 10 else _LETTERS)
+    return offset + 1
 
 
 @kernel
-def write_uuid(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+def write_uuid(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
     """Write a UUID."""
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     for index in range(16):
         if index in (4, 6, 8, 10):
-            out[place] = MINUS
-            place += 1
+            out[offset] = MINUS
+            offset += 1
         byte = _byte(source, start + index, end)
-        place = _write_hex_digit(byte >> 4, out, place)
-        place = _write_hex_digit(byte & 15, out, place)
-    out[place] = QUOTE
-    return place + 1
+        offset = _write_hex_digit(byte >> 4, out, offset)
+        offset = _write_hex_digit(byte & 15, out, offset)
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
-def _write_parts(source: Bytes, at: int, end: int, out: Bytes, place: int) -> int:
+def _write_parts(source: Bytes, at: int, end: int, out: Bytes, offset: int) -> int:
     """Write four bytes as decimal numbers, separated by dots."""
     for index in range(4):
         if index > 0:
-            out[place] = DOT
-            place += 1
+            out[offset] = DOT
+            offset += 1
         byte = _byte(source, at + index, end)
         if byte >= 100:
-            out[place] = ZERO + byte // 100
-            place += 1
+            out[offset] = ZERO + byte // 100
+            offset += 1
         if byte >= 10:
-            out[place] = ZERO + byte // 10 % 10
-            place += 1
-        out[place] = ZERO + byte % 10
-        place += 1
-    return place
+            out[offset] = ZERO + byte // 10 % 10
+            offset += 1
+        out[offset] = ZERO + byte % 10
+        offset += 1
+    return offset
 
 
 @kernel
-def write_inet4(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+def write_inet4(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
     """Write an IPv4 address."""
-    out[place] = QUOTE
-    place = _write_parts(source, start, end, out, place + 1)
-    out[place] = QUOTE
-    return place + 1
+    out[offset] = QUOTE
+    offset = _write_parts(source, start, end, out, offset + 1)
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
@@ -85,7 +85,7 @@ def _word(source: Bytes, start: int, end: int, index: int) -> int:
 
 
 @kernel
-def write_inet6(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+def write_inet6(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
     """Write an IPv6 address."""
     gap, gap_size = -1, 0
     run = 0
@@ -93,29 +93,29 @@ def write_inet6(source: Bytes, start: int, end: int, out: Bytes, place: int) -> 
         run = run + 1 if _word(source, start, end, index) == 0 else 0
         if run > gap_size:
             gap, gap_size = index - run + 1, run
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     index = 0
     while index < _WORDS:
         if index == gap:
             if index == 0:
-                out[place] = COLON
-                place += 1
-            out[place] = COLON
-            place += 1
+                out[offset] = COLON
+                offset += 1
+            out[offset] = COLON
+            offset += 1
             index += gap_size
             continue
         mapped = gap_size == 5 and _word(source, start, end, 5) == 0xFFFF
         if index == 6 and gap == 0 and (gap_size == 6 or mapped):
-            place = _write_parts(source, start + 12, end, out, place)
+            offset = _write_parts(source, start + 12, end, out, offset)
             break
         word = _word(source, start, end, index)
         for shift in (12, 8, 4, 0):
             if shift == 0 or word >> shift != 0:
-                place = _write_hex_digit(word >> shift & 15, out, place)
+                offset = _write_hex_digit(word >> shift & 15, out, offset)
         index += 1
         if index < _WORDS:
-            out[place] = COLON
-            place += 1
-    out[place] = QUOTE
-    return place + 1
+            out[offset] = COLON
+            offset += 1
+    out[offset] = QUOTE
+    return offset + 1

@@ -1,4 +1,4 @@
-"""Kernels that write a binary floating point number as the shortest decimal that parses to the same number.
+"""Kernels that write a floating point number as the shortest decimal that reads back as the same.
 
 They use the algorithm of Raffaello Giulietti, "The Schubfach way to render doubles" (2020): of the
 decimals inside the interval that rounds to the number, at most four have to be tried. It needs
@@ -39,7 +39,10 @@ _LEAST, _MOST = -292, 324
 
 
 def _powers() -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
-    """Return each 10^k, normalized to 128 bits with the highest bit set, rounded up: high half, low half."""
+    """Return the high and the low 64 bits of each 10^k, as 128 bits of which the highest is set.
+
+    The values are rounded up.
+    """
     table = np.empty((_MOST - _LEAST + 1, 2), np.uint64)
     for k in range(_LEAST, _MOST + 1):
         if k >= 0:
@@ -72,7 +75,7 @@ def _high(a: np.uint64, b: np.uint64) -> np.uint64:
 
 @kernel
 def _scaled(line: int, value: np.uint64) -> np.uint64:
-    """Return `value` times a power of ten, without the lower 128 bits; odd if they were not zero."""
+    """Return `value` times a power of ten without the lower 128 bits; odd if they were not zero."""
     carry = _high(_POWERS[line, 1], value)
     low = _POWERS[line, 0] * value
     high = _high(_POWERS[line, 0], value)
@@ -114,7 +117,7 @@ def _shortest(c: np.uint64, q: int, closer: bool) -> tuple[np.uint64, int]:
 
 
 @kernel
-def _write_decimal(s: np.uint64, k: int, out: Bytes, place: int) -> int:
+def _write_decimal(s: np.uint64, k: int, out: Bytes, offset: int) -> int:
     """Write the number s 10^k, where s > 0."""
     while s % _TEN == _ZERO:
         s //= _TEN
@@ -127,30 +130,30 @@ def _write_decimal(s: np.uint64, k: int, out: Bytes, place: int) -> int:
     point = count + k  # digits before the decimal point
     scientific = point < -14 or point > 15
     before = 1 if scientific else point
-    start = place
+    start = offset
     if before <= 0:
-        out[place] = ZERO
-        out[place + 1] = DOT
+        out[offset] = ZERO
+        out[offset + 1] = DOT
         for i in range(-before):
-            out[place + 2 + i] = ZERO
-        start = place + 2 - before
-        place = start + count
+            out[offset + 2 + i] = ZERO
+        start = offset + 2 - before
+        offset = start + count
         for i in range(count):
-            out[place - 1 - i] = ZERO + np.int64(s % _TEN)
+            out[offset - 1 - i] = ZERO + np.int64(s % _TEN)
             s //= _TEN
-        return place
+        return offset
     if before >= count and not scientific:
-        place = start + before
+        offset = start + before
         for i in range(count, before):
             out[start + i] = ZERO
         for i in range(count):
             out[start + count - 1 - i] = ZERO + np.int64(s % _TEN)
             s //= _TEN
-        out[place] = DOT
-        out[place + 1] = ZERO
-        return place + 2
+        out[offset] = DOT
+        out[offset + 1] = ZERO
+        return offset + 2
     dot = 1 if count > before else 0
-    place = start + count + dot
+    offset = start + count + dot
     for i in range(count):
         digit = count - 1 - i
         out[start + digit + (dot if digit >= before else 0)] = ZERO + np.int64(s % _TEN)
@@ -158,37 +161,37 @@ def _write_decimal(s: np.uint64, k: int, out: Bytes, place: int) -> int:
     if dot != 0:
         out[start + before] = DOT
     if not scientific:
-        return place
-    out[place] = LOWER_E
-    place += 1
+        return offset
+    out[offset] = LOWER_E
+    offset += 1
     exponent = point - 1
     if exponent < 0:
-        out[place] = MINUS
-        place += 1
+        out[offset] = MINUS
+        offset += 1
         exponent = -exponent
     digits = 3 if exponent > 99 else 2
     for i in range(digits):
-        out[place + digits - 1 - i] = ZERO + exponent % 10
+        out[offset + digits - 1 - i] = ZERO + exponent % 10
         exponent //= 10
-    return place + digits
+    return offset + digits
 
 
 @kernel
-def _write(bits: np.uint64, mantissa_bits: int, exponent_bits: int, out: Bytes, place: int) -> int:
+def _write(bits: np.uint64, mantissa_bits: int, exponent_bits: int, out: Bytes, offset: int) -> int:
     fraction = bits & ((_ONE << np.uint64(mantissa_bits)) - _ONE)
     exponent = int(bits >> np.uint64(mantissa_bits)) & ((1 << exponent_bits) - 1)
     if exponent == (1 << exponent_bits) - 1:
         return INVALID  # infinite or not a number: MySQL has neither
     if bits >> np.uint64(mantissa_bits + exponent_bits) != _ZERO:
-        out[place] = MINUS
-        place += 1
+        out[offset] = MINUS
+        offset += 1
     least = 1 - (1 << (exponent_bits - 1)) + 1 - mantissa_bits
     if exponent == 0:
         if fraction == _ZERO:
-            out[place] = ZERO
-            out[place + 1] = DOT
-            out[place + 2] = ZERO
-            return place + 3
+            out[offset] = ZERO
+            out[offset + 1] = DOT
+            out[offset + 2] = ZERO
+            return offset + 3
         s, k = _shortest(fraction, least, False)
     else:
         s, k = _shortest(
@@ -196,34 +199,35 @@ def _write(bits: np.uint64, mantissa_bits: int, exponent_bits: int, out: Bytes, 
             least + exponent - 1,
             bool(fraction == _ZERO and exponent > 1),
         )
-    return _write_decimal(s, k, out, place)
+    return _write_decimal(s, k, out, offset)
 
 
 @kernel
-def write_float(source: Bytes, at: int, size: int, out: Bytes, place: int) -> int:
+def write_float(source: Bytes, at: int, size: int, out: Bytes, offset: int) -> int:
     """Write a little-endian IEEE 754 number of 4 or 8 bytes; `INVALID` if it is not finite."""
     bits = read_unsigned(source, at, size)
     if size == 4:
-        return _write(bits, 23, 8, out, place)
-    return _write(bits, 52, 11, out, place)
+        return _write(bits, 23, 8, out, offset)
+    return _write(bits, 52, 11, out, offset)
 
 
 @kernel
-def write_vector(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
-    """Write consecutive FLOATs as a JSON array, or `{"_base64":"..."}` if they are not all finite FLOATs.
+def write_vector(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
+    """Write consecutive FLOATs as a JSON array.
 
-    Writes at most `VECTOR_GROWTH` n + 32 bytes for n bytes.
+    If they are not all finite FLOATs, write `{"_base64":"..."}`. Writes at most `VECTOR_GROWTH` n +
+    32 bytes for n bytes.
     """
-    first = place
-    out[place] = OPEN_BRACKET
+    first = offset
+    out[offset] = OPEN_BRACKET
     for at in range(start, end - 3, 4):
-        place = write_float(source, at, 4, out, place + 1)
-        if place == INVALID:
+        offset = write_float(source, at, 4, out, offset + 1)
+        if offset == INVALID:
             return write_base64(source, start, end, out, first)
-        out[place] = COMMA
+        out[offset] = COMMA
     if start == end:
-        place += 1
+        offset += 1
     elif (end - start) & 3 != 0:
         return write_base64(source, start, end, out, first)
-    out[place] = CLOSE_BRACKET
-    return place + 1
+    out[offset] = CLOSE_BRACKET
+    return offset + 1

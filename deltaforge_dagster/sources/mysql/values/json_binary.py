@@ -96,44 +96,47 @@ _PREFIX = np.frombuffer(b'"base64:type', np.uint8).copy()
 
 @kernel
 def _sized(source: Bytes, at: int, end: int) -> tuple[int, int]:
-    """Read the variable-length size at `at`; return where the bytes after it start, and the size; `INVALID` if cut."""
+    """Read the variable-length size at `at`; return the offset of the bytes after it, and the size.
+
+    The offset is `INVALID` if the size or the bytes do not end before `end`.
+    """
     size = 0
-    for place in range(5):
-        if at + place >= end:
+    for index in range(5):
+        if at + index >= end:
             return INVALID, 0
-        byte = read_8(source, at + place)
-        size |= (byte & 0x7F) << (7 * place)
+        byte = read_8(source, at + index)
+        size |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            start = at + place + 1
+            start = at + index + 1
             return (start, size) if size <= end - start else (INVALID, 0)
     return INVALID, 0
 
 
 @kernel
-def _write_lines(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+def _write_lines(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
     """Write Base64 (RFC 4648) with an escaped line break between lines of 76 characters."""
     for at in range(start, end, 3):
         if at > start and (at - start) % _LINE == 0:
-            out[place] = BACKSLASH
-            out[place + 1] = LOWER_N
-            place += 2
+            out[offset] = BACKSLASH
+            out[offset + 1] = LOWER_N
+            offset += 2
         group, count = np.int64(0), min(3, end - at)
         for i in range(count):
             group |= np.int64(source[at + i]) << (16 - 8 * i)
-        place = write_group(group, count, out, place)
-    return place
+        offset = write_group(group, count, out, offset)
+    return offset
 
 
 @kernel
-def _write_moment(kind: int, packed: int, out: Bytes, place: int) -> int:
+def _write_moment(kind: int, packed: int, out: Bytes, offset: int) -> int:
     """Write a packed date, time or both as a JSON string."""
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     if packed < 0:
         if kind != _TIME:
             return INVALID
-        out[place] = MINUS
-        place += 1
+        out[offset] = MINUS
+        offset += 1
         packed = -packed
     micros, whole = packed & 0xFFFFFF, packed >> 24
     if micros > 999_999 or whole < 0:
@@ -143,20 +146,20 @@ def _write_moment(kind: int, packed: int, out: Bytes, place: int) -> int:
         months = whole >> 22
         if months // 13 > 9999:
             return INVALID
-        place = write_day(months // 13, months % 13, whole >> 17 & 31, out, place)
+        offset = write_day(months // 13, months % 13, whole >> 17 & 31, out, offset)
         hour &= 31
         if kind != _DATE:
-            out[place] = SPACE
-            place += 1
+            out[offset] = SPACE
+            offset += 1
     if kind != _DATE:
-        place = write_clock(hour, whole >> 6 & 63, whole & 63, micros, out, place)
-    out[place] = QUOTE
-    return place + 1
+        offset = write_clock(hour, whole >> 6 & 63, whole & 63, micros, out, offset)
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
 def _write_column_value(
-    source: Bytes, at: int, end: int, out: Bytes, place: int, limit: int
+    source: Bytes, at: int, end: int, out: Bytes, offset: int, limit: int
 ) -> int:
     """Write a value of a column type (type 15); the column type's code is at `at`."""
     if at >= end:
@@ -171,33 +174,33 @@ def _write_column_value(
         digits, scale = read_8(source, start), read_8(source, start + 1)
         if scale > digits or digits > 65 or decimal_size(digits, scale) != size - 2:
             return INVALID
-        return write_number(source, start + 2, digits, scale, out, place)
+        return write_number(source, start + 2, digits, scale, out, offset)
     if kind == _DATE or kind == _TIME or kind == _DATETIME or kind == _TIMESTAMP:
         if size != 8:
             return INVALID
-        return _write_moment(kind, read_64(source, start), out, place)
-    if 2 * size + _MARGIN > limit - place:
+        return _write_moment(kind, read_64(source, start), out, offset)
+    if 2 * size + _MARGIN > limit - offset:
         return INVALID
-    place = copy(_PREFIX, 0, _PREFIX.size, out, place)
-    place = write_unsigned(np.uint64(kind), out, place)
-    out[place] = COLON
-    place = _write_lines(source, start, start + size, out, place + 1)
-    out[place] = QUOTE
-    return place + 1
+    offset = copy(_PREFIX, 0, _PREFIX.size, out, offset)
+    offset = write_unsigned(np.uint64(kind), out, offset)
+    out[offset] = COLON
+    offset = _write_lines(source, start, start + size, out, offset + 1)
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
 def _write_scalar(
-    kind: int, source: Bytes, at: int, end: int, out: Bytes, place: int, limit: int
+    kind: int, source: Bytes, at: int, end: int, out: Bytes, offset: int, limit: int
 ) -> int:
     """Write a value that is neither object nor array."""
     if kind == _STRING:
         start, size = _sized(source, at, end)
-        if start < 0 or STRING_GROWTH * size + _MARGIN > limit - place:
+        if start < 0 or STRING_GROWTH * size + _MARGIN > limit - offset:
             return INVALID
-        return write_utf_8(source, start, start + size, out, place)
+        return write_utf_8(source, start, start + size, out, offset)
     if kind == _COLUMN:
-        return _write_column_value(source, at, end, out, place, limit)
+        return _write_column_value(source, at, end, out, offset, limit)
     size = 8
     if kind == _LITERAL:
         size = 1
@@ -212,20 +215,20 @@ def _write_scalar(
     if kind == _LITERAL:
         literal = read_8(source, at)
         if literal == 0:
-            return write_null(out, place)
+            return write_null(out, offset)
         if literal == 1:
-            return write_true(out, place)
-        return write_false(out, place) if literal == 2 else INVALID
+            return write_true(out, offset)
+        return write_false(out, offset) if literal == 2 else INVALID
     if kind == _DOUBLE:
-        return write_float(source, at, 8, out, place)
+        return write_float(source, at, 8, out, offset)
     if kind == _INT16 or kind == _INT32 or kind == _INT64:
-        return write_signed(source, at, size, out, place)
-    return write_unsigned(read_unsigned(source, at, size), out, place)
+        return write_signed(source, at, size, out, offset)
+    return write_unsigned(read_unsigned(source, at, size), out, offset)
 
 
 @kernel
 def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
-    """Store the container at `at` in a level of the stack; return whether it is valid."""
+    """Store the object or array at `at` in `frame`, a stack level; return whether it is valid."""
     width = 4 if kind & 1 != 0 else 2
     if end - at < 2 * width:
         return False
@@ -240,63 +243,64 @@ def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
 
 
 @kernel
-def write_json(source: Bytes, start: int, end: int, out: Bytes, place: int, stack: Longs) -> int:
-    """Write the document `source[start:end]`; an empty one is `null`, as MySQL reads it (`write_null_document`).
+def write_json(source: Bytes, start: int, end: int, out: Bytes, offset: int, stack: Longs) -> int:
+    """Write the document `source[start:end]`.
 
-    Writes at most `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes for n bytes. A document could be larger only if
-    several offsets pointed to one value, which no server writes. `stack` is scratch of shape (`MAX_DEPTH`,
-    `FRAME_WIDTH`). Returns `INVALID` if the bytes are not a document.
+    An empty document is `null`, as MySQL reads it (`write_null_document`). Writes at most
+    `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes for n bytes. A document could be larger only if
+    several offsets pointed to one value, which no server writes. `stack` is scratch of shape
+    (`MAX_DEPTH`, `FRAME_WIDTH`). Returns `INVALID` if the bytes are not a document.
     """
     if start == end:
-        return write_null_document(out, place)
-    first = place
-    limit = place + STRING_GROWTH * (end - start) + DOCUMENT_ROOM
+        return write_null_document(out, offset)
+    first = offset
+    limit = offset + STRING_GROWTH * (end - start) + DOCUMENT_ROOM
     kind, at = read_8(source, start), start + 1
     depth = 0
     while True:
-        if limit - place < _MARGIN:
+        if limit - offset < _MARGIN:
             return INVALID
         if kind > 3:
-            place = _write_scalar(kind, source, at, end, out, place, limit)
-            if place == INVALID:
+            offset = _write_scalar(kind, source, at, end, out, offset, limit)
+            if offset == INVALID:
                 return INVALID
         elif depth == MAX_DEPTH or not _open(kind, source, at, end, stack[depth]):
             return INVALID
         else:
-            out[place] = OPEN_BRACE if stack[depth, _IS_OBJECT] != 0 else OPEN_BRACKET
-            place += 1
+            out[offset] = OPEN_BRACE if stack[depth, _IS_OBJECT] != 0 else OPEN_BRACKET
+            offset += 1
             depth += 1
         while depth > 0 and stack[depth - 1, _INDEX] == stack[depth - 1, _COUNT]:
             depth -= 1
-            out[place] = CLOSE_BRACE if stack[depth, _IS_OBJECT] != 0 else CLOSE_BRACKET
-            place += 1
+            out[offset] = CLOSE_BRACE if stack[depth, _IS_OBJECT] != 0 else CLOSE_BRACKET
+            offset += 1
         if depth == 0:
-            is_null = equals(out, first, place, NULL)
-            return write_null_document(out, first) if is_null else place
+            is_null = equals(out, first, offset, NULL)
+            return write_null_document(out, first) if is_null else offset
         frame = stack[depth - 1]
         base, width, index = frame[_START], frame[_WIDTH], frame[_INDEX]
         end = frame[_END]
         frame[_INDEX] = index + 1
         if index > 0:
-            out[place] = COMMA
-            place += 1
-        entry = base + 2 * width + index * (1 + width)
+            out[offset] = COMMA
+            offset += 1
+        value_entry = base + 2 * width + index * (1 + width)
         if frame[_IS_OBJECT] != 0:
-            entry += frame[_COUNT] * (width + 2)
-            key = base + 2 * width + index * (width + 2)
-            key_start = base + read_size(source, key, width)
-            size = read_size(source, key + width, 2)
-            if size > end - key_start or STRING_GROWTH * size + _MARGIN > limit - place:
+            value_entry += frame[_COUNT] * (width + 2)
+            key_entry = base + 2 * width + index * (width + 2)
+            key_start = base + read_size(source, key_entry, width)
+            size = read_size(source, key_entry + width, 2)
+            if size > end - key_start or STRING_GROWTH * size + _MARGIN > limit - offset:
                 return INVALID
-            place = write_utf_8(source, key_start, key_start + size, out, place)
-            if place == INVALID:
+            offset = write_utf_8(source, key_start, key_start + size, out, offset)
+            if offset == INVALID:
                 return INVALID
-            out[place] = COLON
-            place += 1
-        kind = read_8(source, entry)
+            out[offset] = COLON
+            offset += 1
+        kind = read_8(source, value_entry)
         if (_LITERAL <= kind <= _UINT16) or (width == 4 and (kind == _INT32 or kind == _UINT32)):
-            at = entry + 1
+            at = value_entry + 1
         else:
-            at = base + read_size(source, entry + 1, width)
+            at = base + read_size(source, value_entry + 1, width)
             if at > end:
                 return INVALID

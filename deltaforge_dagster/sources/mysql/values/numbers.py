@@ -45,7 +45,7 @@ def read_56(source: Bytes, at: int) -> int:
 
 @kernel
 def read_64(source: Bytes, at: int) -> int:
-    """Return the little-endian Int64 at `at`."""
+    """Return the little-endian Int64 at `at`, signed."""
     return read_32(source, at) | read_32(source, at + 4) << 32
 
 
@@ -61,7 +61,7 @@ def read_size(source: Bytes, at: int, size: int) -> int:
 
 @kernel
 def read_big(source: Bytes, at: int, size: int) -> int:
-    """Return the big-endian number of at most 8 bytes, unsigned below 8."""
+    """Return the big-endian number of at most 8 bytes; it is signed if it has 8, else unsigned."""
     value = read_8(source, at) if size > 0 else 0
     for i in range(1, size):
         value = value << 8 | read_8(source, at + i)

@@ -1,7 +1,8 @@
-"""Kernels that write one value of the binary log as JSON text; `types` draws the binary formats.
+"""Kernels that write one value of the binary log as JSON text; `types` shows the binary formats.
 
-Each writes the value at `source[at]` into `out` from `place` on, and returns the offset after it, or
-`INVALID` if the bytes are not a value of the type. `out` must have room for `MysqlValueType.room` bytes.
+Each kernel writes the value at `source[at]` into `out` from `offset` on, and returns the offset
+after it, or `INVALID` if the bytes are not a value of the type. `out` must have room for
+`MysqlValueType.room` bytes.
 """
 
 # ruff: noqa: C901, PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -28,13 +29,13 @@ _TEN, _ONE, _ZERO = np.uint64(10), np.uint64(1), np.uint64(0)
 
 _DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], np.int64)
 _POWERS = np.array([1_000_000, 10_000, 100, 1], np.int64)
-"""By the size of a fraction in bytes: how many microseconds its unit is."""
+"""The microseconds in one unit of a fraction, by the size of the fraction in bytes."""
 
 _DAY = 86_400
 
 
 @kernel
-def write_unsigned(value: np.uint64, out: Bytes, place: int) -> int:
+def write_unsigned(value: np.uint64, out: Bytes, offset: int) -> int:
     """Write an unsigned 64-bit number; at most 20 bytes."""
     size = 1
     rest = value
@@ -44,34 +45,34 @@ def write_unsigned(value: np.uint64, out: Bytes, place: int) -> int:
     for i in range(size):
         digit = value % _TEN
         value //= _TEN
-        out[place + size - 1 - i] = ZERO + np.int64(digit)
-    return place + size
+        out[offset + size - 1 - i] = ZERO + np.int64(digit)
+    return offset + size
 
 
 @kernel
-def write_signed(source: Bytes, at: int, size: int, out: Bytes, place: int) -> int:
+def write_signed(source: Bytes, at: int, size: int, out: Bytes, offset: int) -> int:
     """Write a little-endian number in two's complement."""
     value = read_unsigned(source, at, size)
     if source[at + size - 1] & 0x80 != 0:
-        out[place] = MINUS
-        place += 1
+        out[offset] = MINUS
+        offset += 1
         # The absolute value, within the number's own width.
         value = (value ^ (~_ZERO >> np.uint64(64 - 8 * size))) + _ONE
-    return write_unsigned(value, out, place)
+    return write_unsigned(value, out, offset)
 
 
 @kernel
-def write_digits(value: int, digits: int, out: Bytes, place: int) -> int:
+def write_digits(value: int, digits: int, out: Bytes, offset: int) -> int:
     """Write a number with exactly `digits` digits, with leading zeros."""
     for i in range(digits):
-        out[place + digits - 1 - i] = ZERO + value % 10
+        out[offset + digits - 1 - i] = ZERO + value % 10
         value //= 10
-    return place + digits
+    return offset + digits
 
 
 @kernel
 def decimal_size(digits: int, scale: int) -> int:
-    """Return the size of a NEWDECIMAL in bytes: four for each nine digits on either side of the point."""
+    """Return the size of a NEWDECIMAL in bytes: four per nine digits on each side of the point."""
     whole = digits - scale
     return int(
         whole // 9 * 4 + _DECIMAL_BYTES[whole % 9] + scale // 9 * 4 + _DECIMAL_BYTES[scale % 9]
@@ -79,16 +80,16 @@ def decimal_size(digits: int, scale: int) -> int:
 
 
 @kernel
-def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, place: int) -> int:
+def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, offset: int) -> int:
     """Write a NEWDECIMAL as a string, with all digits of its scale."""
-    out[place] = QUOTE
-    place = write_number(source, at, digits, scale, out, place + 1)
-    out[place] = QUOTE
-    return place + 1
+    out[offset] = QUOTE
+    offset = write_number(source, at, digits, scale, out, offset + 1)
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
-def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, place: int) -> int:
+def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, offset: int) -> int:
     """Write a NEWDECIMAL as a number, with all digits of its scale.
 
     The binary format has groups of nine decimal digits in four bytes, big-endian. On either side, the group
@@ -102,8 +103,8 @@ def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, pl
     negative = source[at] & 0x80 == 0
     inverted = 0xFF if negative else 0
     if negative:
-        out[place] = MINUS
-        place += 1
+        out[offset] = MINUS
+        offset += 1
     first = at
     whole = digits - scale
     shown = False
@@ -120,18 +121,18 @@ def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, pl
             value = value << 8 | byte
             at += 1
         if shown:
-            place = write_digits(value, group, out, place)
+            offset = write_digits(value, group, out, offset)
         elif value != 0:
-            place = write_unsigned(np.uint64(value), out, place)
+            offset = write_unsigned(np.uint64(value), out, offset)
             shown = True
         left -= group
         group = 9
     if not shown:
-        out[place] = ZERO
-        place += 1
+        out[offset] = ZERO
+        offset += 1
     if scale > 0:
-        out[place] = DOT
-        place += 1
+        out[offset] = DOT
+        offset += 1
     left = scale
     while left > 0:
         group = min(left, 9)
@@ -142,47 +143,47 @@ def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, pl
                 byte ^= 0x80
             value = value << 8 | byte
             at += 1
-        place = write_digits(value, group, out, place)
+        offset = write_digits(value, group, out, offset)
         left -= group
-    return place
+    return offset
 
 
 @kernel
-def write_day(year: int, month: int, day: int, out: Bytes, place: int) -> int:
+def write_day(year: int, month: int, day: int, out: Bytes, offset: int) -> int:
     """Write `YYYY-MM-DD`."""
-    place = write_digits(year, 4, out, place)
-    out[place] = MINUS
-    place = write_digits(month, 2, out, place + 1)
-    out[place] = MINUS
-    return write_digits(day, 2, out, place + 1)
+    offset = write_digits(year, 4, out, offset)
+    out[offset] = MINUS
+    offset = write_digits(month, 2, out, offset + 1)
+    out[offset] = MINUS
+    return write_digits(day, 2, out, offset + 1)
 
 
 @kernel
-def write_clock(hour: int, minute: int, second: int, micros: int, out: Bytes, place: int) -> int:
+def write_clock(hour: int, minute: int, second: int, micros: int, out: Bytes, offset: int) -> int:
     """Write `hh:mm:ss.ffffff`."""
-    place = write_digits(hour, 3 if hour > 99 else 2, out, place)
-    out[place] = COLON
-    place = write_digits(minute, 2, out, place + 1)
-    out[place] = COLON
-    place = write_digits(second, 2, out, place + 1)
-    out[place] = DOT
-    return write_digits(micros, 6, out, place + 1)
+    offset = write_digits(hour, 3 if hour > 99 else 2, out, offset)
+    out[offset] = COLON
+    offset = write_digits(minute, 2, out, offset + 1)
+    out[offset] = COLON
+    offset = write_digits(second, 2, out, offset + 1)
+    out[offset] = DOT
+    return write_digits(micros, 6, out, offset + 1)
 
 
 @kernel
-def write_date(source: Bytes, at: int, out: Bytes, place: int) -> int:
+def write_date(source: Bytes, at: int, out: Bytes, offset: int) -> int:
     """Write a DATE."""
     value = read_24(source, at)
     if value >> 9 > 9999:
         return INVALID
-    out[place] = QUOTE
-    place = write_day(value >> 9, value >> 5 & 15, value & 31, out, place + 1)
-    out[place] = QUOTE
-    return place + 1
+    out[offset] = QUOTE
+    offset = write_day(value >> 9, value >> 5 & 15, value & 31, out, offset + 1)
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
-def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
+def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, offset: int) -> int:
     """Write a DATETIME2 as a string; the column has `digits` fractional digits."""
     value = read_big(source, at, 5) - (1 << 39)
     if value < 0:
@@ -192,30 +193,32 @@ def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, place: int) 
     months = value >> 22
     if months // 13 > 9999 or micros > 999_999:
         return INVALID
-    out[place] = QUOTE
-    place = write_day(months // 13, months % 13, value >> 17 & 31, out, place + 1)
-    out[place] = SPACE
-    place = write_clock(
-        value >> 12 & 31, value >> 6 & 63, value & 63, micros, out, place + 1
+    out[offset] = QUOTE
+    offset = write_day(months // 13, months % 13, value >> 17 & 31, out, offset + 1)
+    out[offset] = SPACE
+    offset = write_clock(
+        value >> 12 & 31, value >> 6 & 63, value & 63, micros, out, offset + 1
     )  # fmt: skip
-    out[place] = QUOTE
-    return place + 1
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
-def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
-    """Write a TIMESTAMP2 as an ISO 8601 string in UTC; the column has `digits` fractional digits."""
+def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, offset: int) -> int:
+    """Write a TIMESTAMP2 of `digits` fractional digits as an ISO 8601 string in UTC."""
     seconds = read_big(source, at, 4)
     size = (digits + 1) >> 1
     micros = read_big(source, at + 4, size) * _POWERS[size]
     if micros > 999_999:
         return INVALID
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     if seconds == 0 and micros == 0:
-        place = write_day(0, 0, 0, out, place)
+        # 0 is not 1970-01-01, but the zero value: `0000-00-00 00:00:00`.
+        offset = write_day(0, 0, 0, out, offset)
     else:
-        # The civil date of a day number, by eras of 400 years that begin with a March 1.
+        # Convert the day number to a calendar date. Eras are cycles of 400 years that begin with
+        # March 1, so that a leap day is the last day of its year.
         shifted = seconds // _DAY + 719_468
         era = shifted // 146_097
         of_era = shifted - era * 146_097
@@ -224,47 +227,47 @@ def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, place: int)
         march = (5 * of_year + 2) // 153
         day = of_year - (153 * march + 2) // 5 + 1
         month = march + 3 if march < 10 else march - 9
-        place = write_day(
-            year + era * 400 + (1 if month <= 2 else 0), month, day, out, place
+        offset = write_day(
+            year + era * 400 + (1 if month <= 2 else 0), month, day, out, offset
         )  # fmt: skip
-    out[place] = UPPER_T
+    out[offset] = UPPER_T
     second = seconds % _DAY
-    place = write_clock(
-        second // 3600, second // 60 % 60, second % 60, micros, out, place + 1
+    offset = write_clock(
+        second // 3600, second // 60 % 60, second % 60, micros, out, offset + 1
     )  # fmt: skip
-    out[place] = UPPER_Z
-    out[place + 1] = QUOTE
-    return place + 2
+    out[offset] = UPPER_Z
+    out[offset + 1] = QUOTE
+    return offset + 2
 
 
 @kernel
-def write_micros(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
+def write_micros(source: Bytes, at: int, digits: int, out: Bytes, offset: int) -> int:
     """Write a TIMESTAMP2 as a number of microseconds since 1970; 0 for the zero date."""
     size = (digits + 1) >> 1
     micros = read_big(source, at + 4, size) * _POWERS[size]
     if micros > 999_999:
         return INVALID
     seconds = read_big(source, at, 4)
-    return write_unsigned(np.uint64(seconds * 1_000_000 + micros), out, place)
+    return write_unsigned(np.uint64(seconds * 1_000_000 + micros), out, offset)
 
 
 @kernel
-def write_time(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
+def write_time(source: Bytes, at: int, digits: int, out: Bytes, offset: int) -> int:
     """Write a TIME2 as a string; the column has `digits` fractional digits."""
     size = (digits + 1) >> 1
     value = read_big(source, at, 3 + size) - (0x800000 << (8 * size))
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     if value < 0:
-        out[place] = MINUS
-        place += 1
+        out[offset] = MINUS
+        offset += 1
         value = -value
     micros = (value & ((1 << (8 * size)) - 1)) * _POWERS[size]
     if micros > 999_999:
         return INVALID
     value >>= 8 * size
-    place = write_clock(
-        value >> 12 & 1023, value >> 6 & 63, value & 63, micros, out, place
+    offset = write_clock(
+        value >> 12 & 1023, value >> 6 & 63, value & 63, micros, out, offset
     )  # fmt: skip
-    out[place] = QUOTE
-    return place + 1
+    out[offset] = QUOTE
+    return offset + 1

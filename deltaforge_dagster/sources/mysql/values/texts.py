@@ -1,8 +1,8 @@
 r"""Kernels that write text in MySQL's character sets, and bytes, as JSON.
 
-Each writes the value `source[start:end]` into `out` from `place` on, and returns the offset after it,
-or `INVALID` if the bytes are not valid in the character set. Text takes at most 6 bytes per byte of input,
-and two quotes.
+Each kernel writes the value `source[start:end]` into `out` from `offset` on, and returns the offset
+after it, or `INVALID` if the bytes are not valid in the character set. Text takes at most 6 bytes
+per byte of input, plus two quotes.
 """
 
 # ruff: noqa: PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -36,37 +36,37 @@ _ESCAPED_ZERO = np.frombuffer(b"\\u0000", np.uint8).copy()
 
 
 @kernel
-def _write_character(code_point: int, out: Bytes, place: int) -> int:
+def _write_character(code_point: int, out: Bytes, offset: int) -> int:
     """Write one character of a string, escaped if JSON requires it; at most 6 bytes."""
     if code_point >= 0x80 or ESCAPES[code_point] == 0:
-        return write_code_point(code_point, out, place)
+        return write_code_point(code_point, out, offset)
     letter = ESCAPES[code_point]
-    out[place] = BACKSLASH
-    out[place + 1] = letter
+    out[offset] = BACKSLASH
+    out[offset + 1] = letter
     if letter != LOWER_U:
-        return place + 2
-    out[place + 2] = ZERO
-    out[place + 3] = ZERO
-    out[place + 4] = HEX_DIGITS[code_point >> 4]
-    out[place + 5] = HEX_DIGITS[code_point & 15]
-    return place + 6
+        return offset + 2
+    out[offset + 2] = ZERO
+    out[offset + 3] = ZERO
+    out[offset + 4] = HEX_DIGITS[code_point >> 4]
+    out[offset + 5] = HEX_DIGITS[code_point & 15]
+    return offset + 6
 
 
 @kernel
-def _write_single(source: Bytes, start: int, end: int, line: int, out: Bytes, place: int) -> int:
-    """Write a text in a single-byte character set, whose table is `SINGLES[line]`."""
-    out[place] = QUOTE
-    place += 1
+def _write_single(source: Bytes, start: int, end: int, line: int, out: Bytes, offset: int) -> int:
+    """Write a text in the single-byte character set whose table is `SINGLES[line]`."""
+    out[offset] = QUOTE
+    offset += 1
     for at in range(start, end):
         byte = source[at]
         size = read_8(SINGLES[line, byte], 0)
         if size == 0:
             return INVALID
         for i in range(size):
-            out[place + i] = SINGLES[line, byte, 1 + i]
-        place += size
-    out[place] = QUOTE
-    return place + 1
+            out[offset + i] = SINGLES[line, byte, 1 + i]
+        offset += size
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
@@ -78,11 +78,14 @@ def _write_multi(
     width: int,
     characters: CodePoints,
     out: Bytes,
-    place: int,
+    offset: int,
 ) -> int:
-    """Write a text in a character set of 1 to `width` bytes per character; its table starts at `characters[table]`."""
-    out[place] = QUOTE
-    place += 1
+    """Write a text in a character set of 1 to `width` bytes per character.
+
+    The character set's table (`charsets.code_points`) starts at `characters[table]`.
+    """
+    out[offset] = QUOTE
+    offset += 1
     at = start
     while at < end:
         lead = read_8(source, at)
@@ -92,6 +95,7 @@ def _write_multi(
             trail = read_8(source, at + 1)
             code_point = int(characters[table + (lead << 8 | trail)])
             size = 2
+            # 0x8F (single shift 3) begins a code of three bytes in `ujis` and `eucjpms`.
             if code_point == 0 and width == 3 and lead == 0x8F and end - at >= 3:
                 code_point = int(characters[table + PLANE + (trail << 8 | read_8(source, at + 2))])
                 size = 3
@@ -108,24 +112,28 @@ def _write_multi(
                 if number < GB18030_BMP:
                     code_point = int(characters[table + PLANE + number])
                 elif 189_000 <= number < 189_000 + 0x100000:
+                    # The codes from 90 30 81 30 on are U+10000 and up, in order.
                     code_point = number - 189_000 + 0x10000
         if code_point == 0 and lead != 0:
             return INVALID
-        place = _write_character(code_point, out, place)
+        offset = _write_character(code_point, out, offset)
         at += size
-    out[place] = QUOTE
-    return place + 1
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
 def _write_utf_16(
-    source: Bytes, start: int, end: int, little: int, pairs: int, out: Bytes, place: int
+    source: Bytes, start: int, end: int, little: int, pairs: int, out: Bytes, offset: int
 ) -> int:
-    """Write UTF-16, little-endian if `little` is 1; with `pairs` 0 it is UCS-2, which has no surrogates."""
+    """Write UTF-16, little-endian if `little` is 1.
+
+    If `pairs` is 0, the text is UCS-2, which has no surrogates.
+    """
     if (end - start) & 1 != 0:
         return INVALID
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     at = start
     while at < end:
         unit = read_8(source, at + little) << 8 | read_8(source, at + 1 - little)
@@ -138,25 +146,25 @@ def _write_utf_16(
             if low & 0xFC00 != 0xDC00:
                 return INVALID
             unit = 0x10000 + ((unit & 0x3FF) << 10 | low & 0x3FF)
-        place = _write_character(unit, out, place)
-    out[place] = QUOTE
-    return place + 1
+        offset = _write_character(unit, out, offset)
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
-def _write_utf_32(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+def _write_utf_32(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
     """Write UTF-32, big-endian."""
     if (end - start) & 3 != 0:
         return INVALID
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     for at in range(start, end, 4):
         code_point = read_big(source, at, 4)
         if code_point > 0x10FFFF or code_point & 0x1FF800 == 0xD800:
             return INVALID
-        place = _write_character(code_point, out, place)
-    out[place] = QUOTE
-    return place + 1
+        offset = _write_character(code_point, out, offset)
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
@@ -169,72 +177,78 @@ def write_text(
     second: int,
     characters: CodePoints,
     out: Bytes,
-    place: int,
+    offset: int,
 ) -> int:
-    """Write text or bytes; bytes that are not valid in their character set become `{"_base64":"..."}`.
+    """Write text or bytes.
 
-    `first` and `second` are as in `types.MysqlValueType`. Writes at most 6 n + 32 bytes for n bytes. Returns
-    `INVALID` for a kind that is neither text nor bytes.
+    Bytes that are not valid in their character set become `{"_base64":"..."}`. `first` and `second`
+    are as in `types.MysqlValueType`. Writes at most 6 n + 32 bytes for n bytes. Returns `INVALID`
+    for a kind that is neither text nor bytes.
     """
     if kind == UTF_8_TEXT or kind == BYTES:
-        after = write_utf_8(source, start, end, out, place)
+        after = write_utf_8(source, start, end, out, offset)
     elif kind == SINGLE_TEXT:
-        after = _write_single(source, start, end, first, out, place)
+        after = _write_single(source, start, end, first, out, offset)
     elif kind == MULTI_TEXT:
-        after = _write_multi(source, start, end, first, second, characters, out, place)
+        after = _write_multi(source, start, end, first, second, characters, out, offset)
     elif kind == UTF_16_TEXT:
-        after = _write_utf_16(source, start, end, first, second, out, place)
+        after = _write_utf_16(source, start, end, first, second, out, offset)
     elif kind == UTF_32_TEXT:
-        after = _write_utf_32(source, start, end, out, place)
+        after = _write_utf_32(source, start, end, out, offset)
     elif kind == BLOB:
         after = INVALID
     else:
         return INVALID
-    return write_base64(source, start, end, out, place) if after == INVALID else after
+    return write_base64(source, start, end, out, offset) if after == INVALID else after
 
 
 @kernel
 def write_padded(
-    source: Bytes, start: int, end: int, size: int, text: int, out: Bytes, place: int
+    source: Bytes, start: int, end: int, size: int, text: int, out: Bytes, offset: int
 ) -> int:
-    """Write a `BINARY(size)` value, with the trailing zero bytes that the log omits; at most 6 `size` + 32 bytes.
+    """Write a `BINARY(size)` value, with the trailing zero bytes that the log omits.
 
-    If `text` is not 0 and the bytes are UTF-8, it is written as a string.
+    If `text` is not 0 and the bytes are UTF-8, the value is written as a string, otherwise as
+    Base64. Writes at most 6 `size` + 32 bytes.
     """
     missing = size - (end - start)
     if missing < 0:
         return INVALID
-    after = write_utf_8(source, start, end, out, place) if text != 0 else INVALID
+    after = write_utf_8(source, start, end, out, offset) if text != 0 else INVALID
     if after != INVALID:
-        place = after - 1
+        offset = after - 1
         for _ in range(missing):
-            place = copy(_ESCAPED_ZERO, 0, 6, out, place)
-        out[place] = QUOTE
-        return place + 1
-    # Base64 needs all bytes in one place: they are put at the end of `out`, which has room for both.
+            offset = copy(_ESCAPED_ZERO, 0, 6, out, offset)
+        out[offset] = QUOTE
+        return offset + 1
+    # Base64 needs the value and its zeros as contiguous bytes. They are assembled at the end of
+    # `out`, which has room for them and for the text.
     bare = out.size - size
     copy(source, start, end, out, bare)
     for i in range(missing):
         out[bare + end - start + i] = 0
-    return write_base64(out, bare, bare + size, out, place)
+    return write_base64(out, bare, bare + size, out, offset)
 
 
 @kernel
 def write_set(
-    bits: np.uint64, first: int, count: int, labels: Longs, names: Bytes, out: Bytes, place: int
+    bits: np.uint64, first: int, count: int, labels: Longs, names: Bytes, out: Bytes, offset: int
 ) -> int:
-    """Write the labels of a SET as a string, separated by commas; `INVALID` if a bit has no label."""
+    """Write the labels of a SET as a string, separated by commas.
+
+    Returns `INVALID` if a bit has no label.
+    """
     if count < 64 and bits >> np.uint64(count) != 0:
         return INVALID
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     shown = False
     for label in range(count):
         if (bits >> np.uint64(label)) & np.uint64(1) != 0:
             if shown:
-                out[place] = COMMA
-                place += 1
-            place = copy(names, labels[first + label, 0], labels[first + label, 1], out, place)
+                out[offset] = COMMA
+                offset += 1
+            offset = copy(names, labels[first + label, 0], labels[first + label, 1], out, offset)
             shown = True
-    out[place] = QUOTE
-    return place + 1
+    out[offset] = QUOTE
+    return offset + 1

@@ -19,7 +19,7 @@ type                                   JSON
 `CHAR`, `VARCHAR`, `TEXT`              string
 `BINARY`, `VARBINARY`                  `{"_base64":"..."}`; `BINARY(n)` has all its n bytes
 `BLOB`                                 `{"_base64":"..."}`
-`GEOMETRY`                             the same, of 4 bytes SRID (little-endian) and WKB
+`GEOMETRY`                             as a BLOB: 4 bytes SRID (little-endian), then WKB
 `VECTOR`                               array of numbers
 `UUID`, `INET4`, `INET6` (MariaDB)     string
 `JSON`                                 the document itself
@@ -211,10 +211,10 @@ def log_type(code: int, metadata: bytes) -> LogType:
     Raises:
         CorruptLog: No column can have this type; its values would have an impossible size.
     """
-    found = _log_type(code, metadata)
-    if not _is_possible(found):
-        raise CorruptLog(f"a column of type {found.code} with {found.first}, {found.second}")
-    return found
+    type_ = _log_type(code, metadata)
+    if not _is_possible(type_):
+        raise CorruptLog(f"a column of type {type_.code} with {type_.first}, {type_.second}")
+    return type_
 
 
 def _is_possible(type_: LogType) -> bool:
@@ -255,7 +255,8 @@ class MysqlValueType:
         kind: Which kernel writes the values.
         size: Size of a value in bytes, if `prefix` is 0.
         prefix: Bytes of the length before each value; 0 if the size is fixed.
-        room: The most bytes of a value's JSON, apart from what depends on the length before it.
+        room: The most bytes of a value's JSON. If `prefix` is not 0, a multiple of the value's
+            length is added to it, which depends on the kind (`scan_rows`).
         first, second: Parameters of the kernel: digits and scale of a DECIMAL; digits of a fraction; size
             of a BINARY, and whether it may be a string; for texts, the line of `charsets.SINGLES` (first),
             or the bytes of the longest character (second), or for UTF-16 whether it is little-endian and
@@ -279,7 +280,7 @@ def may_be_fixed(type_: LogType) -> bool:
 
 
 def fixed_type(type_: LogType, name: str) -> MysqlValueType | None:
-    """Return the type of a column that MariaDB's catalog calls UUID, INET4 or INET6; None for others.
+    """Return the type of a column that is UUID, INET4 or INET6 in MariaDB's catalog, else None.
 
     Args:
         type_: The column's type in the log.
@@ -397,29 +398,29 @@ def _text_type(type_: LogType, collation: int, *, binary_text: bool) -> MysqlVal
     binary = charset.form is Form.BINARY
     if type_.code == _BLOB:
         name = _BLOBS.get(type_.first, "") + ("blob" if binary else "text")
-        found = MysqlValueType(name, BLOB, prefix=type_.first)
+        base = MysqlValueType(name, BLOB, prefix=type_.first)
     else:
         size = type_.first
         fixed = "" if type_.code == _STRING else "var"
         name = f"{fixed}{'binary' if binary else 'char'}({size // charset.width})"
-        found = MysqlValueType(name, BYTES if binary_text else BLOB, prefix=1 if size < 256 else 2)
+        base = MysqlValueType(name, BYTES if binary_text else BLOB, prefix=1 if size < 256 else 2)
         if binary and type_.code == _STRING:
             room, text = 6 * size + 32, int(binary_text)
-            found = replace(found, kind=PADDED_BYTES, room=room, first=size, second=text)
+            base = replace(base, kind=PADDED_BYTES, room=room, first=size, second=text)
     match charset.form:
         case Form.BINARY:
-            return found
+            return base
         case Form.UTF_8:
-            return replace(found, kind=UTF_8_TEXT)
+            return replace(base, kind=UTF_8_TEXT)
         case Form.SINGLE:
-            return replace(found, kind=SINGLE_TEXT, first=single_line(charset))
+            return replace(base, kind=SINGLE_TEXT, first=single_line(charset))
         case Form.MULTI:
-            return replace(found, kind=MULTI_TEXT, second=charset.width, charset=charset)
+            return replace(base, kind=MULTI_TEXT, second=charset.width, charset=charset)
         case Form.UTF_16:
             little, pairs = charset.name == "utf16le", charset.name != "ucs2"
-            return replace(found, kind=UTF_16_TEXT, first=int(little), second=int(pairs))
+            return replace(base, kind=UTF_16_TEXT, first=int(little), second=int(pairs))
         case Form.UTF_32:
-            return replace(found, kind=UTF_32_TEXT)
+            return replace(base, kind=UTF_32_TEXT)
 
 
 def skipped_type(type_: LogType) -> MysqlValueType:
