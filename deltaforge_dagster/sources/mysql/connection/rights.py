@@ -39,5 +39,6 @@ def check_rights(server: MysqlSourceServer, reader_id: int, seconds: float) -> N
         try:
             session.send(COM_BINLOG_DUMP, body)
         except pymysql.MySQLError as error:
-            if error.args[0] != DUMP_ENDED:  # allowed: the server only lacks the file
+            # The server checks the privilege before it finds that the file is missing.
+            if error.args[0] != DUMP_ENDED:
                 raise

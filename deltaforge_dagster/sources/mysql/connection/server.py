@@ -29,7 +29,7 @@ from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 _CONNECT_SECONDS = 2.0
 _ACCOUNT_SECONDS = 5.0
 _CLIENT_ERRORS = range(2000, 3000)
-_TLS_ERROR = 2026
+_TLS_ERROR = 2026  # CR_SSL_CONNECTION_ERROR
 
 
 class MysqlSession:

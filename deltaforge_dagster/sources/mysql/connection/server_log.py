@@ -34,7 +34,7 @@ FILE_START = 4
 
 _NO_ENGINE = ("", "NONE")
 _EXECUTED_SECONDS = 5.0
-_NO_SUCH_PLACE = 1220
+_NO_SUCH_PLACE = 1220  # ER_ERROR_WHEN_EXECUTING_COMMAND
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ from deltaforge_dagster.tables import Column, TableSchema
 _QUESTION_SECONDS = 30.0
 _PLAN_SECONDS = 3600.0
 _LOCK_SECONDS = 10
-_MAY_NOT_LOCK = 1044
+_MAY_NOT_LOCK = 1044  # ER_DBACCESS_DENIED_ERROR
 _SLOWEST_READER = 3600
 """Seconds for which the server waits for a slow reader of a result (`net_write_timeout`)."""
 _BYTES_PER_SECOND = 20 << 20

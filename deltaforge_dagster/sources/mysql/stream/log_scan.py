@@ -135,7 +135,7 @@ class LogScan:
                 if packet[:1] != bytes([_EVENT]):
                     if packet[:1] == bytes([_ERROR]):
                         raise refusal(self._source, bytes(packet))
-                    return
+                    return  # an EOF packet: the end of the log
                 yield self._event(packet[1:])
                 packet.release()
             buffer.drop(at)
@@ -158,6 +158,7 @@ class LogScan:
 
     def _wants(self, packet: bytes) -> bool:
         """Return whether the event at the start of this packet's content is looked into."""
+        # A status byte comes before the event, whose type is its fifth byte.
         return len(packet) > 5 and packet[5] in self._kinds
 
     def _event(self, event: memoryview) -> Seen:
