@@ -68,8 +68,8 @@ def database_place(url: str) -> DatabaseFile | DatabaseServer:
     elif parts.query:
         raise SpecError("has `tls`, which only libsql:// URLs have")
     name = f"[{host}]" if ":" in host else host
-    place = f"{name}:{port}" if port else name
-    return DatabaseServer(f"{scheme}://{place}{parts.path.rstrip('/')}")
+    authority = f"{name}:{port}" if port else name
+    return DatabaseServer(f"{scheme}://{authority}{parts.path.rstrip('/')}")
 
 
 def _pattern(text: str) -> str:

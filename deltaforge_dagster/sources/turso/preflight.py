@@ -42,32 +42,35 @@ def preflight(
     Raises:
         DeltaforgeError: The database cannot be reached.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     with way.database.session(_SECONDS) as session:
         tables = captured(session, ways.captures)
-        full_names = {one.table.full_name for one in tables.values()}
-        found.append(Finding("mode", "ok", f"changes are found by mode {way.mode}"))
-        found.append(_tables(tables, config))
-        found += ways.patterns.unmatched(
-            [(one.table.schema or one.table.db, one.table.table) for one in tables.values()]
+        full_names = {definition.table.full_name for definition in tables.values()}
+        findings.append(Finding("mode", "ok", f"changes are found by mode {way.mode}"))
+        findings.append(_tables(tables, config))
+        findings += ways.patterns.unmatched(
+            [
+                (definition.table.schema or definition.table.db, definition.table.table)
+                for definition in tables.values()
+            ]
         )
         absent = sorted(
             f"{db}.{name}" for db, name in ways.patterns.exact if f"{db}.{name}" not in full_names
         )
         if absent:
-            found.append(absent_tables(absent))
-        keyless = [name for name, one in tables.items() if not one.table.primary_key]
+            findings.append(absent_tables(absent))
+        keyless = [name for name, definition in tables.items() if not definition.table.primary_key]
         if keyless:
             text = f"no PRIMARY KEY: {listed(keyless)}; events have no key, and order is by event"
-            found.append(Finding("keys", "note", text))
-        computed = [name for name, one in tables.items() if one.computed]
+            findings.append(Finding("keys", "note", text))
+        computed = [name for name, definition in tables.items() if definition.computed]
         if computed:
-            found.append(_computed(computed, way.mode))
-        found += _of_mode(session, way, tables, config, position)
+            findings.append(_computed(computed, way.mode))
+        findings += _of_mode(session, way, tables, config, position)
     if rules:
-        named = {one.table.full_name: one.table for one in tables.values()}
-        found += rules.findings(named, named.__getitem__)
-    return found
+        named = {definition.table.full_name: definition.table for definition in tables.values()}
+        findings += rules.findings(named, named.__getitem__)
+    return findings
 
 
 def _of_mode(
@@ -77,30 +80,32 @@ def _of_mode(
     config: TursoSourceConfig,
     position: TursoPosition | None,
 ) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if way.mode == triggers.MODE and config.auto_create_triggers:
         if not triggers.is_complete(session, tables):
             return [_to_make(config.place)]
     elif way.mode == triggers.MODE:
-        found += _triggers(session, tables)
-    with finding_errors("changes", found):
+        findings += _triggers(session, tables)
+    with finding_errors("changes", findings):
         way.log.newest(session) if position is None else way.log.check(session, position)
-        found.append(Finding("changes", "ok", "everything after the captured position is there"))
+        findings.append(Finding("changes", "ok", "everything after the captured position is there"))
     if way.mode == native.MODE:
-        found += _native(session, config)
+        findings += _native(session, config)
     elif way.mode != triggers.MODE:
         text = "updates and deletes are not seen, only rows with a larger rowid than before"
-        found.append(Finding("polling", "warning", text))
-    return found
+        findings.append(Finding("polling", "warning", text))
+    return findings
 
 
-def _to_make(place: DatabaseFile | DatabaseServer) -> Finding:
+def _to_make(location: DatabaseFile | DatabaseServer) -> Finding:
     """Return a finding about whether the next start can create the change table and the triggers."""
     text = "the table of changes, or triggers, are missing or old; the next start makes them"
-    if isinstance(place, DatabaseServer):
+    if isinstance(location, DatabaseServer):
         text += "; whether auth_token allows it only that shows"
         return Finding("triggers", "note", text)
-    closed = [path for path in (place.path, place.path.parent) if not os.access(path, os.W_OK)]
+    closed = [
+        path for path in (location.path, location.path.parent) if not os.access(path, os.W_OK)
+    ]
     if not closed:
         return Finding("triggers", "note", text)
     text = f"triggers have to be made, but user {os.geteuid()} may not write {listed(list(map(str, closed)))}"
@@ -141,7 +146,7 @@ def _triggers(session: TursoSession, tables: dict[str, Definition]) -> list[Find
 
 
 def _native(session: TursoSession, config: TursoSourceConfig) -> list[Finding]:
-    found = [
+    findings = [
         Finding(
             "capture",
             "note",
@@ -150,11 +155,11 @@ def _native(session: TursoSession, config: TursoSourceConfig) -> list[Finding]:
     ]
     if isinstance(config.place, DatabaseFile):
         text = "Turso lets one process open a file at a time: the application must close it now and then"
-        found.append(Finding("lock", "note", text))
+        findings.append(Finding("lock", "note", text))
     table = identifier(config.cdc_table_name)
     rows = session.query(f"SELECT max(change_id) - min(change_id) FROM {table}")
     kept = rows[0][0] if rows else None
     if isinstance(kept, int) and kept > _MANY:
         text = f"{kept:,} changes are kept; delete those before the last one that was captured"
-        found.append(Finding("size", "note", text))
-    return found
+        findings.append(Finding("size", "note", text))
+    return findings

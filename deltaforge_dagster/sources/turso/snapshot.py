@@ -81,31 +81,31 @@ class TursoSnapshots:
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - changes are kept by confirmation
         """Check that the tables exist, and that changes can be read."""
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with self._opened() as ways:
             way = ways.chosen(_QUESTION_SECONDS)
-            with finding_errors("tables", found):
+            with finding_errors("tables", findings):
                 _tables(ways, way, tables)
             with (
-                finding_errors("changes", found),
+                finding_errors("changes", findings),
                 way.database.session(_QUESTION_SECONDS) as session,
             ):
                 way.log.newest(session)
-        return found or [Finding("changes", "ok", f"mode {way.mode} keeps what was not read")]
+        return findings or [Finding("changes", "ok", f"mode {way.mode} keeps what was not read")]
 
     def guard(self, start: Position) -> list[Finding]:
         """Check that all changes after `start` still exist; see `Snapshots.guard`."""
         assert isinstance(start, TursoPosition)
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with self._opened() as ways:
             way = ways.of(start.mode)
             with (
                 suppress(Retryable),
-                finding_errors("changes", found),
+                finding_errors("changes", findings),
                 way.database.session(_QUESTION_SECONDS) as session,
             ):
                 way.log.check(session, start)
-        return found
+        return findings
 
     @contextmanager
     def _opened(self) -> Generator[Ways]:
@@ -133,15 +133,15 @@ class TursoSnapshots:
         number, after = 1, None
         while True:
             bounds, parameters = _bounds(table, after, None)
-            found = session.query(
+            boundary = session.query(
                 f"SELECT {columns} FROM {quoted} WHERE {bounds} AND {_whole_key(key)}"
                 f" ORDER BY {columns} LIMIT 1 OFFSET ?",
                 (*parameters, step - 1),
             )
-            if not found:
+            if not boundary:
                 yield Chunk(name, number, "key", after, None, where, step)
                 return
-            upto = orjson.dumps([json_value(value) for value in found[0]]).decode()
+            upto = orjson.dumps([json_value(value) for value in boundary[0]]).decode()
             yield Chunk(name, number, "key", after, upto, where, step)
             number, after = number + 1, upto
 
@@ -153,16 +153,16 @@ def _tables(ways: Ways, way: Way, names: Sequence[str] | None) -> list[Definitio
         SourceMisconfigured: A table is not captured.
     """
     with way.database.session(_QUESTION_SECONDS) as session:
-        found = captured(session, ways.captures)
-    mine = {one.table.full_name: one for one in found.values()}
+        definitions = captured(session, ways.captures)
+    by_name = {definition.table.full_name: definition for definition in definitions.values()}
     if names is None:
-        return list(mine.values())
-    absent = [name for name in names if name not in mine]
+        return list(by_name.values())
+    absent = [name for name in names if name not in by_name]
     if absent:
         raise SourceMisconfigured(
             f"{ways.where}: not captured: {', '.join(absent)}; a table must match source.config.tables"
         )
-    return [mine[name] for name in names]
+    return [by_name[name] for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,24 +201,26 @@ class TursoReader:
             )
         now_us = time.time_ns() // 1000
         read_view = TursoReadView(position)
-        made = SnapshotRows(
+        snapshot_rows = SnapshotRows(
             self.source_id, chunk, read_view, table=table.table, rules=self.rules, ts_us=now_us
         )
-        return ChunkRead(made.table, read_view, position, _batches(made, table, rows))
+        return ChunkRead(
+            snapshot_rows.table, read_view, position, _batches(snapshot_rows, table, rows)
+        )
 
 
 def _batches(
-    made: SnapshotRows, table: Definition, rows: Sequence[Sequence[Value]]
+    snapshot_rows: SnapshotRows, table: Definition, rows: Sequence[Sequence[Value]]
 ) -> Iterator[pa.RecordBatch]:
     for first in range(0, len(rows), _BATCH_ROWS):
         images: list[str] = []
         keys: list[str | None] = []
         for row in rows[first : first + _BATCH_ROWS]:
-            shown = {name: json_value(one) for name, one in table.row(list(row)).items()}
+            shown = {name: json_value(value) for name, value in table.row(list(row)).items()}
             key = key_of(shown, table.table.primary_key)
             images.append(image(shown))
             keys.append(None if key is None else image(key))
-        yield made.batch(pa.array(images, pa.string()), pa.array(keys, pa.string()))
+        yield snapshot_rows.batch(pa.array(images, pa.string()), pa.array(keys, pa.string()))
 
 
 def _bounds(
@@ -226,16 +228,16 @@ def _bounds(
 ) -> tuple[str, tuple[Value, ...]]:
     """Return the SQL condition for rows after one key up to another, and its parameters."""
     key = table.table.primary_key
-    found: list[str] = []
+    conditions: list[str] = []
     parameters: list[Value] = []
     for text, operator in ((after, ">"), (upto, "<=")):
         if text is not None:
             condition, values = _compared(key, operator, _values(text))
-            found.append(condition)
+            conditions.append(condition)
             parameters += values
-    if not found:
+    if not conditions:
         return "TRUE", ()
-    both = " AND ".join(found)
+    both = " AND ".join(conditions)
     if after is not None:
         return f"({both} AND {_whole_key(key)})", tuple(parameters)
     return f"(({both}) OR NOT {_whole_key(key)})", tuple(parameters)
@@ -263,11 +265,11 @@ def _whole_key(key: Sequence[str]) -> str:
 
 
 def _values(text: str) -> list[Value]:
-    return [_value(one) for one in orjson.loads(text)]
+    return [_value(bound) for bound in orjson.loads(text)]
 
 
-def _value(one: Any) -> Value:
-    match one:
+def _value(bound: Any) -> Value:
+    match bound:
         case {"_base64": str(data)}:
             return base64.b64decode(data)
         case "Infinity":
@@ -275,5 +277,5 @@ def _value(one: Any) -> Value:
         case "-Infinity":
             return float("-inf")
         case _:
-            value: Value = one
+            value: Value = bound
             return value

@@ -161,12 +161,13 @@ class TursoSource:
     def log_ends(self, seconds: float) -> Generator[object]:  # noqa: ARG002 - no connection
         """Yield when a database's files were written, and their sizes; see `base.WatchableSource`.
 
-        Nothing of a database on a server: there each question is a request that somebody pays for.
+        Yield nothing for a database on a server, where each query is a request that somebody pays
+        for.
         """
-        place = self._config.place
-        if isinstance(place, DatabaseFile):
+        location = self._config.place
+        if isinstance(location, DatabaseFile):
             while True:
-                yield written(place.path)
+                yield written(location.path)
 
     def logged_tables(self) -> Mapping[str, LoggedTable]:
         """Return the captured tables that have triggers; nothing in the other modes, which cannot tell.
@@ -218,9 +219,11 @@ class TursoSource:
         if way.mode == native.MODE:
             return []  # nothing in the database needs maintenance, and only one process may open a file
         self._make_triggers(way, _HEAD_SECONDS)
-        found = preflight(way, self._ways, self._config, self._rules, at)
+        findings = preflight(way, self._ways, self._config, self._rules, at)
         return [
-            one for one in found if one.level == "error" or (one.bad and one.subject == "tables")
+            finding
+            for finding in findings
+            if finding.level == "error" or (finding.bad and finding.subject == "tables")
         ]
 
     def preflight(
@@ -323,10 +326,10 @@ class TursoSource:
     def tables(self) -> list[str]:
         """Return `main.table` of every existing table that the patterns match."""
         way = self._ways.chosen(_OPEN_SECONDS)
-        found = self._ask(
+        tables = self._ask(
             way, lambda session: captured(session, self._ways.captures), _OPEN_SECONDS
         )
-        return [one.table.full_name for one in found.values()]
+        return [table.table.full_name for table in tables.values()]
 
     def schema(self, table: str) -> TableSchema:
         """Return the current columns and key of a table (`main.table`), under the column rules.
@@ -345,15 +348,15 @@ class TursoSource:
         Raises:
             SourceMisconfigured: There is no such table.
         """
-        found = self._definition(table, _START_SECONDS)
-        return self._rules.details(found.table, found.details)
+        current = self._definition(table, _START_SECONDS)
+        return self._rules.details(current.table, current.details)
 
     def _definition(self, table: str, seconds: float) -> Definition:
         way = self._ways.chosen(seconds)
-        found = self._ask(way, statements, seconds).get(table.removeprefix(f"{DB}."))
-        if found is None:
+        sql = self._ask(way, statements, seconds).get(table.removeprefix(f"{DB}."))
+        if sql is None:
             raise SourceMisconfigured(f"{self._ways.where}: there is no table {table}")
-        return definition(found)
+        return definition(sql)
 
     def snapshots(self) -> TursoSnapshots:
         """Return the object that plans and reads snapshots of the tables."""
@@ -383,6 +386,7 @@ class TursoSource:
         """Create or update change table and triggers, if the pipeline file says so."""
         if way.mode != triggers.MODE or not self._config.auto_create_triggers:
             return
+        # Usually nothing is missing: look without the write lock first.
         with way.database.session(seconds) as session:
             if triggers.is_complete(session, captured(session, self._ways.captures)):
                 return
@@ -416,7 +420,7 @@ class TursoSource:
                 yield from self._wait(limits.max_wait)
 
     def _step(self, way: Way, reading: Reading, page: int) -> tuple[Step, int]:
-        """Poll once, with a smaller page if the server refuses an answer of that size; return also the page size."""
+        """Poll once; return the step and the page size, smaller if the server refused an answer."""
         while True:
             try:
                 with way.database.session(_OPEN_SECONDS) as session:
@@ -439,7 +443,11 @@ class TursoSource:
             raise SourceUnavailable(f"{self._ways.where}: the source was closed")
 
     def _delete(self, way: Way, deleted: TursoPosition) -> TursoPosition:
-        """Delete the changes that were confirmed since the last call; return the position up to which."""
+        """Delete the changes that were confirmed since the last call.
+
+        Returns:
+            The position up to which changes are deleted.
+        """
         with self._lock:
             confirmed = self._confirmed
         if way.mode != triggers.MODE or confirmed is None or confirmed <= deleted:

@@ -80,7 +80,7 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         return {"source.db": "main", "source.table": pattern}
 
     def kept_log(self, config: TursoSourceConfig, size: int | None) -> str | None:  # noqa: ARG002
-        """Return that triggers fill the change table, if we created them."""
+        """Return the clause that our triggers still fill the change table; None without them."""
         if not config.auto_create_triggers:
             return None
         from deltaforge_dagster.sources.turso.modes.triggers import TABLE  # noqa: PLC0415 - Arrow
@@ -108,16 +108,18 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
 
     def database_place(self, config: TursoSourceConfig) -> tuple[str, ...]:
         """Return the file or the server."""
-        place = config.place
-        return (str(place.path.absolute()) if isinstance(place, DatabaseFile) else place.url,)
+        location = config.place
+        return (
+            str(location.path.absolute()) if isinstance(location, DatabaseFile) else location.url,
+        )
 
     def owned(self, config: TursoSourceConfig) -> Sequence[OwnedResource]:
         """Return the change table that triggers fill: what was captured is deleted from it."""
         if config.cdc_mode != "triggers" and not config.auto_create_triggers:
             return ()
-        what = "the change table that triggers fill in"
+        resource = "the change table that triggers fill in"
         (url,) = self.database_place(config)
-        return [OwnedResource(what, (), url, "spec.source.config.url")]
+        return [OwnedResource(resource, (), url, "spec.source.config.url")]
 
 
 TURSO = TursoSourceType()

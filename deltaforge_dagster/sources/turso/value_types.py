@@ -22,7 +22,7 @@ _AFFINITIES = (
 
 
 def value_type(data_type: str) -> ValueType:
-    """Return what values of a column of a declared type are."""
+    """Return the type of the values in a column of a declared type."""
     upper = data_type.upper()
     return next(
         (type_ for words, type_ in _AFFINITIES if any(word in upper for word in words)), types.TEXT

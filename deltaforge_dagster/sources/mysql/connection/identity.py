@@ -24,20 +24,23 @@ def identity(session: MysqlSession) -> str:
     rows = session.rows(
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid', 'server_id')"
     )
-    found = {row["Variable_name"]: str(row["Value"]) for row in rows}
-    return found.get("server_uuid") or found.get("server_uid") or found["server_id"]
+    variables = {row["Variable_name"]: str(row["Value"]) for row in rows}
+    return variables.get("server_uuid") or variables.get("server_uid") or variables["server_id"]
 
 
 def check_same(session: MysqlSession, where: str, expected: str | None) -> None:
-    """Check that a connection leads to the server that was asked before: a failover may happen between two of them.
+    """Check that a connection leads to the same server as an earlier one.
+
+    A failover may happen between two connections.
 
     Args:
         session: The connection.
         where: The server's address, as in `MysqlSourceServer.where`.
-        expected: The identity of the server that was asked; None if none was.
+        expected: The identity of the server of the earlier connection; None if any server is right.
 
     Raises:
-        SourceUnavailable: It leads to another one, for which the position has to be checked anew.
+        SourceUnavailable: It leads to another server, on which the position has to be checked
+            again.
     """
     if expected is not None and identity(session) != expected:
         raise SourceUnavailable(f"{where}: another server has taken its place")
@@ -47,8 +50,9 @@ def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> Bin
     """Return where reading continues on a new server: after the same GTIDs.
 
     Raises:
-        SourceUnavailable: The server cannot continue, but it is no primary, or not yet: in the middle of a failover
-            the former server may come back under the name, or another one may get it.
+        SourceUnavailable: Reading cannot continue on this server, but it is not a primary, or not
+            yet: in the middle of a failover the name may lead to the former server again, or to
+            another one.
         PositionLost: The position has no GTIDs, or the server has not executed all of them, or it has
             purged the log after them.
     """
@@ -107,8 +111,8 @@ def sent_schema(session: MysqlSession, where: str, table: str) -> TableSchema:
 
 
 def _type_name(column_type: str, charset: str | None) -> str:
-    found = labels(column_type)
+    column_labels = labels(column_type)
     try:
-        return described_type(column_type, charset, found).name + labels_text(found)
+        return described_type(column_type, charset, column_labels).name + labels_text(column_labels)
     except UnsupportedEvent:
         return ""

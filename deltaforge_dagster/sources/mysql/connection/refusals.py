@@ -80,7 +80,7 @@ def translate(
         message: Its text; only the first line is used.
         where: The server's address, as in `MysqlSourceServer.where`.
         user: The user as whom we are logged in.
-        account: Returns the account of the server that this is, quoted for its statements.
+        account: Returns our account on the server, quoted for a statement.
     """
     text = one_line(message)
     if number == DUMP_ENDED:

@@ -38,11 +38,11 @@ class LogRetention:
 
     @property
     def setting(self) -> str:
-        """What decides it."""
+        """The name of the setting that decides how long the log is kept."""
         return "binlog retention hours" if self.service.most_hours else _VARIABLES[0]
 
     def longer(self, session: MysqlSession) -> SettingChange:
-        """Return how the log is kept for twice as long as now, at least for a week."""
+        """Return the change that keeps the log for twice as long as now, at least for a week."""
         seconds = self.seconds
         wanted = max(_WEEK, 2 * round(seconds)) if seconds and math.isfinite(seconds) else _WEEK
         if not self.service.most_hours:

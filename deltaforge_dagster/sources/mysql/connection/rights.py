@@ -1,8 +1,9 @@
-"""Try whether the user may read the binary log, instead of guessing it from its grants.
+"""Test whether the user may read the binary log by requesting it, instead of parsing its grants.
 
-A service may grant by roles, or through a procedure, and MariaDB shows a grant only to its holder. So the server is
-asked for its log as by a replica, from a file that no log has: it checks the right first, and then has nothing to send.
-(A registration as replica, COM_REGISTER_SLAVE, would stay in the server's list of replicas until it restarts.)
+A service may grant by roles, or through a procedure, and MariaDB shows a grant only to its holder.
+So `check_rights` requests the log as a replica does, from a file that no server has: the server
+checks the privilege first, and then has nothing to send. (A registration as a replica,
+COM_REGISTER_SLAVE, would stay in the server's list of replicas until the server restarts.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NO_FILE = b"deltaforge-asks-whether-it-may.000000"
 
 
 def check_rights(server: MysqlSourceServer, reader_id: int, seconds: float) -> None:
-    """Query the log's files, and request the log as a replica does.
+    """Check that the user may list the log's files and request the log as a replica does.
 
     Args:
         server: The server.
@@ -38,5 +39,6 @@ def check_rights(server: MysqlSourceServer, reader_id: int, seconds: float) -> N
         try:
             session.send(COM_BINLOG_DUMP, body)
         except pymysql.MySQLError as error:
+            # The server checks the privilege before it finds that the file is missing.
             if error.args[0] != DUMP_ENDED:
                 raise

@@ -29,7 +29,7 @@ from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 _CONNECT_SECONDS = 2.0
 _ACCOUNT_SECONDS = 5.0
 _CLIENT_ERRORS = range(2000, 3000)
-_TLS_ERROR = 2026
+_TLS_ERROR = 2026  # CR_SSL_CONNECTION_ERROR
 
 
 class MysqlSession:
@@ -51,8 +51,8 @@ class MysqlSession:
     @property
     def version(self) -> tuple[int, ...]:
         """The server's version as numbers; MariaDB puts `5.5.5-` before its own."""
-        found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", self.server_version)
-        return tuple(map(int, found.groups())) if found else ()
+        match = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", self.server_version)
+        return tuple(map(int, match.groups())) if match else ()
 
     @property
     def host(self) -> str:
@@ -78,14 +78,14 @@ class MysqlSession:
     def texts(self, statement: str) -> list[tuple[bytes | None, ...]]:
         """Run a statement and return its rows, with the values as the server sends them, unconverted."""
         connection = self._connection
-        usual = connection.decoders, connection.use_unicode
+        saved = connection.decoders, connection.use_unicode
         connection.decoders, connection.use_unicode = {}, False
         try:
             with connection.cursor(Cursor) as cursor:
                 cursor.execute(statement)
                 return list(cursor.fetchall())
         finally:
-            connection.decoders, connection.use_unicode = usual
+            connection.decoders, connection.use_unicode = saved
 
     def send(self, command: int, body: bytes) -> None:
         """Send a command other than a statement, and read the first packet of its answer.
@@ -195,9 +195,9 @@ class MysqlSourceServer:
                 with connection.cursor() as cursor:
                     cursor.execute(statement)
             connection._execute_command(command, body)  # noqa: SLF001 - PyMySQL has no other way
-            connected: socket.socket = connection._sock  # noqa: SLF001
+            sock: socket.socket = connection._sock  # noqa: SLF001
             connection._sock = connection._rfile = None  # noqa: SLF001 - it is ours now
-            return connected
+            return sock
 
     def connect(self, seconds: float) -> pymysql.Connection:
         """Open a connection within `seconds`; once it is open, it has no time limit.
@@ -206,12 +206,12 @@ class MysqlSourceServer:
             DeltaforgeError: As `refusals` translates the server's error.
         """
         tls = self._tls()
-        opened = self._open(min(seconds, _CONNECT_SECONDS))
-        with SocketTimeLimit(opened.fileno(), seconds) as cutter:
+        sock = self._open(min(seconds, _CONNECT_SECONDS))
+        with SocketTimeLimit(sock.fileno(), seconds) as cutter:
             try:
-                return self._handshake(opened, tls)
+                return self._handshake(sock, tls)
             except pymysql.MySQLError as error:
-                opened.close()
+                sock.close()
                 raise self.problem(error, cutter, seconds) from error
 
     def problem(
@@ -231,10 +231,10 @@ class MysqlSourceServer:
     @contextmanager
     def _connected(self, seconds: float) -> Generator[pymysql.Connection]:
         tls = self._tls()
-        opened = self._open(min(seconds, _CONNECT_SECONDS))
-        with SocketTimeLimit(opened.fileno(), seconds) as cutter:
+        sock = self._open(min(seconds, _CONNECT_SECONDS))
+        with SocketTimeLimit(sock.fileno(), seconds) as cutter:
             try:
-                connection = self._handshake(opened, tls)
+                connection = self._handshake(sock, tls)
                 try:
                     yield connection
                 finally:
@@ -245,7 +245,7 @@ class MysqlSourceServer:
 
     def _open(self, seconds: float) -> socket.socket:
         try:
-            opened = socket.create_connection((self.dsn.host, self.dsn.port), seconds)
+            sock = socket.create_connection((self.dsn.host, self.dsn.port), seconds)
         except TimeoutError:
             raise SourceUnavailable(
                 f"{self.where}: no connection within {seconds:g} s; is the address right, and does "
@@ -254,11 +254,11 @@ class MysqlSourceServer:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise SourceUnavailable(f"{self.where}: {reason}") from None
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return opened
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
 
-    def _handshake(self, opened: socket.socket, tls: TlsContext | None) -> pymysql.Connection:
+    def _handshake(self, sock: socket.socket, tls: TlsContext | None) -> pymysql.Connection:
         dsn = self.dsn
         connection = pymysql.Connection(
             host=dsn.host,
@@ -279,7 +279,7 @@ class MysqlSourceServer:
             connection.ssl, connection._ssl_required, connection.ctx = True, False, tls  # noqa: SLF001
         session = None  # after a failure, the next connection makes a complete handshake
         try:
-            connection.connect(opened)
+            connection.connect(sock)
             if isinstance(connection._sock, ssl.SSLSocket):  # noqa: SLF001
                 session = connection._sock.session  # noqa: SLF001
         except pymysql.MySQLError:

@@ -34,7 +34,7 @@ FILE_START = 4
 
 _NO_ENGINE = ("", "NONE")
 _EXECUTED_SECONDS = 5.0
-_NO_SUCH_PLACE = 1220
+_NO_SUCH_PLACE = 1220  # ER_ERROR_WHEN_EXECUTING_COMMAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def facts(session: MysqlSession, where: str) -> BinlogSettings:
     """Check the server's version and settings, and return the settings that matter for reading.
 
     Raises:
-        SourceMisconfigured: The version is too old, a setting is wrong, or the service shows nobody its log; the
-            message says how to change it.
+        SourceMisconfigured: The version is too old, a setting is wrong, or the service gives no
+            client access to its log; the message says how to change it.
         SourceUnavailable: The log is on another server of the cluster.
     """
     if session.version < (_OLDEST_MARIADB if session.is_mariadb else _OLDEST):
@@ -76,7 +76,7 @@ def facts(session: MysqlSession, where: str) -> BinlogSettings:
 
 
 def _check_readable(session: MysqlSession, where: str, values: Mapping[str, str]) -> None:
-    """Check the variables without whose values the log cannot be read.
+    """Check the variables on which reading the log depends.
 
     Raises:
         SourceUnavailable: This server of an Aurora cluster has no log, but another one has.
@@ -114,19 +114,19 @@ def tail(session: MysqlSession, where: str, *, gtids: bool) -> BinlogPosition:
     With GTIDs, the set is the exact position, and file and offset are approximate: on a busy server the
     log grows between the two queries.
     """
-    found = status(session)
-    if found is None:
+    head = status(session)
+    if head is None:
         raise _log_off(session, where)
     gtid_set = executed(session) if gtids else None
-    return BinlogPosition(str(found["File"]), int(found["Position"]), gtid_set)
+    return BinlogPosition(str(head["File"]), int(head["Position"]), gtid_set)
 
 
 def status(session: MysqlSession) -> dict[str, Any] | None:
     """Return the row of `SHOW BINARY LOG STATUS`: newest file, its end, database filters; None without a log."""
-    found = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
-    if found is None:  # before MySQL 8.2
-        found = session.rows("SHOW MASTER STATUS")
-    return found[0] if found else None
+    rows = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
+    if rows is None:  # before MySQL 8.2
+        rows = session.rows("SHOW MASTER STATUS")
+    return rows[0] if rows else None
 
 
 def executed(session: MysqlSession) -> str:
@@ -150,10 +150,10 @@ def domains_at(session: MysqlSession, where: str, position: BinlogPosition) -> D
     Raises:
         PositionLost: The log does not have the file.
     """
-    found = _domains_before(session, position.file, position.pos)
-    if found is None:
+    domains = _domains_before(session, position.file, position.pos)
+    if domains is None:
         raise lost(where, f"the binary log file {position.file} was purged")
-    return found
+    return domains
 
 
 def _domains_before(session: MysqlSession, file: str, pos: int) -> DomainGtids | None:
@@ -162,19 +162,20 @@ def _domains_before(session: MysqlSession, file: str, pos: int) -> DomainGtids |
 
 
 def check_held(
-    session: MysqlSession, where: str, position: BinlogPosition, found: BinlogSettings
+    session: MysqlSession, where: str, position: BinlogPosition, settings: BinlogSettings
 ) -> None:
     """Check that the log still has everything after `position`.
 
     Raises:
         PositionLost: It does not, or this is another server's log.
-        SourceUnavailable: The server lacks transactions before `position`, and is no primary, or not yet.
+        SourceUnavailable: The server lacks transactions before `position`, and is not a primary, or
+            not yet.
         SourceMisconfigured: The position is a GTID set, but GTIDs are switched off now.
     """
     if position.gtid_set is None:
         _check_file(session, where, position)
         return
-    if not found.gtids:
+    if not settings.gtids:
         raise SourceMisconfigured(
             f"{where}: gtid_mode is not ON, but the position is a GTID set; switch it on "
             'again, step by step (manual: "Enabling GTID Transactions Online")'
@@ -202,18 +203,19 @@ def check_held(
 
 
 def is_lost_here(
-    session: MysqlSession, where: str, position: BinlogPosition, found: BinlogSettings
+    session: MysqlSession, where: str, position: BinlogPosition, settings: BinlogSettings
 ) -> bool:
-    """Return whether the log lacks what follows `position`, and the server may not be the one that was read.
+    """Return whether the log after `position` is missing, on a server that is no primary (yet).
 
-    For callers that do not know which server was read; a run does, and decides.
+    Such a server may be another one than the one that was read. This is for callers that do not
+    know which server was read; a run knows it, and decides.
 
     Raises:
-        PositionLost: The log lacks it, and the server is a primary.
+        PositionLost: The log after `position` is missing, and the server is a primary.
         DeltaforgeError: As from `check_held`.
     """
     try:
-        check_held(session, where, position, found)
+        check_held(session, where, position, settings)
     except PositionLost:
         if not may_catch_up(session):
             raise
@@ -222,7 +224,7 @@ def is_lost_here(
 
 
 def may_catch_up(session: MysqlSession) -> bool:
-    """Return whether this is not a primary, or not yet, so that what it lacks proves nothing."""
+    """Return whether the server may still get what it lacks: it is read-only or a replica."""
     rows = session.rows("SHOW GLOBAL VARIABLES LIKE 'read_only'")
     if any(str(row["Value"]).upper() != "OFF" for row in rows):
         return True

@@ -1,11 +1,12 @@
 """Recognize the service that runs a server, and say how a setting is changed there.
 
-Managed services refuse `SET PERSIST` and `SET GLOBAL`: their settings are changed beside the server, in a parameter
-group, in flags or in server parameters. Amazon's also keep the binary log by a setting of their own
-(`retention`).
+Managed services refuse `SET PERSIST` and `SET GLOBAL`: their settings are changed outside the
+server, in a parameter group, in flags or in server parameters. Amazon's services also have their
+own setting for how long the binary log is kept (`retention`).
 
-A service shows in what its server says: where its files are, the end of its version, and variables that no other
-server has. The host's name counts only if the server says nothing: an alias or a tunnel hides it.
+A service is recognized by what its server reports: the paths of its files, a part of its version,
+and variables that no other server has. The host's name counts only if none of these tell: an alias
+or a tunnel hides it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class SettingChange:
     """How a variable of a server gets another value.
 
     Attributes:
-        advice: What to do, to follow a text; empty if the remedy says it.
+        advice: What to do, to be appended to a message; empty if `remedy` says it.
         remedy: The statement that does it; None where the service has another way.
     """
 
@@ -31,7 +32,7 @@ class SettingChange:
 
     @property
     def sentence(self) -> str:
-        """The advice or the statement, to follow a text that has no remedy of its own."""
+        """The advice or the statement, to be appended to a message without a remedy of its own."""
         return self.advice or f"; run: {self.remedy}"
 
 
@@ -40,14 +41,15 @@ class MysqlService:
     """Who runs a server.
 
     Attributes:
-        name: Its name, for people; empty for a server that somebody runs.
+        name: Its name, for people; empty for a self-managed server.
         settings_in: Where its settings are changed; empty if statements change them.
-        log_off: What turns on the binary log.
-        gtids_on: What turns on GTIDs; empty if the service always has them.
+        log_off: How to turn on the binary log, for the message that it is off.
+        gtids_on: How to turn on GTIDs; empty if the service always has them.
         most_hours: The most hours for which the server keeps its log, if `mysql.rds_configuration` decides that;
             0 if its variables do.
         unset_keeps: Whether the server keeps its log for ever if no variable says otherwise.
-        moves: Whether a failover leads to another server, on which only GTIDs mean the same.
+        moves: Whether a failover leads to another server, on which only GTIDs are still valid
+            positions.
         no_log: Why its binary log cannot be read; empty if it can.
         files: A part of the paths of the server's files.
         variables: The beginning of the names of variables that only this service has.
@@ -83,7 +85,7 @@ class MysqlService:
 
 
 SELF_MANAGED = MysqlService("")
-"""A server that somebody runs, or one of a service that is not known."""
+"""A self-managed server, or one of an unknown service."""
 
 _BACKUPS = "turn on automated backups of the instance (a retention of 1 day or more): they turn on the binary log"
 
@@ -149,6 +151,7 @@ _DIGITALOCEAN = MysqlService(
     hosts=r"\.db\.ondigitalocean\.com",
 )
 
+# Aurora and RDS for MariaDB precede RDS for MySQL, whose patterns match them, too.
 SERVICES = (_PLANETSCALE, _AURORA, _RDS_MARIADB, _RDS, _CLOUD_SQL, _AZURE, _DIGITALOCEAN)
 """The services, in the order in which they are looked for."""
 
@@ -187,7 +190,7 @@ def recognize(version: str, variables: Mapping[str, str], host: str) -> MysqlSer
 
 
 def service_of(session: MysqlSession) -> MysqlService:
-    """Return the service of the server of a session; ask it unless its version says enough."""
+    """Return the service that runs a session's server; ask the server unless its version tells."""
     by_version = recognize(session.server_version, {}, "")
     if by_version is not SELF_MANAGED:
         return by_version

@@ -15,7 +15,7 @@ from typing import Any
 from deltaforge_dagster.sources.mysql.config import MysqlDsn
 
 _State = tuple[tuple[int, int, int] | None, ...]
-"""Of each file that is used: inode, size and time of its last change."""
+"""Inode, size and modification time of each file in use; None for an option without a file."""
 
 _CONTEXTS: dict[MysqlDsn, tuple[_State, TlsContext]] = {}
 
@@ -46,10 +46,10 @@ def tls_context(dsn: MysqlDsn) -> TlsContext | None:
     if dsn.ssl_mode == "DISABLED":
         return None
     state = tuple(_state(path) for path in tls_files(dsn).values())
-    known = _CONTEXTS.get(dsn)
-    if known is None or known[0] != state:
-        known = _CONTEXTS[dsn] = state, _new_context(dsn)
-    return known[1]
+    cached = _CONTEXTS.get(dsn)
+    if cached is None or cached[0] != state:
+        cached = _CONTEXTS[dsn] = state, _new_context(dsn)
+    return cached[1]
 
 
 def tls_files(dsn: MysqlDsn) -> dict[str, str | None]:
@@ -65,8 +65,8 @@ def _verifies(dsn: MysqlDsn) -> bool:
 def _state(path: str | None) -> tuple[int, int, int] | None:
     if path is None:
         return None
-    found = Path(path).stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = Path(path).stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _new_context(dsn: MysqlDsn) -> TlsContext:

@@ -76,7 +76,7 @@ class AlteredTable:
     @classmethod
     def of(cls, table: CatalogTable) -> AlteredTable:
         """Return a table to which no action has been applied yet."""
-        return cls([(one.name, one) for one in table.columns], list(table.primary_key))
+        return cls([(column.name, column) for column in table.columns], list(table.primary_key))
 
     def old(self, name: str) -> str | None:
         """Return a column's name as the table spells it, ignoring case; None if there is no such column.
@@ -84,22 +84,22 @@ class AlteredTable:
         Raises:
             NotUnderstoodError: MySQL's collation may find a column where this comparison does not.
         """
-        for known, _ in self.columns:
-            if known == name:
-                return known
-        found = [known for known, _ in self.columns if known.lower() == name.lower()]
-        if len(found) == 1:
-            return found[0]
-        if not name.isascii() or any(not known.isascii() for known, _ in self.columns):
+        for existing, _ in self.columns:
+            if existing == name:
+                return existing
+        matches = [existing for existing, _ in self.columns if existing.lower() == name.lower()]
+        if len(matches) == 1:
+            return matches[0]
+        if not name.isascii() or any(not existing.isascii() for existing, _ in self.columns):
             raise NotUnderstoodError  # MySQL also ignores accents
         return None
 
     def must(self, name: str) -> str:
         """Return the column's name as `old` does; raise `NotUnderstoodError` if there is no such column."""
-        known = self.old(name)
-        if known is None:
+        existing = self.old(name)
+        if existing is None:
             raise NotUnderstoodError
-        return known
+        return existing
 
     def made(self) -> CatalogTable:
         """Return the table after all actions.
@@ -107,47 +107,52 @@ class AlteredTable:
         Raises:
             NotUnderstoodError: The result is not a valid table.
         """
-        made: list[tuple[str | None, CatalogColumn]] = [
+        pairs: list[tuple[str | None, CatalogColumn]] = [
             (name, self.changed.get(name, column))
             for name, column in self.columns
             if name not in self.dropped
         ]
-        for origin, one in self.placed:
+        for origin, placed in self.placed:
             if origin is not None:
-                made = [pair for pair in made if pair[0] != origin]
-            if one.after is None:
-                made.append((origin, one.column))
-            elif not one.after:
-                made.insert(0, (origin, one.column))
+                pairs = [pair for pair in pairs if pair[0] != origin]
+            if placed.after is None:
+                pairs.append((origin, placed.column))
+            elif not placed.after:
+                pairs.insert(0, (origin, placed.column))
             else:
-                made.insert(_index(made, one.after) + 1, (origin, one.column))
-        names = [column.name.lower() for _, column in made]
-        if not made or len(set(names)) != len(names):
+                pairs.insert(_index(pairs, placed.after) + 1, (origin, placed.column))
+        names = [column.name.lower() for _, column in pairs]
+        if not pairs or len(set(names)) != len(names):
             raise NotUnderstoodError
-        key = self._key_of(made)
-        return CatalogTable(tuple(_as_key(column, key) for _, column in made), key)
+        key = self._key_of(pairs)
+        return CatalogTable(tuple(_as_key(column, key) for _, column in pairs), key)
 
-    def _key_of(self, made: list[tuple[str | None, CatalogColumn]]) -> tuple[str, ...]:
+    def _key_of(self, pairs: list[tuple[str | None, CatalogColumn]]) -> tuple[str, ...]:
         if self.new_key is not None:
-            return tuple(made[_index(made, name)][1].name for name in self.new_key)
+            return tuple(pairs[_index(pairs, name)][1].name for name in self.new_key)
         if self.loses_key:
             return ()
-        now = {origin: column.name for origin, column in made if origin is not None}
-        return tuple(now[name] for name in self.key if name in now)
+        new_names = {origin: column.name for origin, column in pairs if origin is not None}
+        return tuple(new_names[name] for name in self.key if name in new_names)
 
 
 def _as_key(column: CatalogColumn, key: Sequence[str]) -> CatalogColumn:
-    """Return a column; one of the key is NOT NULL, whatever its definition says, so that NULL is not its default."""
+    """Return a column; if it belongs to the key, without the default NULL.
+
+    Key columns are NOT NULL, whatever their definition says.
+    """
     if column.name not in key or column.default != NULL:
         return column
     return replace(column, default=None)
 
 
-def _index(made: list[tuple[str | None, CatalogColumn]], name: str) -> int:
-    found = [at for at, (_, column) in enumerate(made) if column.name.lower() == name.lower()]
-    if len(found) != 1:
+def _index(pairs: list[tuple[str | None, CatalogColumn]], name: str) -> int:
+    indexes = [
+        index for index, (_, column) in enumerate(pairs) if column.name.lower() == name.lower()
+    ]
+    if len(indexes) != 1:
         raise NotUnderstoodError
-    return found[0]
+    return indexes[0]
 
 
 _INDEXES = {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK"}
@@ -177,212 +182,216 @@ def actions(reader: TokenReader, *, defaults: bool = False) -> list[TokenReader]
     The others are indexes, constraints, partitions, the order of rows, options of the table, and, unless `defaults`, those that
     only change a column's default.
     """
-    found: list[TokenReader] = []
+    relevant: list[TokenReader] = []
     for tokens in items(reader.rest()):
-        item = reader.within(tokens)
-        if item.word == "ORDER" or (item.word in _OF_PARTITIONS and item.ahead(1) == "PARTITION"):
-            break  # it is the last action, and its names are separated by commas, too
-        if not _keeps_columns(item) or (defaults and _is_redefault(item)):
-            found.append(item)
-    return found
+        action = reader.within(tokens)
+        if action.word == "ORDER" or (
+            action.word in _OF_PARTITIONS and action.ahead(1) == "PARTITION"
+        ):
+            break  # it comes last, and the names in it are separated by commas, too
+        if not _keeps_columns(action) or (defaults and _is_redefault(action)):
+            relevant.append(action)
+    return relevant
 
 
-def _keeps_columns(item: TokenReader) -> bool:
+def _keeps_columns(action: TokenReader) -> bool:
     """Return whether an action certainly changes neither columns nor the key nor the name of a table."""
-    verb, what = item.word, item.ahead(1)
+    verb, noun = action.word, action.ahead(1)
     match verb:
         case "ADD":
             # CONSTRAINT may have a name, which is no word if it is quoted.
-            return _is_index(item, 1) or (
-                what == "CONSTRAINT" and (_is_index(item, 2) or _is_index(item, 3))
+            return _is_index(action, 1) or (
+                noun == "CONSTRAINT" and (_is_index(action, 2) or _is_index(action, 3))
             )
         case "DROP":
-            return what in {"FOREIGN", "CHECK"} or _drops_index(item.again())
+            return noun in {"FOREIGN", "CHECK"} or _drops_index(action.again())
         case "RENAME":
-            return what in {"INDEX", "KEY"}
+            return noun in {"INDEX", "KEY"}
         case "ALTER":
             return True  # defaults of columns, visibility of indexes and columns
         case "CHANGE" | "MODIFY" | "CONVERT":
             return False
         case _:
-            return verb in _OPTIONS or what == "=" or (verb, what) == ("WITH", "VALIDATION")
+            return verb in _OPTIONS or noun == "=" or (verb, noun) == ("WITH", "VALIDATION")
 
 
-def _is_redefault(item: TokenReader) -> bool:
-    return item.word == "ALTER" and item.ahead(1) not in {"INDEX", "KEY", "CHECK", "CONSTRAINT"}
+def _is_redefault(action: TokenReader) -> bool:
+    return action.word == "ALTER" and action.ahead(1) not in {"INDEX", "KEY", "CHECK", "CONSTRAINT"}
 
 
-def _is_index(item: TokenReader, place: int) -> bool:
-    """Return whether an index or a constraint begins at a place, which is no primary key."""
-    word = item.ahead(place)
-    return word in _INDEXES or (word == "VECTOR" and item.ahead(place + 1) in {"INDEX", "KEY"})
+def _is_index(action: TokenReader, offset: int) -> bool:
+    """Return whether an index or a constraint, but no primary key, begins `offset` tokens ahead."""
+    word = action.ahead(offset)
+    return word in _INDEXES or (word == "VECTOR" and action.ahead(offset + 1) in {"INDEX", "KEY"})
 
 
-def _drops_index(item: TokenReader) -> bool:
-    item.next()
-    if not item or item.next().word not in {"INDEX", "KEY", "CONSTRAINT"}:
+def _drops_index(action: TokenReader) -> bool:
+    action.next()
+    if not action or action.next().word not in {"INDEX", "KEY", "CONSTRAINT"}:
         return False
-    item.skip("IF", "EXISTS")
-    return bool(item) and item.next().text.upper() != "PRIMARY"
+    action.skip("IF", "EXISTS")
+    return bool(action) and action.next().text.upper() != "PRIMARY"
 
 
-def act(table: AlteredTable, item: TokenReader) -> None:
-    """Apply one of the `actions` of ALTER TABLE; one that gives the table another name has no effect here.
+def act(table: AlteredTable, action: TokenReader) -> None:
+    """Apply one of the `actions` of ALTER TABLE; a new name of the table itself is ignored here.
 
     Raises:
         NotUnderstoodError: Its effect is not certain.
     """
-    verb = item.next().word
+    verb = action.next().word
     if verb == "ADD":
-        _add_action(table, item)
+        _add_action(table, action)
     elif verb == "DROP":
-        _drop(table, item)
+        _drop(table, action)
     elif verb in {"CHANGE", "MODIFY"}:
-        _change(table, item, renames=verb == "CHANGE")
+        _change(table, action, renames=verb == "CHANGE")
     elif verb == "RENAME":
-        if item.skip("COLUMN"):
-            _rename(table, item)
-    elif verb == "CONVERT" and item.skip("TO"):
+        if action.skip("COLUMN"):
+            _rename(table, action)
+    elif verb == "CONVERT" and action.skip("TO"):
         # Text types may become wider or binary; the types in the log are authoritative.
         _loosen(table)
     elif verb == "ALTER":
-        item.skip("COLUMN")
-        _redefault(table, item)
+        action.skip("COLUMN")
+        _redefault(table, action)
     else:
         raise NotUnderstoodError
 
 
-def _redefault(table: AlteredTable, item: TokenReader) -> None:
+def _redefault(table: AlteredTable, action: TokenReader) -> None:
     """Apply `ALTER [COLUMN] name SET DEFAULT ...` or `DROP DEFAULT`: its default is unknown from then on."""
-    name = item.next().text.lower()
+    name = action.next().text.lower()
     for old, column in table.columns:
-        known = table.changed.get(old, column)
+        current = table.changed.get(old, column)
         # Names that differ in accents are the same to MySQL; an index is altered by this verb, too.
-        if known.default is not None and (old.lower() == name or not (old + name).isascii()):
-            table.changed[old] = replace(known, default=None)
+        if current.default is not None and (old.lower() == name or not (old + name).isascii()):
+            table.changed[old] = replace(current, default=None)
 
 
-def _rename(table: AlteredTable, item: TokenReader) -> None:
-    _, old = _old(table, item)
-    if not item.skip("TO"):
+def _rename(table: AlteredTable, action: TokenReader) -> None:
+    _, old = _old(table, action)
+    if not action.skip("TO"):
         raise NotUnderstoodError
-    name = item.name()
+    name = action.name()
     if old is not None:
-        known = table.changed.get(old) or dict(table.columns)[old]
-        table.changed[old] = replace(known, name=name)
+        current = table.changed.get(old) or dict(table.columns)[old]
+        table.changed[old] = replace(current, name=name)
 
 
 def _loosen(table: AlteredTable) -> None:
     for name, column in table.columns:
-        known = table.changed.get(name, column)
-        if known.type.split("(")[0] in TEXTS:
-            known = replace(known, type=ANY_TEXT)
-        if is_text(known.type):
-            table.changed[name] = replace(known, charset="")
+        current = table.changed.get(name, column)
+        if current.type.split("(")[0] in TEXTS:
+            current = replace(current, type=ANY_TEXT)
+        if is_text(current.type):
+            table.changed[name] = replace(current, charset="")
 
 
-def _add_action(table: AlteredTable, item: TokenReader) -> None:
-    if _is_period(item):
+def _add_action(table: AlteredTable, action: TokenReader) -> None:
+    if _is_period(action):
         return
-    item.skip("COLUMN")
-    if item.word == "(":
-        for one in items(item.group()):
-            add(table, item.within(one))
-    elif item.skip("IF", "NOT", "EXISTS"):
-        name = item.name()
+    action.skip("COLUMN")
+    if action.word == "(":
+        for tokens in items(action.group()):
+            add(table, action.within(tokens))
+    elif action.skip("IF", "NOT", "EXISTS"):
+        name = action.name()
         if table.old(name) is None:
-            _add_column(table, name, item)
+            _add_column(table, name, action)
     else:
-        add(table, item)
+        add(table, action)
 
 
-def add(table: AlteredTable, item: TokenReader) -> None:
+def add(table: AlteredTable, definition: TokenReader) -> None:
     """Apply one item of CREATE TABLE's list, or after ADD: a column, a key, an index or a constraint.
 
     Raises:
         NotUnderstoodError: Its effect is not certain.
     """
-    if item.skip("CONSTRAINT"):
-        item.skip("IF", "NOT", "EXISTS")
-        if item.word not in _INDEXES | {"PRIMARY"}:
-            item.name()
-    if item.word in _INDEXES or (item.word == "VECTOR" and item.ahead(1) in {"INDEX", "KEY"}):
+    if definition.skip("CONSTRAINT"):
+        definition.skip("IF", "NOT", "EXISTS")
+        if definition.word not in _INDEXES | {"PRIMARY"}:
+            definition.name()
+    if definition.word in _INDEXES or (
+        definition.word == "VECTOR" and definition.ahead(1) in {"INDEX", "KEY"}
+    ):
         return
-    if _is_period(item):
+    if _is_period(definition):
         return
-    if item.skip("PRIMARY"):
-        _add_key(table, item)
+    if definition.skip("PRIMARY"):
+        _add_key(table, definition)
         return
-    _add_column(table, item.name(), item)
+    _add_column(table, definition.name(), definition)
 
 
-def _is_period(item: TokenReader) -> bool:
-    """Return whether a period of MariaDB comes next, whose columns are defined apart from it.
+def _is_period(reader: TokenReader) -> bool:
+    """Return whether a PERIOD clause of MariaDB comes next; it defines no columns itself.
 
     Raises:
-        NotUnderstoodError: It is about system versioning, which adds hidden columns.
+        NotUnderstoodError: The clause is about system versioning, which adds hidden columns.
     """
-    if (item.word, item.ahead(1)) == ("SYSTEM", "VERSIONING"):
+    if (reader.word, reader.ahead(1)) == ("SYSTEM", "VERSIONING"):
         raise NotUnderstoodError
-    condition = {"IF": 3 if item.ahead(2) == "NOT" else 2}.get(item.ahead(1), 0)
-    if item.word != "PERIOD" or item.ahead(1 + condition) != "FOR":
+    condition = {"IF": 3 if reader.ahead(2) == "NOT" else 2}.get(reader.ahead(1), 0)
+    if reader.word != "PERIOD" or reader.ahead(1 + condition) != "FOR":
         return False
-    if item.ahead(2 + condition) == "SYSTEM_TIME":
+    if reader.ahead(2 + condition) == "SYSTEM_TIME":
         raise NotUnderstoodError
     return True
 
 
-def _add_key(table: AlteredTable, item: TokenReader) -> None:
-    spared = False
-    while item.word != "(":
-        spared = item.skip("IF", "NOT", "EXISTS") or spared
-        if item.word != "(":
-            item.next()
-    if not (spared and table.key):
-        table.new_key = [item.within(one).name() for one in items(item.group())]
+def _add_key(table: AlteredTable, definition: TokenReader) -> None:
+    conditional = False
+    while definition.word != "(":
+        conditional = definition.skip("IF", "NOT", "EXISTS") or conditional
+        if definition.word != "(":
+            definition.next()
+    if not (conditional and table.key):
+        table.new_key = [definition.within(tokens).name() for tokens in items(definition.group())]
 
 
-def _add_column(table: AlteredTable, name: str, item: TokenReader) -> None:
-    column = _column(name, item)
+def _add_column(table: AlteredTable, name: str, definition: TokenReader) -> None:
+    column = _column(name, definition)
     if column.in_key:
         table.new_key = [name]
     table.placed.append((None, column))
 
 
-def _drop(table: AlteredTable, item: TokenReader) -> None:
-    if item.skip("PRIMARY"):
+def _drop(table: AlteredTable, action: TokenReader) -> None:
+    if action.skip("PRIMARY"):
         table.loses_key = True
-    elif item.word in {"INDEX", "KEY", "CONSTRAINT"}:
-        item.next()
-        item.skip("IF", "EXISTS")
-        if item.name().upper() == "PRIMARY":
+    elif action.word in {"INDEX", "KEY", "CONSTRAINT"}:
+        action.next()
+        action.skip("IF", "EXISTS")
+        if action.name().upper() == "PRIMARY":
             table.loses_key = True
-    elif not _is_period(item):
-        item.skip("COLUMN")
-        _, old = _old(table, item)
+    elif not _is_period(action):
+        action.skip("COLUMN")
+        _, old = _old(table, action)
         if old is not None:
             table.dropped.add(old)
 
 
-def _old(table: AlteredTable, item: TokenReader) -> tuple[str, str | None]:
+def _old(table: AlteredTable, action: TokenReader) -> tuple[str, str | None]:
     """Read the name of an existing column; return it as written, and as the table spells it.
 
     The second is None if the column does not exist and `IF EXISTS` allows that.
     """
-    if item.skip("IF", "EXISTS"):
-        written = item.name()
+    if action.skip("IF", "EXISTS"):
+        written = action.name()
         return written, table.old(written)
-    written = item.name()
+    written = action.name()
     return written, table.must(written)
 
 
-def _change(table: AlteredTable, item: TokenReader, *, renames: bool) -> None:
-    item.skip("COLUMN")
-    written, old = _old(table, item)
+def _change(table: AlteredTable, action: TokenReader, *, renames: bool) -> None:
+    action.skip("COLUMN")
+    written, old = _old(table, action)
     if old is None:
         return
     # MODIFY also changes the name's case to that in the statement.
-    column = _column(item.name() if renames else written, item)
+    column = _column(action.name() if renames else written, action)
     if column.in_key:
         table.new_key = [column.column.name]
     table.changed[old] = column.column
@@ -390,58 +399,58 @@ def _change(table: AlteredTable, item: TokenReader, *, renames: bool) -> None:
         table.placed.append((old, column))
 
 
-def defined_column(name: str, item: TokenReader) -> CatalogColumn:
+def defined_column(name: str, definition: TokenReader) -> CatalogColumn:
     """Read the rest of a column definition, after the name; return the column.
 
     Raises:
         NotUnderstoodError: Its type is not known.
     """
-    return _column(name, item).column
+    return _column(name, definition).column
 
 
-def _column(name: str, item: TokenReader) -> _Column:
+def _column(name: str, definition: TokenReader) -> _Column:
     """Read the rest of a column definition, after the name."""
-    type_ = column_type(item)
+    type_ = column_type(definition)
     in_key = False
     after: str | None = None
     charset = ""
     constants: dict[str, ColumnDefault | None] = {}
-    while item and item.word not in {"PARTITION", "REMOVE"}:
-        if item.word == "(":
-            item.group()
+    while definition and definition.word not in {"PARTITION", "REMOVE"}:
+        if definition.word == "(":
+            definition.group()
             continue
-        word = item.next().word
-        constants[word] = _constant(item)
-        charset = charset or _named_charset(word, item)
+        word = definition.next().word
+        constants[word] = _constant(definition)
+        charset = charset or _named_charset(word, definition)
         if word in {"UNSIGNED", "ZEROFILL"}:
             type_ = f"{type_.removesuffix(' unsigned')} unsigned"
         elif word in {"PRIMARY", "KEY"}:
             in_key = True
-            item.skip("KEY")
+            definition.skip("KEY")
         elif word == "UNIQUE":
-            item.skip("KEY")
+            definition.skip("KEY")
         elif word == "FIRST":
             after = ""
         elif word == "AFTER":
-            after = item.name()
+            after = definition.name()
         elif word == "REFERENCES":
-            item.table()
-        elif word in _WITH_VALUE and item and item.word != "(":
-            item.next()
+            definition.table()
+        elif word in _WITH_VALUE and definition and definition.word != "(":
+            definition.next()
     charset = "binary" if is_binary(type_) else charset
     default = _default(type_, constants)
     return _Column(CatalogColumn(name, labels(type_), type_, charset, default), in_key, after)
 
 
-def _named_charset(word: str, item: TokenReader) -> str:
+def _named_charset(word: str, definition: TokenReader) -> str:
     """Return the character set that an attribute of a column names, and read its value.
 
     "" if it names none: then it is the default of table, database or server, which a statement does not say.
     """
-    if word == "CHARSET" or (word == "CHARACTER" and item.skip("SET")):
-        name = item.next().text.lower()
+    if word == "CHARSET" or (word == "CHARACTER" and definition.skip("SET")):
+        name = definition.next().text.lower()
     elif word == "COLLATE":
-        name = item.next().text.lower().partition("_")[0]  # a prefix of its name
+        name = definition.next().text.lower().partition("_")[0]  # a prefix of its name
     else:
         return ""
     # Texts of the set `binary` are another type.
@@ -476,20 +485,22 @@ def _is_rounded(type_: str, text: str | None) -> bool:
     return "." in text and name in {"datetime", "timestamp", "time", "float", "double", "real"}
 
 
-def _constant(item: TokenReader) -> ColumnDefault | None:
+def _constant(definition: TokenReader) -> ColumnDefault | None:
     """Return the constant that comes next, without reading it; None if it is something else, or its meaning is not certain."""
-    if item.word == "NULL":
+    if definition.word == "NULL":
         return NULL
-    if item.word in {"TRUE", "FALSE"}:
-        return ColumnDefault(str(int(item.word == "TRUE")))
-    if item.word.isdigit() or (item.word in {"+", "-"} and item.ahead(1).isdigit()):
-        number = item.again()
+    if definition.word in {"TRUE", "FALSE"}:
+        return ColumnDefault(str(int(definition.word == "TRUE")))
+    if definition.word.isdigit() or (
+        definition.word in {"+", "-"} and definition.ahead(1).isdigit()
+    ):
+        number = definition.again()
         text = number.next().text.strip("+")
         text += number.next().text if not text.isdigit() else ""
         if number.skip("."):
             text += f".{number.next().text}" if number else "."
         return ColumnDefault(text) if _NUMBER.fullmatch(text) else None
-    token = item.peek()
+    token = definition.peek()
     if token is not None and token.kind is TokenKind.TEXT:
         plain = token.text.isascii() and "\\" not in token.text
         return ColumnDefault(token.text) if plain else None

@@ -153,14 +153,18 @@ class MysqlCatalog:
             charsets: Whether the character sets of its texts must be known, too.
         """
         assert isinstance(position, BinlogPosition)
-        known = self._tables.get((db, table))
-        if known is not None and fit(known, types) and not (charsets and lacks_charsets(known)):
-            return known
-        found = self._vouched_for(db, table, types, position)
-        if isinstance(found, CatalogTable):
-            self._tables[db, table] = found
+        definition = self._tables.get((db, table))
+        if (
+            definition is not None
+            and fit(definition, types)
+            and not (charsets and lacks_charsets(definition))
+        ):
+            return definition
+        answer = self._vouched_for(db, table, types, position)
+        if isinstance(answer, CatalogTable):
+            self._tables[db, table] = answer
             self._note({(db, table)}, position)
-        return found
+        return answer
 
     def defaults(
         self,
@@ -180,15 +184,19 @@ class MysqlCatalog:
             position: Where the log has a row without them.
         """
         assert isinstance(position, BinlogPosition)
-        known = self._tables.get((db, table))
-        if known is not None and fit(known, types) and not lacks_defaults(known, columns):
-            return known
-        found = self._vouched_for(db, table, types, position)
-        if isinstance(found, Unknown):
-            return found
-        self._tables[db, table] = found
+        definition = self._tables.get((db, table))
+        if (
+            definition is not None
+            and fit(definition, types)
+            and not lacks_defaults(definition, columns)
+        ):
+            return definition
+        answer = self._vouched_for(db, table, types, position)
+        if isinstance(answer, Unknown):
+            return answer
+        self._tables[db, table] = answer
         self._note({(db, table)}, position)
-        return found
+        return answer
 
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
         """Apply a statement in the log that may define tables; store the changed definitions, and what it does to columns.
@@ -204,9 +212,9 @@ class MysqlCatalog:
         if touched:
             self._note(touched, position)
         fates = [
-            (f"{one.db}.{one.table or '*'}", _FATES[one.change])
-            for one in table_changes(sql, db, fold=fold)
-            if one.change in _FATES
+            (f"{change.db}.{change.table or '*'}", _FATES[change.change])
+            for change in table_changes(sql, db, fold=fold)
+            if change.change in _FATES
         ]
         if any(fate != "kept" for _, fate in fates):
             self._registry.note_fates(fates)
@@ -220,7 +228,7 @@ class MysqlCatalog:
         return touched
 
     def existing(self, names: Iterable[Name]) -> set[Name]:
-        """Return which of these names are those of tables, now or after some statement before."""
+        """Return those of `names` that tables have, here in the log or in the current catalog."""
         return {name for name in names if name in self._tables or self._find(*name) is not None}
 
     def _note(self, names: Iterable[Name], position: Position) -> None:
@@ -238,24 +246,24 @@ class MysqlCatalog:
         self, db: str, table: str, types: tuple[str, ...], position: BinlogPosition
     ) -> CatalogTable | Unknown:
         """Return a table from the current catalog, if it certainly was the same at `position`."""
-        found = self._find(db, table)
+        current = self._find(db, table)
         where = f"table {db}.{table} at {position.file}, {position.pos}"
-        if found is None:
+        if current is None:
             return Unknown(
                 f"{where}: the catalog does not have it, and the log does not name its columns;"
                 f" grant SELECT on it, unless it was dropped; {_ADVICE}"
             )
-        changed = self._changed(db, table, position, found.read_at)
+        changed = self._changed(db, table, position, current.read_at)
         if changed is not None:
             return Unknown(
                 f"{where}: a statement at {changed.file}, {changed.pos} changed it since, and the"
                 f" log does not name the columns that it had; {_ADVICE}"
             )
-        definition = found.definition()
+        definition = current.definition()
         if not fit(definition, types):
             return Unknown(
                 f"{where}: its columns in the log ({', '.join(types)}) are not those of the catalog"
-                f" ({', '.join(column.type for column in found.columns)}); {_ADVICE}"
+                f" ({', '.join(column.type for column in current.columns)}); {_ADVICE}"
             )
         return definition
 
@@ -276,9 +284,9 @@ class MysqlCatalog:
             self._scan_log(begin, until)
         return next(
             (
-                place
-                for place, change in self._ahead
-                if after < place <= until and change.concerns(db, table)
+                position
+                for position, change in self._ahead
+                if after < position <= until and change.concerns(db, table)
             ),
             None,
         )
@@ -319,7 +327,7 @@ def statements_between(
     # Start at the file position if the protocol can: with GTIDs the server starts in an older file.
     by_set = begin.pos >> 32 and begin.gtid_set is not None
     start = begin if by_set else BinlogPosition(begin.file, begin.pos)
-    found: list[tuple[BinlogPosition, TableChange]] = []
+    redefinitions: list[tuple[BinlogPosition, TableChange]] = []
     with LogScan(server, start, reader_id, _SECONDS) as scan:
         for event in scan:
             if event is None:
@@ -327,27 +335,29 @@ def statements_between(
             if event.type == binlog.QUERY:
                 query = binlog.parse_query(event.body, scan.server)
                 changes = table_changes(query.sql, query.database, fold=fold)
-                found += [(event.end, one) for one in changes if one.change in _REDEFINES]
+                redefinitions += [
+                    (event.end, change) for change in changes if change.change in _REDEFINES
+                ]
             if event.end >= until:
                 break
-    return found
+    return redefinitions
 
 
 def definitions_now(
     server: MysqlSourceServer, start: BinlogPosition, reader_id: int, seconds: float
 ) -> dict[str, str]:
     """Return the definitions of all tables that have not changed since `start`, as texts by `key_of`."""
-    found = read_tables(server, seconds)
-    if not found:
+    current = read_tables(server, seconds)
+    if not current:
         return {}
-    read_at = next(iter(found.values())).read_at
+    read_at = next(iter(current.values())).read_at
     fold = _folds(server, seconds)
     changes = [
         change for _, change in statements_between(server, start, read_at, reader_id, fold=fold)
     ]
     tables: Definitions = {
         name: table.definition()
-        for name, table in found.items()
+        for name, table in current.items()
         if not any(change.concerns(*name) for change in changes)
     }
     return {key_of(name): text for name in tables if (text := text_of(tables, name))}
@@ -355,8 +365,8 @@ def definitions_now(
 
 def tables_now(server: MysqlSourceServer, name: Name) -> dict[Name, CatalogTable]:
     """Return one table from the current catalog, by its name; empty if it does not exist."""
-    found = read_tables(server, _SECONDS, name)
-    return {one: table.definition() for one, table in found.items()}
+    tables = read_tables(server, _SECONDS, name)
+    return {table_name: table.definition() for table_name, table in tables.items()}
 
 
 def read_tables(
@@ -367,11 +377,11 @@ def read_tables(
     with server.query(seconds) as session:
         columns = session.rows(_COLUMNS.format(which=which), *parameters)
         keys = session.rows(_KEYS.format(which=which), *parameters)
-        now = server_log.tail(session, server.where, gtids=False)
+        read_at = server_log.tail(session, server.where, gtids=False)
         is_mariadb = session.is_mariadb
-    found: dict[Name, _Table] = {}
+    tables: dict[Name, _Table] = {}
     for row in columns:
-        table = found.setdefault((row["db"], row["name"]), _Table(now))
+        table = tables.setdefault((row["db"], row["name"]), _Table(read_at))
         type_ = row["type"]
         charset = row["charset"] or ("binary" if is_binary(type_) else "")
         default = catalog_default(
@@ -383,9 +393,9 @@ def read_tables(
         )
         table.columns.append(CatalogColumn(row["col"], labels(type_), type_, charset, default))
     for row in keys:
-        if (row["db"], row["name"]) in found:
-            found[row["db"], row["name"]].primary_key.append(row["col"])
-    return found
+        if (row["db"], row["name"]) in tables:
+            tables[row["db"], row["name"]].primary_key.append(row["col"])
+    return tables
 
 
 def table_details(session: MysqlSession, where: str, table: str) -> TableDetails:
@@ -419,8 +429,8 @@ def table_details(session: MysqlSession, where: str, table: str) -> TableDetails
 
 def captured_tables(session: MysqlSession, captures: Callable[[str, str], bool]) -> list[str]:
     """Return `database.table` of every existing base table that is captured."""
-    found = session.rows(
+    rows = session.rows(
         "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"
         " WHERE TABLE_TYPE = 'BASE TABLE' ORDER BY 1, 2"
     )
-    return [f"{row['db']}.{row['name']}" for row in found if captures(row["db"], row["name"])]
+    return [f"{row['db']}.{row['name']}" for row in rows if captures(row["db"], row["name"])]

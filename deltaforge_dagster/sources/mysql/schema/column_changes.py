@@ -1,7 +1,7 @@
-"""What ALTER TABLE does to the columns of a table: which it renames, adds and drops, and what older rows have in new ones.
+"""What ALTER TABLE does to columns: renames, additions, drops, and the values of older rows.
 
-The log has a table's columns, or their names are known otherwise, but nothing says which of them is which of the former
-ones except the statement.
+The log or the catalog has the columns before and after the statement, but only the statement itself
+says which new column was which old one.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def column_changes(
     except NotUnderstoodError:
         return None
     reader.skip_wait()
-    found = _ColumnActions(forms)
+    collected = _ColumnActions(forms)
     try:
         for action in actions(reader):
-            found.act(action)
+            collected.act(action)
     except NotUnderstoodError:
         return name, ColumnChanges(certain=False)
-    return name, found.changes
+    return name, collected.changes
 
 
 class _ColumnActions:
-    """Collects what the items of one ALTER TABLE do; all names are those before the statement, except new ones."""
+    """Collects the effects of one ALTER TABLE; names are those before it, except new ones."""
 
     def __init__(self, forms: ValueForms) -> None:
         self._forms = forms
@@ -72,7 +72,7 @@ class _ColumnActions:
 
     @property
     def changes(self) -> ColumnChanges:
-        """All of it."""
+        """All effects that were collected."""
         return ColumnChanges(
             self._renamed,
             frozenset(self._added),
@@ -81,52 +81,56 @@ class _ColumnActions:
             frozenset(self._perhaps),
         )
 
-    def act(self, item: TokenReader) -> None:
-        """Apply one item."""
-        if item.skip("RENAME", "COLUMN"):
-            item.skip("IF", "EXISTS")
-            old = item.name()
-            if not item.skip("TO"):
+    def act(self, action: TokenReader) -> None:
+        """Collect the effect of one action.
+
+        Raises:
+            NotUnderstoodError: Its effect is not certain.
+        """
+        if action.skip("RENAME", "COLUMN"):
+            action.skip("IF", "EXISTS")
+            old = action.name()
+            if not action.skip("TO"):
                 raise NotUnderstoodError
-            self._rename(old, item.name())
-        elif item.skip("CHANGE"):
-            item.skip("COLUMN")
-            item.skip("IF", "EXISTS")
-            self._rename(item.name(), item.name())
-        elif item.skip("ADD"):
-            self._add(item)
-        elif item.skip("DROP") and item.word not in _NO_COLUMNS:
-            item.skip("COLUMN")
-            item.skip("IF", "EXISTS")
-            self._dropped.add(item.name())
+            self._rename(old, action.name())
+        elif action.skip("CHANGE"):
+            action.skip("COLUMN")
+            action.skip("IF", "EXISTS")
+            self._rename(action.name(), action.name())
+        elif action.skip("ADD"):
+            self._add(action)
+        elif action.skip("DROP") and action.word not in _NO_COLUMNS:
+            action.skip("COLUMN")
+            action.skip("IF", "EXISTS")
+            self._dropped.add(action.name())
 
     def _rename(self, old: str, new: str) -> None:
         if old != new:
             self._renamed[new] = old
 
-    def _add(self, item: TokenReader) -> None:
-        if not item.skip("COLUMN") and item.word in _NO_COLUMNS:
+    def _add(self, action: TokenReader) -> None:
+        if not action.skip("COLUMN") and action.word in _NO_COLUMNS:
             return
-        if item.word == "(":
-            for definition in items(item.group()):
-                inner = item.within(definition)
-                if inner.word not in _NO_COLUMNS:
-                    self._add_column(inner, perhaps=False)
+        if action.word == "(":
+            for definition in items(action.group()):
+                column = action.within(definition)
+                if column.word not in _NO_COLUMNS:
+                    self._add_column(column, perhaps=False)
         else:
-            self._add_column(item, perhaps=item.skip("IF", "NOT", "EXISTS"))
+            self._add_column(action, perhaps=action.skip("IF", "NOT", "EXISTS"))
 
-    def _add_column(self, item: TokenReader, *, perhaps: bool) -> None:
-        name = item.name()
+    def _add_column(self, definition: TokenReader, *, perhaps: bool) -> None:
+        name = definition.name()
         (self._perhaps if perhaps else self._added).add(name)
-        if item.word == "SERIAL":  # numbers that the server gives
+        if definition.word == "SERIAL":  # AUTO_INCREMENT: the server numbers the older rows
             return
-        fill = _fill(defined_column(name, item), self._forms)
+        fill = _fill(defined_column(name, definition), self._forms)
         if fill is not None:
             self._fills[name] = fill
 
 
 def _fill(column: CatalogColumn, forms: ValueForms) -> str | None:
-    """Return what older rows have in a column, JSON as in row images; None if that is not certain."""
+    """Return what older rows have in a new column, JSON as in row images; None if not certain."""
     if column.default == NULL:
         return "null"
     if column.default is None or column.type == ANY_TEXT:

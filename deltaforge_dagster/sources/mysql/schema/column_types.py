@@ -5,8 +5,8 @@ Database Engines"); `column_type` converts its types to the notation of
 `information_schema.columns.column_type`. The comparison is approximate, because the log has no display
 widths, and lengths of text in bytes.
 
-`described_type` makes the same `MysqlValueType` from a type of the catalog (`COLUMN_TYPE`) and its character
-set (`CHARACTER_SET_NAME`) as a TABLE_MAP event does.
+`described_type` converts a type of the catalog (`COLUMN_TYPE`) and its character set
+(`CHARACTER_SET_NAME`) to the same `MysqlValueType` as the decoder gets from a TABLE_MAP event.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def column_type(reader: TokenReader) -> str:
         return name
     inner = reader.group() if reader.word == "(" else []
     if name in {"enum", "set"}:
-        return f"{name}({','.join(_label(one) for one in items(inner))})"
+        return f"{name}({','.join(_label(tokens) for tokens in items(inner))})"
     size = "".join(token.text for token in inner)
     if name == "float" and size.isdigit() and int(size) > _FLOAT_DIGITS:
         return "double"
@@ -145,14 +145,14 @@ def fits(defined: str, logged: str) -> bool:
     """Return whether a column's defined type is compatible with its type in the log."""
     if logged.endswith(ANY_SIGN):
         return fits(_without_sign(defined), logged.removesuffix(ANY_SIGN))
-    ours, theirs = _comparable(defined), _comparable(logged)
-    if ours == theirs:
+    expected, actual = _comparable(defined), _comparable(logged)
+    if expected == actual:
         return True
-    if ours == ANY_TEXT:
-        return theirs in {_comparable(text) for text in TEXTS}
-    if ours == "real":  # depends on the SQL mode
-        return theirs in {"float", "double"}
-    return (ours, theirs) in {("json", "longtext"), ("vector", "varchar")}  # MariaDB
+    if expected == ANY_TEXT:
+        return actual in {_comparable(text) for text in TEXTS}
+    if expected == "real":  # depends on the SQL mode
+        return actual in {"float", "double"}
+    return (expected, actual) in {("json", "longtext"), ("vector", "varchar")}  # MariaDB
 
 
 def is_text(column_type: str) -> bool:
@@ -198,6 +198,7 @@ _IN_THE_LOG = {
 
 
 _TYPE = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?(.*)", re.DOTALL)
+# Type codes of the protocol (`enum_field_types`); 17 to 19 are the types with fractional seconds.
 _CODES = {
     "tinyint": 1, "smallint": 2, "mediumint": 9, "int": 3, "bigint": 8, "float": 4, "double": 5,
     "year": 13, "date": 10, "timestamp": 17, "datetime": 18, "time": 19,
@@ -224,13 +225,13 @@ def described_type(
     Raises:
         UnsupportedEvent: The type or its character set is unknown.
     """
-    found = _TYPE.fullmatch(column_type.lower())
-    assert found
-    name, first, second, rest = found[1], int(found[2] or 0), int(found[3] or 0), found[4]
+    match = _TYPE.fullmatch(column_type.lower())
+    assert match
+    name, first, second, rest = match[1], int(match[2] or 0), int(match[3] or 0), match[4]
     mariadb = mariadb_type(name)
     if mariadb is not None:
         return mariadb
-    collation = 63 if charset is None else _COLLATIONS.get(charset)
+    collation = 63 if charset is None else _COLLATIONS.get(charset)  # 63 is `binary`
     if collation is None:
         raise UnsupportedEvent(f"text in the unknown character set {charset}")
     log_type = _log_type(name, first, second, CHARSETS[collation].width, len(labels))

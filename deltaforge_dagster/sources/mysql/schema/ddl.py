@@ -51,14 +51,18 @@ def table_changes(sql: str, database: str, *, fold: bool = False) -> list[TableC
         fold: Whether the server stores table names in lower case.
     """
     reader = TokenReader(sql, database, fold=fold)
-    found: list[TableChange] = []
+    changes: list[TableChange] = []
     with contextlib.suppress(NotUnderstoodError):
-        found.extend(_changes(reader))
-    return found
+        changes.extend(_changes(reader))
+    return changes
 
 
 def _changes(reader: TokenReader) -> Iterator[TableChange]:
-    """Yield the effects of a statement; what follows a name that is not understood has none for certain."""
+    """Yield the effects of a statement.
+
+    Raises:
+        NotUnderstoodError: A name is not understood; what follows it has no certain effect.
+    """
     if reader.skip("TRUNCATE"):
         reader.skip("TABLE")
         yield TableChange(DdlEffect.EMPTIES, *reader.table())
@@ -110,10 +114,10 @@ def _altered(reader: TokenReader) -> Iterator[TableChange]:
     if reader.skip("CONVERT", "TABLE"):
         yield TableChange(DdlEffect.DROPS, *reader.table())
         return
-    done = actions(reader)
-    new = next((name for name in map(renamed_to, done) if name is not None), None)
+    relevant = actions(reader)
+    new = next((name for name in map(renamed_to, relevant) if name is not None), None)
     if new is not None:
         yield TableChange(DdlEffect.DROPS, *name)
         yield _defined(new)
-    elif done:
+    elif relevant:
         yield _defined(name)

@@ -1,6 +1,7 @@
 """Split a statement into tokens, as MySQL does (manual: "Lexical Structure").
 
-The statement is plain (`QueryEvent.sql`): without comments, in one spelling whatever the session's SQL mode.
+The statement is normalized (`QueryEvent.sql`): it has no comments, and quotes mean the same in
+every SQL mode (`sql_text.plain`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token. Its text is what is meant: without quotes, and without what escapes them."""
+    """A token of a statement; its text has no quotes, and escapes in it are resolved."""
 
     text: str
     kind: TokenKind
@@ -112,7 +113,7 @@ class TokenReader:
 
     def skip(self, *words: str) -> bool:
         """Skip these words if they come next, in this order; return whether they do."""
-        if any(self.ahead(place) != word for place, word in enumerate(words)):
+        if any(self.ahead(offset) != word for offset, word in enumerate(words)):
             return False
         self._at += len(words)
         return True
@@ -179,21 +180,21 @@ class TokenReader:
 
 def items(tokens: Sequence[Token]) -> Iterator[list[Token]]:
     """Split tokens at the commas that are not in parentheses."""
-    item: list[Token] = []
+    part: list[Token] = []
     depth = 0
     for token in tokens:
         depth += (token.word == "(") - (token.word == ")")
         if token.word == "," and depth == 0:
-            yield item
-            item = []
+            yield part
+            part = []
         else:
-            item.append(token)
-    if item:
-        yield item
+            part.append(token)
+    if part:
+        yield part
 
 
 def fills(tokens: Sequence[Token]) -> bool:
-    """Return whether a query follows the name, or the columns, of a CREATE TABLE, of which these are the tokens."""
+    """Return whether the tokens after the name or the columns of a CREATE TABLE contain a query."""
     depth = 0
     for token in tokens:
         depth += (token.word == "(") - (token.word == ")")

@@ -1,13 +1,16 @@
-"""Defaults of columns: the values of those that an insert in the log leaves out.
+"""Column defaults: the values of columns that an insert in the log leaves out.
 
-With `binlog_row_image` MINIMAL or NOBLOB, the image of an inserted row lacks the columns to which the statement gave
-no value, unless the server computed it. In the log are, on all servers: AUTO_INCREMENT, CURRENT_TIMESTAMP, expressions,
-what a trigger set, stored generated columns, and on MySQL virtual ones. So what is left out has a constant default,
-NULL, or what the server puts into a NOT NULL column without default if the SQL mode is not strict (manual: "Data
-Type Default Values"). On MariaDB it may be a virtual column, whose value nobody says.
+With `binlog_row_image` MINIMAL or NOBLOB, the image of an inserted row lacks the columns to which
+the statement gave no value, unless the server computed one. All servers log the values of
+AUTO_INCREMENT, CURRENT_TIMESTAMP, expressions, triggers and stored generated columns; MySQL also
+those of virtual columns. So a column that is left out has a constant default, NULL, or the value
+that the server puts into a NOT NULL column without a default if the SQL mode is not strict (manual:
+"Data Type Default Values"). On MariaDB it may also be a virtual column, whose value is nowhere in
+the log.
 
-The constant is in the catalog, as text (`catalog_default`), or in a statement. `default_json` makes of it
-the JSON text that the log's value would have; whatever is not certain has none.
+The constant comes from the catalog, as text (`catalog_default`), or from a statement.
+`default_json` converts it to the JSON text that the value would have in the log; a default that is
+not certain has none.
 """
 
 from __future__ import annotations
@@ -44,10 +47,10 @@ from deltaforge_dagster.sources.mysql.values.types import (
 )
 
 NULL = ColumnDefault(None)
-"""The default NULL, also of a column without one that may be null."""
+"""The default NULL, written in the definition or implied by a nullable column without a default."""
 
 _MOST_DIGITS = Context(prec=65)
-"""A decimal has so many digits at most; Python's usual context has 28."""
+"""A DECIMAL has at most 65 digits; Python's default context has 28."""
 
 _QUOTED = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _ESCAPED = re.compile(r"''|\\(.)", re.DOTALL)
@@ -77,7 +80,7 @@ def catalog_default(
     """Return the default of a column as the catalog shows it; None if it is not a constant, or not certain.
 
     Args:
-        value: `COLUMN_DEFAULT`: the constant itself; on MariaDB an expression, `NULL` being one.
+        value: `COLUMN_DEFAULT`: the constant itself; on MariaDB an expression, which may be `NULL`.
         type_: `COLUMN_TYPE`.
         nullable: `IS_NULLABLE`.
         extra: `EXTRA`.
@@ -153,12 +156,12 @@ def default_json(  # noqa: PLR0911 - one case per type
 def _labels_json(text: str, type_: MysqlValueType, labels: Sequence[str]) -> str | None:
     """Return labels as text, or as the number that the pipeline file asks for (`ValueForms`)."""
     chosen = [text] if type_.name == "enum" else text.split(",") if text else []
-    if not all(one in labels for one in chosen):
+    if not all(label in labels for label in chosen):
         return None
-    places = sorted(labels.index(one) for one in chosen)
+    indexes = sorted(labels.index(label) for label in chosen)
     if type_.kind == UNSIGNED:
-        return str(places[0] + 1 if type_.name == "enum" else sum(1 << one for one in places))
-    return json.dumps(",".join(labels[one] for one in places), ensure_ascii=False)
+        return str(indexes[0] + 1 if type_.name == "enum" else sum(1 << index for index in indexes))
+    return json.dumps(",".join(labels[index] for index in indexes), ensure_ascii=False)
 
 
 def _number_json(text: str, type_: MysqlValueType) -> str | None:
@@ -186,5 +189,5 @@ def _moment_json(text: str, kind: int) -> str | None:
     if kind == DATETIME:
         return f'"{date} {time_of_day}.{fraction}"'
     if date != _ZERO_DATE:
-        return None  # in the time zone of the session that set it
+        return None  # the constant is in the time zone of the session that set it
     return "0" if kind == MICROS else f'"{date}T{time_of_day}.{fraction}Z"'

@@ -54,7 +54,7 @@ def apply(tables: Definitions, statement: str, database: str, *, fold: bool = Fa
     try:
         _statement(tables, reader, touched)
     except NotUnderstoodError:
-        touched = touched or set(tables)
+        touched = touched or set(tables)  # no name was read: any table may be affected
         for name in touched:
             tables[name] = None
     return touched
@@ -85,7 +85,9 @@ def text_of(tables: Definitions, name: Name) -> str | None:
     if table is None:
         return _UNKNOWN
     columns = [[column.name, column.type, column.charset] for column in table.columns]
-    defaults = {one.name: one.default.text for one in table.columns if one.default is not None}
+    defaults = {
+        column.name: column.default.text for column in table.columns if column.default is not None
+    }
     definition = {
         "columns": columns,
         "primary_key": list(table.primary_key),
@@ -109,21 +111,21 @@ def parse_definition(text: str) -> CatalogTable | None:
     return CatalogTable(columns, tuple(fields["primary_key"]))
 
 
-def fit(known: CatalogTable, types: Sequence[str]) -> bool:
+def fit(table: CatalogTable, types: Sequence[str]) -> bool:
     """Return whether a definition is compatible with the columns' types in the log."""
-    return len(known.columns) == len(types) and all(
-        fits(column.type, type_) for column, type_ in zip(known.columns, types, strict=True)
+    return len(table.columns) == len(types) and all(
+        fits(column.type, type_) for column, type_ in zip(table.columns, types, strict=True)
     )
 
 
-def lacks_charsets(known: CatalogTable) -> bool:
+def lacks_charsets(table: CatalogTable) -> bool:
     """Return whether the character set of any text column is unknown."""
-    return any(is_text(column.type) and not column.charset for column in known.columns)
+    return any(is_text(column.type) and not column.charset for column in table.columns)
 
 
-def lacks_defaults(known: CatalogTable, columns: Collection[str]) -> bool:
+def lacks_defaults(table: CatalogTable, columns: Collection[str]) -> bool:
     """Return whether the default of any of these columns is unknown."""
-    defaults = {one.name: one.default for one in known.columns}
+    defaults = {column.name: column.default for column in table.columns}
     return any(defaults.get(name) is None for name in columns)
 
 
@@ -155,7 +157,14 @@ def _statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> 
 
 
 def _set(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
-    """Find the tables of a `SET STATEMENT ... FOR` that is still there, so that the rest is not understood."""
+    """Mark the tables of a `SET STATEMENT ... FOR` as touched, because its statement is not parsed.
+
+    `sql_text.plain` removes the prefix, unless a SQL mode or a character set in it makes the
+    meaning of the rest uncertain.
+
+    Raises:
+        NotUnderstoodError: The statement contains the name of a known table.
+    """
     words = {token.text for token in reader.rest()}
     touched.update(name for name in tables if name[1] in words)
     if touched:
@@ -175,17 +184,17 @@ def _drop_something(tables: Definitions, reader: TokenReader, touched: set[Name]
 
 def _names(reader: TokenReader, touched: set[Name]) -> list[Name]:
     reader.skip("IF", "EXISTS")
-    found = [reader.table()]
+    names = [reader.table()]
     while reader.skip(","):
-        found.append(reader.table())
-    touched.update(found)
-    return found
+        names.append(reader.table())
+    touched.update(names)
+    return names
 
 
 def _drop_database(tables: Definitions, database: str, touched: set[Name]) -> None:
-    gone = [name for name in tables if name[0] == database]
-    touched.update(gone)
-    for name in gone:
+    dropped = [name for name in tables if name[0] == database]
+    touched.update(dropped)
+    for name in dropped:
         del tables[name]
 
 
@@ -195,8 +204,8 @@ def _drop_index(tables: Definitions, reader: TokenReader, touched: set[Name]) ->
     if index.upper() == "PRIMARY" and reader.skip("ON"):
         name = reader.table()
         touched.add(name)
-        known = tables.get(name)
-        tables[name] = None if known is None else CatalogTable(known.columns, ())
+        table = tables.get(name)
+        tables[name] = None if table is None else CatalogTable(table.columns, ())
 
 
 def renamed_tables(reader: TokenReader) -> Iterator[tuple[Name, Name]]:
@@ -222,12 +231,12 @@ def _move(tables: Definitions, old: Name, new: Name, touched: set[Name]) -> None
 
 
 def _create(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
-    spared = reader.skip("IF", "NOT", "EXISTS")
+    conditional = reader.skip("IF", "NOT", "EXISTS")
     name = reader.table()
-    if spared and tables.get(name) is not None:
+    if conditional and tables.get(name) is not None:
         return  # the server logs the statement even if the table existed; then it has no effect
     touched.add(name)
-    if spared:
+    if conditional:
         raise NotUnderstoodError  # it is not known whether the table existed
     inner = reader.within(reader.group()) if reader.word == "(" else reader
     if inner.skip("LIKE"):
@@ -235,10 +244,10 @@ def _create(tables: Definitions, reader: TokenReader, touched: set[Name]) -> Non
         return
     if inner is reader or fills(reader.rest()):
         raise NotUnderstoodError
-    new = AlteredTable([], [])
-    for item in items(inner.rest()):
-        add(new, reader.within(item))
-    tables[name] = new.made()
+    table = AlteredTable([], [])
+    for tokens in items(inner.rest()):
+        add(table, reader.within(tokens))
+    tables[name] = table.made()
 
 
 def _alter(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
@@ -249,37 +258,37 @@ def _alter(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None
         reader.name()
         if not reader.skip("TO", "TABLE"):
             raise NotUnderstoodError
-        apart = reader.table()
-        touched.add(apart)
-        tables[apart] = tables.get(name)
+        target = reader.table()
+        touched.add(target)
+        tables[target] = tables.get(name)
         return
-    if reader.skip("CONVERT", "TABLE"):  # the other way round
-        gone = reader.table()
-        touched.add(gone)
-        tables.pop(gone, None)
+    if reader.skip("CONVERT", "TABLE"):  # the reverse: the table becomes a partition of this one
+        source = reader.table()
+        touched.add(source)
+        tables.pop(source, None)
         return
-    done = actions(reader, defaults=True)
+    relevant = actions(reader, defaults=True)
     # Find the new name first: the actions may include one that is not understood.
-    renamed = [new for item in done if (new := renamed_to(item.again())) is not None]
-    touched.update(renamed)
-    known = tables.get(name)
-    if known is not None:
-        table = AlteredTable.of(known)
-        for item in done:
-            act(table, item)
+    new_names = [new for action in relevant if (new := renamed_to(action.again())) is not None]
+    touched.update(new_names)
+    definition = tables.get(name)
+    if definition is not None:
+        table = AlteredTable.of(definition)
+        for action in relevant:
+            act(table, action)
         tables[name] = table.made()
     else:
         tables[name] = None
-    for new in renamed[-1:]:
+    for new in new_names[-1:]:
         if new != name:
             _move(tables, name, new, touched)
 
 
-def renamed_to(item: TokenReader) -> Name | None:
+def renamed_to(action: TokenReader) -> Name | None:
     """Return the new name of the table, if an action of ALTER TABLE gives it one."""
-    if not item.skip("RENAME") or item.word == "COLUMN":
+    if not action.skip("RENAME") or action.word == "COLUMN":
         return None
     for word in ("TO", "AS", "="):
-        if item.skip(word):
+        if action.skip(word):
             break
-    return item.table()
+    return action.table()

@@ -70,7 +70,9 @@ from deltaforge_dagster.sources.rows.hiding import Hiding
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _Described = tuple[bytes, LogServer, CatalogTable | None, bool]
-"""A TABLE_MAP event without the id, who wrote it, the columns if they are captured and known, and whether it is captured."""
+"""What distinguishes versions of a table: the TABLE_MAP event without the table id, the server that
+wrote it, the definition if the table is captured and not held, and whether the table is
+captured."""
 
 _NO_STAMP = SchemaStamp("", 0, 0)
 _MAX_MAPS = 4096
@@ -130,7 +132,7 @@ class TableCatalog(Protocol):
         ...
 
     def existing(self, names: Iterable[Name]) -> set[Name]:
-        """Return which of these names are those of tables, now or after some statement before."""
+        """Return those of `names` that tables have, here in the log or in the current catalog."""
         ...
 
 
@@ -147,7 +149,8 @@ class MysqlTableVersions:
         whole_inserts: Whether a table is held if a column that an insert lacks has no certain default.
 
     Attributes:
-        held: The tables of the argument, and those that are held since some place in this stream.
+        held: The tables of the argument, and those that were put on hold while this stream was
+            read.
         schemas, stamps: Table and stamp of each version; without columns if it is not captured.
         hiding: Applies the column rules to rows.
         tables, layout: The versions and their columns as arrays for the kernels (`decode.layout`).
@@ -192,7 +195,7 @@ class MysqlTableVersions:
         self.map_texts = np.empty(0, np.uint8)
 
     def redefined(self, tables: Iterable[Name]) -> None:
-        """Forget the versions of tables, whose columns may be others now although the log describes them in the same way."""
+        """Forget the versions of tables: equal TABLE_MAP events may mean other columns now."""
         for table in tables:
             self._known.pop(table, None)
 
@@ -206,7 +209,7 @@ class MysqlTableVersions:
         }
 
     def hold(self, table: str, reason: str) -> None:
-        """Hold a table, given by its full name, from here on; its next TABLE_MAP event is described as such.
+        """Hold a table, given by its full name, from its next TABLE_MAP event on.
 
         Raises:
             SourceMisconfigured: Values of it must be hidden, so that it cannot be held.
@@ -234,21 +237,21 @@ class MysqlTableVersions:
         described = parse_table_map(content, self.server)
         captured = self._captures(described.db, described.table)
         name = f"table {described.db}.{described.table}"
-        known = None
+        definition = None
         types: list[MysqlValueType] = []
         if captured:
-            known = self._unless_held(described, name, position)
-        if known is not None:
-            types = _types(described, known, name, self._forms)
-        key = (content[ID_SIZE:], self.server, known, captured)
-        known_versions = self._known.setdefault((described.db, described.table), {})
-        version = known_versions.get(key)
+            definition = self._unless_held(described, name, position)
+        if definition is not None:
+            types = _types(described, definition, name, self._forms)
+        key = (content[ID_SIZE:], self.server, definition, captured)
+        versions = self._known.setdefault((described.db, described.table), {})
+        version = versions.get(key)
         if version is None:
-            if known is not None:
-                version = self._add(described, types, known, position)
+            if definition is not None:
+                version = self._add(described, types, definition, position)
             else:
                 version = self._add_skipped(described, name, HELD if captured else 0)
-            known_versions[key] = version
+            versions[key] = version
         elif version in self._shown and self._newest.get(name) != version:
             self._registry.register(self._shown[version], position)  # it is in force again
         self._newest[name] = version
@@ -257,11 +260,11 @@ class MysqlTableVersions:
     def complete(self, table_id: int, lacking: Sequence[int], position: Position) -> None:
         """Look up the defaults of a table, because the log has inserts that lack columns.
 
-        If those of the columns that are lacking are not certain, the table is held from here on, or the
-        inserts go without.
+        If the default of a lacking column is not certain, the table is held from here on
+        (`whole_inserts`); otherwise the inserts stay without that column.
 
         Args:
-            table_id: The table's id; its version is one that is captured.
+            table_id: The table's id; the table must be captured.
             lacking: The numbers of the columns, from 0 on.
             position: Where the inserts are.
 
@@ -273,19 +276,19 @@ class MysqlTableVersions:
         version = int(self.maps[int(find_table(self.maps, table_id))][MAP_VERSION])
         names = [column.name for column in self.schemas[version].columns]
         name = f"table {described.db}.{described.table}"
-        needed = [names[one] for one in lacking]
+        needed = [names[number] for number in lacking]
         answer = self._catalog.defaults(
             described.db, described.table, _logged_types(described, name), needed, position
         )
         texts: list[str | None] = [None] * len(names)
-        if isinstance(answer, CatalogTable) and [one.name for one in answer.columns] == names:
+        if isinstance(answer, CatalogTable) and [column.name for column in answer.columns] == names:
             texts = [
                 default_json(column.default, type_, column.labels)
                 for column, type_ in zip(answer.columns, self._types[version], strict=True)
             ]
         line = self.tables[version]
         line[TABLE_SIZE] += self.layout.set_defaults(int(line[TABLE_FIRST]), texts)
-        uncertain = [names[one] for one in lacking if texts[one] is None]
+        uncertain = [names[number] for number in lacking if texts[number] is None]
         if not uncertain or not self._whole_inserts:
             return
         why = f" ({answer.reason})" if isinstance(answer, Unknown) else ""
@@ -317,18 +320,18 @@ class MysqlTableVersions:
         if table in self.held:
             self.hiding.refuse_to_hold(described.db, described.table, self.held[table])
             return None
-        known = self._known_columns(described, name, position)
-        if isinstance(known, CatalogTable) and len(known.columns) != len(described.types):
-            known = Unknown(
+        definition = self._known_columns(described, name, position)
+        if isinstance(definition, CatalogTable) and len(definition.columns) != len(described.types):
+            definition = Unknown(
                 f"{name} has {len(described.types)} columns in the log, but"
-                f" {len(known.columns)} in the catalog; set binlog_row_metadata=FULL on the"
+                f" {len(definition.columns)} in the catalog; set binlog_row_metadata=FULL on the"
                 " server, so that the log describes its tables"
             )
-        if isinstance(known, Unknown):
-            self.hiding.refuse_to_hold(described.db, described.table, known.reason)
-            self.held[table] = known.reason
+        if isinstance(definition, Unknown):
+            self.hiding.refuse_to_hold(described.db, described.table, definition.reason)
+            self.held[table] = definition.reason
             return None
-        return known
+        return definition
 
     def _known_columns(
         self, described: TableMap, name: str, position: Position
@@ -348,13 +351,13 @@ class MysqlTableVersions:
         if isinstance(answer, Unknown) or logged is None:
             return answer
         pairs = list(zip(logged.columns, answer.columns, strict=True))
-        if any(ours.name != theirs.name for ours, theirs in pairs):
+        if any(in_log.name != in_catalog.name for in_log, in_catalog in pairs):
             return Unknown(
                 f"{name}: only the catalog says which of its columns are"
                 f" {'UUID, INET4 or INET6' if fixed else 'unsigned'}, and it names other columns"
                 " than the log"
             )
-        columns = tuple(replace(ours, type=theirs.type) for ours, theirs in pairs)
+        columns = tuple(replace(in_log, type=in_catalog.type) for in_log, in_catalog in pairs)
         return replace(logged, columns=columns)
 
     def _put_in_force(self, content: bytes, version: int) -> None:
@@ -373,11 +376,11 @@ class MysqlTableVersions:
         self,
         described: TableMap,
         types: list[MysqlValueType],
-        known: CatalogTable,
+        definition: CatalogTable,
         position: Position,
     ) -> int:
         """Register a new version, lay it out for the kernels, and return its number."""
-        names = [column.name for column in known.columns]
+        names = [column.name for column in definition.columns]
         schema = TableSchema(
             db=described.db,
             schema=None,
@@ -391,18 +394,18 @@ class MysqlTableVersions:
                     ordinal_position=ordinal,
                 )
                 for ordinal, (column, type_, nullable) in enumerate(
-                    zip(known.columns, types, described.nullable, strict=True), start=1
+                    zip(definition.columns, types, described.nullable, strict=True), start=1
                 )
             ),
-            primary_key=tuple(name for name in names if name in known.primary_key),
+            primary_key=tuple(name for name in names if name in definition.primary_key),
         )
         shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
         self.stamps.append(self._registry.register(shown, position))
         self.schemas.append(schema)
-        in_key = [name in known.primary_key for name in names]
+        in_key = [name in definition.primary_key for name in names]
         keys = len(in_key) - in_key[::-1].index(True) if any(in_key) else 0
         room = 2
-        for column, type_, is_key in zip(known.columns, types, in_key, strict=True):
+        for column, type_, is_key in zip(definition.columns, types, in_key, strict=True):
             room += self.layout.add(column.name, type_, column.labels, is_key=is_key)
         self._add_table(len(types), keys, 1, room)
         self._types[len(self.schemas) - 1] = types
@@ -432,18 +435,18 @@ def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
     types = []
     for number, (type_, sign, collation) in enumerate(columns, start=1):
         with _named(f"{name}, column {number}"):
-            known = BINARY_COLLATION if collation is None else collation
-            logged = value_type(type_, known, unsigned=bool(sign)).name
+            assumed = BINARY_COLLATION if collation is None else collation
+            logged = value_type(type_, assumed, unsigned=bool(sign)).name
         types.append(logged + (ANY_SIGN if sign is None and type_.is_integer else ""))
     return tuple(types)
 
 
 def _types(
-    described: TableMap, known: CatalogTable, name: str, forms: ValueForms
+    described: TableMap, definition: CatalogTable, name: str, forms: ValueForms
 ) -> list[MysqlValueType]:
     """Return how to decode the columns' values."""
     columns = zip(
-        known.columns, described.types, described.unsigned, described.collations, strict=True
+        definition.columns, described.types, described.unsigned, described.collations, strict=True
     )
     types = []
     for column, type_, unsigned, collation in columns:

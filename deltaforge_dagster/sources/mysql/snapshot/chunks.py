@@ -124,23 +124,23 @@ def _compare(columns: Sequence[str], literals: Sequence[str], strict: str, last:
 
 
 def plan(
-    session: MysqlSession, found: MysqlSnapshotTable, chunk_rows: int, where: str | None
+    session: MysqlSession, target: MysqlSnapshotTable, chunk_rows: int, where: str | None
 ) -> Iterator[Chunk]:
     """Yield the chunks of one table.
 
     Args:
         session: A session in which the statements of `selected.SESSION` were run.
-        found: The table.
+        target: The table.
         chunk_rows: How many rows a chunk should have.
         where: An SQL condition that rows must satisfy; None for all rows.
     """
-    table = found.table.full_name
-    if not found.key:
-        yield Chunk(table, 1, "whole", where=where, rows=found.rows)
+    table = target.table.full_name
+    if not target.key:
+        yield Chunk(table, 1, "whole", where=where, rows=target.rows)
         return
-    step = max(chunk_rows, found.rows // MAX_CHUNKS)
+    step = max(chunk_rows, target.rows // MAX_CHUNKS)
     last = Chunk(table, 1, "key", where=where, rows=step)
-    while (upto := _walk(session, found, last, step)) is not None:
+    while (upto := _walk(session, target, last, step)) is not None:
         yield Chunk(table, last.number, "key", last.after, upto, where, step)
         if last.number % MAX_CHUNKS == 0:  # the table is much larger than its statistics say
             step *= 2
@@ -148,17 +148,17 @@ def plan(
     yield last
 
 
-def _walk(session: MysqlSession, found: MysqlSnapshotTable, last: Chunk, step: int) -> str | None:
+def _walk(session: MysqlSession, target: MysqlSnapshotTable, last: Chunk, step: int) -> str | None:
     """Return the key of the row `step` rows after a chunk's start, as bound; None if there are fewer rows."""
-    names = [one.column.name for one in found.key]
+    names = [part.column.name for part in target.key]
     where = " AND ".join(bounds(names, last)) or "TRUE"
     rows = session.texts(
-        f"SELECT {', '.join(expression(one.column) for one in found.key)} FROM {found.name}"  # noqa: S608 - quoted names, literals
+        f"SELECT {', '.join(expression(part.column) for part in target.key)} FROM {target.name}"  # noqa: S608 - quoted names, literals
         f" FORCE INDEX (PRIMARY) WHERE {where}"
         f" ORDER BY {', '.join(map(quoted, names))} LIMIT 1 OFFSET {step - 1:d}"
     )
     if not rows:
         return None
     return json.dumps(
-        [one.literal(value or b"") for one, value in zip(found.key, rows[0], strict=True)]
+        [part.literal(value or b"") for part, value in zip(target.key, rows[0], strict=True)]
     )

@@ -51,16 +51,16 @@ class GtidReadView:
 
     def _not_visible(self, texts: Sequence[str]) -> Mask:
         seen = GtidSet.parse(self.gtid_set)
-        found = []
+        hidden = []
         for text in texts:
             server, *tag, number = text.split(":")
-            found.append(not seen.contains(server, int(number), *tag))
-        return np.array(found, np.bool_)
+            hidden.append(not seen.contains(server, int(number), *tag))
+        return np.array(hidden, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class PositionReadView:
-    """The read view of a read that saw exactly the transactions before a place in the binary log."""
+    """The read view of a read that saw exactly the transactions before a position of the log."""
 
     place: BinlogPosition
 
@@ -73,11 +73,11 @@ class PositionReadView:
         return isinstance(position, BinlogPosition) and position <= self.place
 
     def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
-        """Mark the changes after the place."""
+        """Mark the changes after that position."""
         file = column_of(rows, "file")
         assert isinstance(file, pa.DictionaryArray)
-        # The limit in each file: all of its changes are after the place, some, or none. Rows without a
-        # file are not changes from the log.
+        # Up to which offset the read saw the changes of each file: it saw all of an older file
+        # (_NEVER), none of a newer one (-1). Rows without a file are not changes from the log.
         begins = BinlogPosition(self.place.file, 0)
         limits = [
             self.place.pos

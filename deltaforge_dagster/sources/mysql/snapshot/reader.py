@@ -63,7 +63,7 @@ from deltaforge_dagster.tables import Column, TableSchema
 _QUESTION_SECONDS = 30.0
 _PLAN_SECONDS = 3600.0
 _LOCK_SECONDS = 10
-_MAY_NOT_LOCK = 1044
+_MAY_NOT_LOCK = 1044  # ER_DBACCESS_DENIED_ERROR
 _SLOWEST_READER = 3600
 """Seconds for which the server waits for a slow reader of a result (`net_write_timeout`)."""
 _BYTES_PER_SECOND = 20 << 20
@@ -120,27 +120,30 @@ class MysqlSnapshots:
         """
         for table in self._tables(tables):
             with self.server.query(_PLAN_SECONDS) as session:
-                found = self.target(session, table)
+                target = self.target(session, table)
                 _run(session, *SESSION)
                 if where is not None:
-                    session.texts(f"SELECT 1 FROM {found.name} WHERE ({where}) LIMIT 0")  # noqa: S608 - the user's own
-                yield from chunks.plan(session, found, chunk_rows, where)
+                    session.texts(f"SELECT 1 FROM {target.name} WHERE ({where}) LIMIT 0")  # noqa: S608 - the user's own
+                yield from chunks.plan(session, target, chunk_rows, where)
 
     @contextmanager
     def reader(self) -> Generator[MysqlReader]:
         """Provide a reader of chunks, which connects for its first chunk."""
-        made = MysqlReader(self)
+        reader = MysqlReader(self)
         try:
-            yield made
+            yield reader
         finally:
-            made.close()
+            reader.close()
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:
         """Check that the log can be read, and that the server retains it for as long as the snapshot may take."""
         chosen = self._tables(tables)
-        found: list[Finding] = []
+        findings: list[Finding] = []
         size = 0
-        with finding_errors("log settings", found), self.server.query(_QUESTION_SECONDS) as session:
+        with (
+            finding_errors("log settings", findings),
+            self.server.query(_QUESTION_SECONDS) as session,
+        ):
             server_log.facts(session, self.server.where)
             for name in chosen:
                 rows = session.rows(
@@ -154,15 +157,15 @@ class MysqlSnapshots:
             text = f"the tables may take {seconds / 60:,.0f} minutes to read"
             kept = retention.seconds
             unsafe = retention.unsafe(session)
-            if unsafe is not None:
-                found.append(replace(unsafe, level="warning"))  # a forecast: the stream may keep up
+            if unsafe is not None:  # a forecast: the stream may keep up
+                findings.append(replace(unsafe, level="warning"))
             elif kept == math.inf:
-                found.append(Finding("retention", "ok", f"{text}, and the log is kept for ever"))
+                findings.append(Finding("retention", "ok", f"{text}, and the log is kept for ever"))
             elif kept:
                 longer = retention.longer(session)
                 text += f", and log files are kept for {kept / 3600:g} hours{longer.advice}"
-                found.append(share_of_retention(text, seconds / kept, longer.remedy or ()))
-        return found
+                findings.append(share_of_retention(text, seconds / kept, longer.remedy or ()))
+        return findings
 
     def guard(self, start: Position) -> list[Finding]:
         """Check that the server still has its log after `start`; see `Snapshots.guard`."""
@@ -195,29 +198,35 @@ class MysqlSnapshots:
         columns: dict[str, chunks.KeyColumn] = {}
         schema: list[Column] = []
         for number, row in enumerate(described, start=1):
-            found = labels(row["type"])
+            column_labels = labels(row["type"])
             try:
-                type_ = described_type(row["type"], row["charset"], found, self.forms)
+                type_ = described_type(row["type"], row["charset"], column_labels, self.forms)
             except UnsupportedEvent as error:
                 raise UnsupportedEvent(
                     f"table {table}, column {row['name']} is not decoded: {error}"
                 ) from error
-            column = SelectedColumn(row["name"], type_, found)
+            column = SelectedColumn(row["name"], type_, column_labels)
             columns[row["name"]] = chunks.KeyColumn(column, row["charset"] or "")
-            data_type = type_.name + labels_text(found)
+            data_type = type_.name + labels_text(column_labels)
             schema.append(Column(row["name"], data_type, None, row["nullable"] == "YES", number))
-        divides = tuple(columns[row["name"]] for row in key)
-        if any(row["part"] is not None for row in key) or not all(o.has_literals for o in divides):
-            divides = ()
+        chunk_key = tuple(columns[row["name"]] for row in key)
+        if any(row["part"] is not None for row in key) or not all(
+            part.has_literals for part in chunk_key
+        ):
+            chunk_key = ()
         as_read = TableSchema(
-            db, None, name, tuple(schema), tuple(c for c in columns if c in key_names)
+            db,
+            None,
+            name,
+            tuple(schema),
+            tuple(key_name for key_name in columns if key_name in key_names),
         )
         if self.rules.hides(as_read, key_names):  # stored bounds would show them
-            divides = ()
+            chunk_key = ()
         return chunks.MysqlSnapshotTable(
             as_read,
-            tuple(one.column for one in columns.values()),
-            divides,
+            tuple(key_column.column for key_column in columns.values()),
+            chunk_key,
             int(session.rows(_SIZE, db, name)[0]["row_count"]),
         )
 
@@ -252,7 +261,7 @@ class MysqlReader:
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - the read view suffices
         """Begin to read a chunk; see `sources.snapshot.base.ChunkReader`."""
         server = self._snapshots.server
-        if self._busy:
+        if self._busy:  # the rows of the chunk before were not read to their end
             self.close()
         connection = self._connected()
         with SocketTimeLimit(_descriptor(connection), _QUESTION_SECONDS) as cutter:
@@ -278,43 +287,44 @@ class MysqlReader:
             self._connection = connection
             notice_loss(_descriptor(connection))
             session = MysqlSession(connection)
-            found = server_log.facts(session, where)
-            self._gtids = found.gtids and not session.is_mariadb
+            settings = server_log.facts(session, where)
+            self._gtids = settings.gtids and not session.is_mariadb
             _run(session, *SESSION[:-1], f"SET net_write_timeout = {_SLOWEST_READER}")
             _run(session, f"SET lock_wait_timeout = {_LOCK_SECONDS}")
             _run(session, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         return self._connection
 
     def _read(self, connection: pymysql.Connection, chunk: Chunk) -> ChunkRead:
-        ours, session = self._snapshots, MysqlSession(connection)
+        snapshots, session = self._snapshots, MysqlSession(connection)
         self._busy = True
+        # For the catalog's texts; the chunk's are sent unconverted (the last statement of SESSION).
         _run(session, "SET character_set_results = utf8mb4")
         name = ".".join(map(quoted, chunk.table.split(".", 1)))
         read_view = self._begin(session, name)
         session.rows(f"SELECT 1 FROM {name} LIMIT 0")  # noqa: S608 - quoted
-        found = ours.target(session, chunk.table)
-        position = server_log.tail(session, ours.server.where, gtids=False)
-        now = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) AS us")
+        target = snapshots.target(session, chunk.table)
+        position = server_log.tail(session, snapshots.server.where, gtids=False)
+        clock = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) AS us")
         _run(session, SESSION[-1])
-        selected = MysqlSelectedRows(found.columns, found.table.primary_key)
+        selected = MysqlSelectedRows(target.columns, target.table.primary_key)
         rows = SnapshotRows(
-            ours.source_id,
+            snapshots.source_id,
             chunk,
             read_view,
-            table=found.table,
-            rules=ours.rules,
-            ts_us=int(now[0]["us"]),
+            table=target.table,
+            rules=snapshots.rules,
+            ts_us=int(clock[0]["us"]),
         )
         conditions = []
         index = ""
         if chunk.kind == "key":
-            conditions = chunks.bounds([one.column.name for one in found.key], chunk)
+            conditions = chunks.bounds([part.column.name for part in target.key], chunk)
             index = " FORCE INDEX (PRIMARY)"
         if chunk.where is not None:
             conditions.append(f"({chunk.where})")
         answer = send_query(
             connection,
-            f"SELECT {', '.join(selected.expressions)} FROM {found.name}{index}"  # noqa: S608 - quoted names, literals
+            f"SELECT {', '.join(selected.expressions)} FROM {target.name}{index}"  # noqa: S608 - quoted names, literals
             f" WHERE {' AND '.join(conditions) or 'TRUE'}",
         )
         return ChunkRead(rows.table, read_view, position, self._batches(answer, selected, rows))
@@ -336,19 +346,19 @@ class MysqlReader:
         """Begin a transaction, and return its read view."""
         begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         if self._gtids:
-            executed = server_log.executed(session)
+            executed = server_log.executed(session)  # first: see `read_view`
             _run(session, begin)
             return GtidReadView(executed)
         if session.is_mariadb:
             _run(session, begin)
             rows = session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'")
-            said = {row["Variable_name"].lower(): row["Value"] for row in rows}
-            file, pos = said["binlog_snapshot_file"], int(said["binlog_snapshot_position"])
+            status = {row["Variable_name"].lower(): row["Value"] for row in rows}
+            file, pos = status["binlog_snapshot_file"], int(status["binlog_snapshot_position"])
             return PositionReadView(BinlogPosition(file, pos))
         with self._locked(table) as locked:
-            place = server_log.tail(locked, self._snapshots.server.where, gtids=False)
+            log_end = server_log.tail(locked, self._snapshots.server.where, gtids=False)
             _run(session, begin)
-        return PositionReadView(place)
+        return PositionReadView(log_end)
 
     @contextmanager
     def _locked(self, table: str) -> Generator[MysqlSession]:

@@ -148,7 +148,7 @@ def send_query(connection: pymysql.Connection, statement: str) -> Iterator[Rows]
 
 
 def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
-    connected = connection._sock  # noqa: SLF001 - as above
+    sock = connection._sock  # noqa: SLF001 - as above
     # While reading the description of the result, PyMySQL may have read the first rows ahead.
     ahead = connection._rfile.read1(_AHEAD)  # noqa: SLF001 - as above
 
@@ -159,7 +159,7 @@ def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
             room[:count], ahead = ahead, b""
             return count
         try:
-            count = connected.recv_into(room)
+            count = sock.recv_into(room)
         except OSError as error:
             raise pymysql.OperationalError(2013, type(error).__name__) from None
         if not count:

@@ -76,9 +76,9 @@ _TEN = np.uint64(10)
 @kernel
 def gather(source: Bytes, bounds: Longs, out: Bytes) -> None:
     """Write the texts at `bounds`, one after another."""
-    place = 0
+    offset = 0
     for line in range(bounds.shape[0]):
-        place = copy(source, bounds[line, 0], bounds[line, 1], out, place)
+        offset = copy(source, bounds[line, 0], bounds[line, 1], out, offset)
 
 
 @kernel
@@ -107,51 +107,51 @@ def _is_digits(source: Bytes, start: int, end: int) -> bool:
 
 
 @kernel
-def _write_number(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+def _write_number(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
     """Write a decimal number without leading zeros, as ZEROFILL adds them."""
     if start < end and source[start] == MINUS:
-        out[place] = MINUS
-        place += 1
+        out[offset] = MINUS
+        offset += 1
         start += 1
     if not _is_digits(source, start, end):
         return INVALID
     while end - start > 1 and source[start] == ZERO and source[start + 1] != DOT:
         start += 1
-    return copy(source, start, end, out, place)
+    return copy(source, start, end, out, offset)
 
 
 @kernel
-def _write_moment(kind: int, source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+def _write_moment(kind: int, source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
     """Write a date, a time or both as a JSON string; times always with six fractional digits."""
-    out[place] = QUOTE
-    place += 1
+    out[offset] = QUOTE
+    offset += 1
     whole = end
     for at in range(start, end):
         if source[at] == DOT:
             whole = at
     if whole - start > 19 or whole - start < 8 or end - whole > 7:
         return INVALID
-    first = place
-    place = copy(source, start, whole, out, place)
+    first = offset
+    offset = copy(source, start, whole, out, offset)
     if kind != DATE:
-        place = copy(source, whole, end, out, place)
+        offset = copy(source, whole, end, out, offset)
         if whole == end:
-            out[place] = DOT
-            place += 1
+            out[offset] = DOT
+            offset += 1
             whole = end - 1
         for _ in range(7 - (end - whole)):
-            out[place] = ZERO
-            place += 1
+            out[offset] = ZERO
+            offset += 1
     if kind == TIMESTAMP:
         if whole - start < 18:
             return INVALID
         out[first + 10] = UPPER_T
-        out[place] = UPPER_Z
-        place += 1
+        out[offset] = UPPER_Z
+        offset += 1
     elif kind == DATETIME and out[first + 10] != SPACE:
         return INVALID
-    out[place] = QUOTE
-    return place + 1
+    out[offset] = QUOTE
+    return offset + 1
 
 
 @kernel
@@ -161,14 +161,14 @@ def _pair(source: Bytes, at: int) -> int:
 
 
 @kernel
-def _write_micros(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+def _write_micros(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
     """Write the text `YYYY-MM-DD hh:mm:ss.ffffff` as microseconds since 1970; 0 for the zero date."""
     if end - start < 19:
         return INVALID
     year = _pair(source, start) * 100 + _pair(source, start + 2)
     month, day = _pair(source, start + 5), _pair(source, start + 8)
     if year == 0:
-        return write_unsigned(np.uint64(0), out, place)
+        return write_unsigned(np.uint64(0), out, offset)
     # Days since 1970, by eras of 400 years that begin with a March 1.
     if month <= 2:
         year -= 1
@@ -182,7 +182,7 @@ def _write_micros(source: Bytes, start: int, end: int, out: Bytes, place: int) -
     for at in range(start + 20, end):
         micros += (read_8(source, at) - ZERO) * unit
         unit //= 10
-    return write_unsigned(np.uint64(micros), out, place)
+    return write_unsigned(np.uint64(micros), out, offset)
 
 
 @kernel
@@ -195,50 +195,50 @@ def _write_cell(
     names: Bytes,
     characters: CodePoints,
     out: Bytes,
-    place: int,
+    offset: int,
     stack: Bytes,
 ) -> int:
     """Write one value as JSON by the kind of its column; return the offset after it, or `INVALID`."""
     kind, first, second = column[COLUMN_KIND], column[COLUMN_FIRST], column[COLUMN_SECOND]
     if kind == SIGNED:
-        return _write_number(source, start, end, out, place)
+        return _write_number(source, start, end, out, offset)
     if kind == UNSIGNED or kind == YEAR or kind == BIT:
-        return _write_number(source, start, end, out, place)
+        return _write_number(source, start, end, out, offset)
     if kind == DECIMAL:
-        out[place] = QUOTE
-        place = _write_number(source, start, end, out, place + 1)
-        if place != INVALID:
-            out[place] = QUOTE
-            place += 1
-        return place
+        out[offset] = QUOTE
+        offset = _write_number(source, start, end, out, offset + 1)
+        if offset != INVALID:
+            out[offset] = QUOTE
+            offset += 1
+        return offset
     if kind == DATE or kind == DATETIME or kind == TIMESTAMP or kind == TIME:
-        return _write_moment(kind, source, start, end, out, place)
+        return _write_moment(kind, source, start, end, out, offset)
     if kind == MICROS:
-        return _write_micros(source, start, end, out, place)
+        return _write_micros(source, start, end, out, offset)
     if kind == FLOAT:
-        return write_float(source, start, column[COLUMN_SIZE], out, place)
+        return write_float(source, start, column[COLUMN_SIZE], out, offset)
     if kind == VECTOR:
-        return write_vector(source, start, end, out, place)
+        return write_vector(source, start, end, out, offset)
     if kind == JSON:
-        return write_json_value(source, start, end, out, place, stack)
+        return write_json_value(source, start, end, out, offset, stack)
     if kind == ENUM or kind == SET:
         number = _integer(source, start, end)
         if kind == SET:
-            return write_set(number, first, second, labels, names, out, place)
+            return write_set(number, first, second, labels, names, out, offset)
         if number > np.uint64(second):
             return INVALID
-        out[place] = QUOTE
-        place += 1
+        out[offset] = QUOTE
+        offset += 1
         if number != np.uint64(0):
             line = first + np.int64(number) - 1
-            place = copy(names, labels[line, 0], labels[line, 1], out, place)
-        out[place] = QUOTE
-        return place + 1
+            offset = copy(names, labels[line, 0], labels[line, 1], out, offset)
+        out[offset] = QUOTE
+        return offset + 1
     if kind == PADDED_BYTES:
         kind = BYTES if second != 0 else BLOB
     elif kind == UUID or kind == INET4 or kind == INET6:
         kind = UTF_8_TEXT
-    return write_text(kind, source, start, end, first, second, characters, out, place)
+    return write_text(kind, source, start, end, first, second, characters, out, offset)
 
 
 @kernel
@@ -262,35 +262,35 @@ def write_selected(
     is scratch, two numbers per column; `stack` is the scratch of `kernels.json_text`.
     """
     count = columns.shape[0]
-    place, key_place = 0, 0
+    offset, key_offset = 0, 0
     for cell in range(bounds.shape[0]):
         index = cell % count
         column = columns[index]
-        out[place] = OPEN_BRACE if index == 0 else COMMA
-        spans[index, 0] = place + 1
-        place = copy(names, column[COLUMN_NAME], column[COLUMN_NAME_END], out, place + 1)
+        out[offset] = OPEN_BRACE if index == 0 else COMMA
+        spans[index, 0] = offset + 1
+        offset = copy(names, column[COLUMN_NAME], column[COLUMN_NAME_END], out, offset + 1)
         if bounds[cell, 0] < 0:
-            place = write_null(out, place)
+            offset = write_null(out, offset)
         else:
-            place = _write_cell(
+            offset = _write_cell(
                 source, bounds[cell, 0], bounds[cell, 1], column, labels, names, characters,
-                out, place, stack,
+                out, offset, stack,
             )  # fmt: skip
-            if place < 0:
+            if offset < 0:
                 return cell
-        spans[index, 1] = place
+        spans[index, 1] = offset
         if index == count - 1:
-            out[place] = CLOSE_BRACE
-            place += 1
-            ends[0, cell // count] = place
+            out[offset] = CLOSE_BRACE
+            offset += 1
+            ends[0, cell // count] = offset
             opening = OPEN_BRACE
-            for one in range(count):
-                if columns[one, COLUMN_KEY] != 0:
-                    key[key_place] = opening
+            for number in range(count):
+                if columns[number, COLUMN_KEY] != 0:
+                    key[key_offset] = opening
                     opening = COMMA
-                    key_place = copy(out, spans[one, 0], spans[one, 1], key, key_place + 1)
+                    key_offset = copy(out, spans[number, 0], spans[number, 1], key, key_offset + 1)
             if opening == COMMA:
-                key[key_place] = CLOSE_BRACE
-                key_place += 1
-            ends[1, cell // count] = key_place
+                key[key_offset] = CLOSE_BRACE
+                key_offset += 1
+            ends[1, cell // count] = key_offset
     return -1

@@ -134,17 +134,17 @@ class MysqlSelectedRows:
     def _with_floats(self, rows: Rows) -> tuple[Bytes, Longs]:
         """Return source and bounds for the kernel, with floating point texts replaced by IEEE 754 bytes."""
         source, bounds, count = rows.source, rows.bounds, len(self._columns)
-        for place, column in enumerate(self._columns):
+        for index, column in enumerate(self._columns):
             if column.type.kind != FLOAT:
                 continue
             if bounds is rows.bounds:
                 bounds = bounds.copy()
-            mine = bounds[place::count]
-            known = mine[:, 0] >= 0
-            numbers = _numbers(source, mine[known], column)
+            cells = bounds[index::count]
+            present = cells[:, 0] >= 0
+            numbers = _numbers(source, cells[present], column)
             bits = numbers.astype("<f4" if column.type.size == 4 else "<f8").view(np.uint8)
             starts = source.size + column.type.size * np.arange(len(numbers))
-            mine[known, 0], mine[known, 1] = starts, starts + column.type.size
+            cells[present, 0], cells[present, 1] = starts, starts + column.type.size
             source = read_only(np.concatenate([source, bits]))
         return source, bounds
 

@@ -88,14 +88,14 @@ def open_dump(
         command = _COM_BINLOG_DUMP_GTID
         seen = GtidSet.parse(start.gtid_set).to_bytes()
         body = struct.pack("<HIIQI", flags, reader_id, 0, FILE_START, len(seen)) + seen
-    opened = server.dump(
+    sock = server.dump(
         settings,
         command,
         body,
         seconds,
         lambda session: check_same(session, server.where, expected),
     )
-    stream = StreamSocket(opened, server.where)
+    stream = StreamSocket(sock, server.where)
     stream.begin()
     return stream
 

@@ -1,7 +1,7 @@
 """Scan a part of the log event by event, in plain Python, without decoding rows.
 
 For occasional questions: is there a change that is worth a run, which GTIDs precede
-an offset, has a table been altered since. `events.binlog` draws packets and events.
+an offset, has a table been altered since. `events.binlog` shows the layout of packets and events.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class LogScan:
                 if packet[:1] != bytes([_EVENT]):
                     if packet[:1] == bytes([_ERROR]):
                         raise refusal(self._source, bytes(packet))
-                    return
+                    return  # an EOF packet: the end of the log
                 yield self._event(packet[1:])
                 packet.release()
             buffer.drop(at)
@@ -158,6 +158,7 @@ class LogScan:
 
     def _wants(self, packet: bytes) -> bool:
         """Return whether the event at the start of this packet's content is looked into."""
+        # A status byte comes before the event, whose type is its fifth byte.
         return len(packet) > 5 and packet[5] in self._kinds
 
     def _event(self, event: memoryview) -> Seen:
@@ -201,22 +202,22 @@ def executed_before(
         CorruptLog: The file has no PREVIOUS_GTIDS event at its beginning.
         DeltaforgeError: As `refusals` translates the server's error.
     """
-    found: GtidSet | None = None
+    executed: GtidSet | None = None
     begin = BinlogPosition(position.file, FILE_START)
     with LogScan(server, begin, reader_id, seconds) as scan:
         for event in scan:
             if event is None:
                 continue
             if event.type == binlog.PREVIOUS_GTIDS:  # even if `position` is the file's start
-                found = GtidSet.from_bytes(event.body)
-            if event.end > position and found is not None:
+                executed = GtidSet.from_bytes(event.body)
+            if event.end > position and executed is not None:
                 break
             gtid = parse_gtid(event.type, event.body)
-            if gtid is not None and found is not None:
-                found.add(gtid.server, gtid.number, gtid.number, gtid.tag)
-    if found is None:
+            if gtid is not None and executed is not None:
+                executed.add(gtid.server, gtid.number, gtid.number, gtid.tag)
+    if executed is None:
         raise CorruptLog(f"{server.where}: {position.file} does not say which GTIDs are before it")
-    return found
+    return executed
 
 
 _BEGINS = {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIADB_GTID}
@@ -225,29 +226,29 @@ _BEGINS = {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIAD
 def between_transactions(
     server: MysqlSourceServer, position: BinlogPosition, reader_id: int, seconds: float
 ) -> BinlogPosition:
-    """Return the last place between two transactions at or before `position`, without GTIDs.
+    """Return the last boundary of transactions at or before `position`, without GTIDs.
 
     Reads the position's file up to there. If the log's last transaction does not end with an XID event,
-    its end cannot be recognized, and the place before it is returned.
+    its end cannot be recognized, and the boundary before it is returned.
 
     Raises:
         DeltaforgeError: As `refusals` translates the server's error.
     """
-    found = before = BinlogPosition(position.file, FILE_START)
-    with LogScan(server, found, reader_id, seconds, kinds=()) as scan:
+    boundary = before = BinlogPosition(position.file, FILE_START)
+    with LogScan(server, boundary, reader_id, seconds, kinds=()) as scan:
         for event in scan:
             if event is None or not event.end.pos:
                 continue
             if event.end.file != position.file:
                 break
             if event.type in _BEGINS:
-                found = before
+                boundary = before
             if event.end > position:
                 break
             before = event.end
             if event.type == binlog.XID:
-                found = before
-    return found
+                boundary = before
+    return boundary
 
 
 def table_of(table_map: bytes) -> tuple[str, str]:

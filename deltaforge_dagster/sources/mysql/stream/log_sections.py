@@ -80,10 +80,14 @@ class SectionTables:
     ) -> CatalogTable | Unknown:
         """Return the definition of a table that the planner got from the catalog."""
         del position
-        known = self.definitions.get((db, table))
-        if known is None or not fit(known, types) or (charsets and lacks_charsets(known)):
+        definition = self.definitions.get((db, table))
+        if (
+            definition is None
+            or not fit(definition, types)
+            or (charsets and lacks_charsets(definition))
+        ):
             raise _Unforeseen(f"a table {db}.{table} that was not foreseen")
-        return known
+        return definition
 
     def defaults(
         self,
@@ -142,7 +146,7 @@ class _Unforeseen(UnsupportedEvent):
 
 
 class _Mark(NamedTuple):
-    """A place between two transactions, with the bytes of log before it: all, and with captured changes."""
+    """A boundary of transactions, with the bytes of log before it: all, and of captured changes."""
 
     place: BinlogPosition
     log_bytes: int
@@ -192,10 +196,10 @@ class Remembering:
         charsets: bool = False,
     ) -> CatalogTable | Unknown:
         """Ask the catalog for a table, and record its definition."""
-        found = self._catalog.table(db, table, types, position, charsets=charsets)
-        if isinstance(found, CatalogTable):
-            self._tables.definitions[db, table] = found
-        return found
+        answer = self._catalog.table(db, table, types, position, charsets=charsets)
+        if isinstance(answer, CatalogTable):
+            self._tables.definitions[db, table] = answer
+        return answer
 
     def defaults(
         self,
@@ -244,7 +248,7 @@ def plan_sections(
         SourceUnavailable: The connection broke.
         LeaseLost: The run that reads no longer holds the pipeline's lease.
     """
-    begin, whole, most = _Mark(start, 0, 0), None, log_bytes()
+    begin, candidate, limit = _Mark(start, 0, 0), None, log_bytes()
     read = 0
     buffer = ReadBuffer(BUFFER_BYTES)
 
@@ -271,23 +275,24 @@ def plan_sections(
                 assert isinstance(ends[-1], BinlogPosition)
                 mark = _Mark(ends[-1], read, planner.measured)
                 over = over or mark.place.pos > MAX_OFFSET
-                if whole is not None and mark.log_bytes - begin.log_bytes > most:
-                    yield section(whole)
-                    begin, whole, most = whole, None, log_bytes()
+                if candidate is not None and mark.log_bytes - begin.log_bytes > limit:
+                    # `mark` is too far away: end the section at an earlier boundary.
+                    yield section(candidate)
+                    begin, candidate, limit = candidate, None, log_bytes()
                 if mark.measured > begin.measured:
-                    whole = mark
+                    candidate = mark
             yield None
         if isinstance(decoded.error, LeaseLost):
             raise decoded.error
-        if whole is not None:
-            yield section(whole)
+        if candidate is not None:
+            yield section(candidate)
 
 
 _AS_A_DECODER = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
 
 
 class _Passed(NonRowEvents):
-    """Handles non-row events for the planner: those about files, tables and transactions; others end it."""
+    """Handles non-row events of files, tables and transactions for the planner; others end it."""
 
     def act(self, stop: int, source: Bytes) -> None:
         """Handle the event at which `scan` stopped; the scan then continues after it.

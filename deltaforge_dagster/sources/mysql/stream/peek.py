@@ -30,10 +30,10 @@ def has_changes(
         PositionLost: The log after `start` is no longer available.
     """
     with server.query(_HEAD_SECONDS) as session:
-        found = server_log.facts(session, server.where)
-        if server_log.is_lost_here(session, server.where, start, found):
+        settings = server_log.facts(session, server.where)
+        if server_log.is_lost_here(session, server.where, start, settings):
             return True  # a run knows whether this is the server that was read
-        head = server_log.tail(session, server.where, gtids=found.gtids)
+        head = server_log.tail(session, server.where, gtids=settings.gtids)
     if not _moved(head, start):
         return False
     deadline = time.monotonic() + _PEEK_SECONDS

@@ -101,9 +101,9 @@ class PreparedRows:
 
     def pop(self, xid: Xid) -> list[bytes] | None:
         """Remove and return the events of a transaction; None if they are not in memory."""
-        found = self._known.get(xid)
+        kept = self._known.get(xid)
         self.forget(xid)
-        return found
+        return kept
 
     def forget(self, xid: Xid) -> None:
         """Remove the events of a transaction."""
@@ -147,7 +147,7 @@ class PreparedLog:
         self, xid: Xid, start: BinlogPosition, until: BinlogPosition
     ) -> BinlogPosition | None:
         """Return where in the file of `start` the transaction begins; None if it is not there."""
-        found: BinlogPosition | None = None
+        latest: BinlogPosition | None = None
         before = begin = start
         for seen in self._scan(start):
             if seen.end.pos and (seen.end.file != start.file or seen.end > until):
@@ -156,10 +156,10 @@ class PreparedLog:
                 begin = before
             for event in _nested(seen, {binlog.XA_PREPARE}):
                 if parse_xa_prepare(event[binlog.HEADER :])[0] == xid:
-                    found = begin
+                    latest = begin
             if seen.end.pos:
                 before = seen.end
-        return found
+        return latest
 
     def _events(self, begin: BinlogPosition) -> Iterator[bytes]:
         """Yield the TABLE_MAP and rows events of the transaction that begins at `begin`."""

@@ -49,15 +49,15 @@ def written(path: Path) -> list[tuple[int, int] | None]:
 
     Opens nothing: Turso lets one process open a file at a time.
     """
-    found: list[tuple[int, int] | None] = []
-    for one in (path, path.with_name(f"{path.name}-wal")):
+    states: list[tuple[int, int] | None] = []
+    for file in (path, path.with_name(f"{path.name}-wal")):
         try:
-            status = one.stat()
+            status = file.stat()
         except OSError:
-            found.append(None)
+            states.append(None)
         else:
-            found.append((status.st_mtime_ns, status.st_size))
-    return found
+            states.append((status.st_mtime_ns, status.st_size))
+    return states
 
 
 class _DatabaseFile:
@@ -92,12 +92,12 @@ class SqliteFile(_DatabaseFile):
             raise _sqlite_problem(self.where, error) from error
         try:
             connection.text_factory = _text
-            made = _SqliteSession(connection, self.where)
+            session = _SqliteSession(connection, self.where)
             if not write:
-                made.query("PRAGMA query_only = 1")
-            made.query("BEGIN IMMEDIATE" if write else "BEGIN")
-            yield made
-            made.query("COMMIT")
+                session.query("PRAGMA query_only = 1")
+            session.query("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield session
+            session.query("COMMIT")
         finally:
             connection.close()
 
@@ -139,16 +139,16 @@ class TursoFile(_DatabaseFile):
         """Begin a transaction; see `sessions.TursoDatabase`."""
         connection = self._open(seconds)
         try:
-            made = _TursoSession(connection, self.where)
-            ((journal,),) = made.query("PRAGMA journal_mode")
+            session = _TursoSession(connection, self.where)
+            ((journal,),) = session.query("PRAGMA journal_mode")
             if journal != "wal":
                 raise SourceMisconfigured(
                     f"{self.where}: journal mode {journal!s}: with concurrent writers changes do not become"
                     " visible in the order of their numbers, so that some would be passed over"
                 )
-            made.query("BEGIN IMMEDIATE" if write else "BEGIN")
-            yield made
-            made.query("COMMIT")
+            session.query("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield session
+            session.query("COMMIT")
         finally:
             with suppress(turso.Error):
                 connection.close()

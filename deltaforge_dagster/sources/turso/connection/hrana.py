@@ -60,13 +60,13 @@ class HranaDatabase:
     @contextmanager
     def session(self, seconds: float, *, write: bool = False) -> Generator[TursoSession]:
         """Begin a transaction; see `sessions.TursoDatabase`."""
-        made = _HranaSession(self, min(max(seconds, 1.0), _REQUEST_SECONDS))
+        session = _HranaSession(self, min(max(seconds, 1.0), _REQUEST_SECONDS))
         try:
-            made.query("BEGIN IMMEDIATE" if write else "BEGIN")
-            yield made
-            made.query("COMMIT")
+            session.query("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield session
+            session.query("COMMIT")
         finally:
-            made.close()
+            session.close()
 
     def close(self) -> None:
         """Close the connections."""
@@ -108,8 +108,8 @@ class HranaDatabase:
     def _refusal(self, answer: httpx.Response) -> DeltaforgeError:
         text = f"{self.where}: HTTP {answer.status_code} {answer.reason_phrase}"
         with suppress(ValueError, AttributeError):
-            said = json.loads(answer.content)
-            text += f": {said.get('message') or said.get('error') or ''}".rstrip(": ")
+            details = json.loads(answer.content)
+            text += f": {details.get('message') or details.get('error') or ''}".rstrip(": ")
         if answer.status_code in {401, 403}:
             return AuthFailed(f"{text} (source.config.auth_token)")
         if answer.status_code in {408, 429} or answer.status_code >= 500:
@@ -130,7 +130,7 @@ class _HranaSession:
         self._baton: str | None = None
 
     def query(self, statement: str, parameters: Sequence[Value] = ()) -> list[Row]:
-        arguments = [_argument(one) for one in parameters]
+        arguments = [_argument(parameter) for parameter in parameters]
         request = {"type": "execute", "stmt": {"sql": statement, "args": arguments}}
         answer = self._database.post(self._base, [request], self._baton, self._seconds)
         try:
@@ -156,9 +156,9 @@ class _HranaSession:
         text = f"{self._database.where}: {error.get('message')}" + (f" ({code})" if code else "")
         if code == _TOO_LARGE or "too large" in text:
             return ResponseTooLarge(text)
-        if any(one in code for one in _PASSING):
+        if any(word in code for word in _PASSING):
             return SourceUnavailable(text)
-        if any(one in code for one in _NOT_ALLOWED):
+        if any(word in code for word in _NOT_ALLOWED):
             return PermissionMissing(text)
         return SourceMisconfigured(text)
 
@@ -189,5 +189,5 @@ def _value(cell: dict[str, Any]) -> Value:
             return str(cell["value"])
         case "blob":
             text = str(cell["base64"])
-            return base64.b64decode(text + "=" * (-len(text) % 4))
+            return base64.b64decode(text + "=" * (-len(text) % 4))  # it may come without padding
     raise ValueError("a value of an unknown type")

@@ -77,81 +77,83 @@ class Batches:
             LeaseLost: The run that reads no longer holds the pipeline's lease.
         """
         columns: dict[str, list[Any]] = {field.name: [None] * len(changes) for field in CAPTURED}
-        for at, one in enumerate(changes):
-            self._fill(columns, at, one, position)
+        for at, change in enumerate(changes):
+            self._fill(columns, at, change, position)
         for name in ("before", "after", "key"):
             self._hide(columns[name], changes)
         arrays = [pa.array(columns[field.name], field.type) for field in CAPTURED]
         return pa.RecordBatch.from_arrays(arrays, schema=CAPTURED)
 
     def _fill(
-        self, columns: dict[str, list[Any]], at: int, one: TursoChange, position: TursoPosition
+        self, columns: dict[str, list[Any]], at: int, change: TursoChange, position: TursoPosition
     ) -> None:
-        columns["op"][at] = one.op
-        columns["ts_us"][at] = one.ts_us
-        columns["db"][at] = one.table.db
-        columns["table"][at] = one.table.table
-        columns["before"][at] = one.before
-        columns["after"][at] = one.after
-        columns["key"][at] = one.key
-        columns["pos"][at] = one.number
-        columns["row"][at] = one.row
-        columns["tx_id"][at] = one.tx_id
-        columns["tx_end"][at] = one.tx_end
-        columns["ddl"][at] = one.ddl
+        columns["op"][at] = change.op
+        columns["ts_us"][at] = change.ts_us
+        columns["db"][at] = change.table.db
+        columns["table"][at] = change.table.table
+        columns["before"][at] = change.before
+        columns["after"][at] = change.after
+        columns["key"][at] = change.key
+        columns["pos"][at] = change.number
+        columns["row"][at] = change.row
+        columns["tx_id"][at] = change.tx_id
+        columns["tx_end"][at] = change.tx_end
+        columns["ddl"][at] = change.ddl
         columns["raw_payload"][at] = False
-        if one.ddl is None:
-            _, stamp = self._version(one.table, position)
+        if change.ddl is None:
+            _, stamp = self._version(change.table, position)
             columns["schema_version"][at] = stamp.fingerprint
             columns["schema_sequence"][at] = stamp.sequence
-        if one.by_table:
-            columns["file"][at] = one.table.table  # `read_view` needs the table of the number
-            place, ts_us = f"{one.table.table}\0{one.number}", 0
+        if change.by_table:
+            columns["file"][at] = change.table.table  # `read_view` needs the table of the number
+            change_id, ts_us = f"{change.table.table}\0{change.number}", 0
         else:
-            place, ts_us = f"{one.ts_us}\0{one.number}", one.ts_us
-        columns["event_id"][at] = event_id(self._source_id, place, ts_us)
+            change_id, ts_us = f"{change.ts_us}\0{change.number}", change.ts_us
+        columns["event_id"][at] = event_id(self._source_id, change_id, ts_us)
 
     def _hide(self, texts: list[Any], changes: Sequence[TursoChange]) -> None:
         """Replace the texts by those that result from the column rules."""
         if not self._rules:
             return
         by_table: dict[TableSchema, list[int]] = {}
-        for at, one in enumerate(changes):
-            if one.ddl is None:
-                by_table.setdefault(one.table, []).append(at)
-        for table, places in by_table.items():
+        for at, change in enumerate(changes):
+            if change.ddl is None:
+                by_table.setdefault(change.table, []).append(at)
+        for table, indexes in by_table.items():
             hidden, _ = self._stamped[table]
-            shown = hidden.column(pa.array([texts[at] for at in places], pa.string()))
-            for at, text in zip(places, shown.to_pylist(), strict=True):
+            shown = hidden.column(pa.array([texts[at] for at in indexes], pa.string()))
+            for at, text in zip(indexes, shown.to_pylist(), strict=True):
                 texts[at] = text
 
     def _version(
         self, table: TableSchema, position: TursoPosition
     ) -> tuple[HiddenTable, SchemaStamp]:
-        found = self._stamped.get(table)
-        if found is None or self._newest.get(table.table) != table:
-            hidden = HiddenTable(self._rules, table) if found is None else found[0]
-            # Also if an earlier version is in force again.
-            found = hidden, self._registry.register(hidden.visible, position)
-            self._stamped[table] = found
+        stamped = self._stamped.get(table)
+        if stamped is None or self._newest.get(table.table) != table:
+            hidden = HiddenTable(self._rules, table) if stamped is None else stamped[0]
+            # An earlier version that is in force again is registered again, too.
+            stamped = hidden, self._registry.register(hidden.visible, position)
+            self._stamped[table] = stamped
             self._newest[table.table] = table
-        return found
+        return stamped
 
 
 _VERSION, _VARIANT = 7 << 76, 2 << 62
 
 
-def event_id(source_id: str, place: str, ts_us: int) -> str:
+def event_id(source_id: str, change_id: str, ts_us: int) -> str:
     """Return the event id of a change: a version 7 UUID, as for other sources (`sources.rows.event_ids`).
 
-    Its 74 free bits are a hash of the source and of the change's place in the database.
+    Its 74 free bits are a hash of the source and of `change_id`.
 
     Args:
         source_id: `id` of the source.
-        place: A text that identifies the change within the source.
+        change_id: A text that identifies the change within the source.
         ts_us: When it was made, in microseconds since 1970; 0 if unknown.
     """
-    digest = hashlib.blake2b(f"{source_id}\0{place}".encode(), digest_size=16, person=b"event_id")
+    digest = hashlib.blake2b(
+        f"{source_id}\0{change_id}".encode(), digest_size=16, person=b"event_id"
+    )
     free = int.from_bytes(digest.digest(), "big")
     high = free >> 64 & 0xFFF
     low = free & (1 << 62) - 1

@@ -50,14 +50,14 @@ class Ways:
     def __init__(self, config: TursoSourceConfig) -> None:
         self._config = config
         self.patterns = TablePatterns(config.tables, unqualified=DB, system=())
-        place = config.place
-        if isinstance(place, DatabaseFile):
-            self._shared: TursoDatabase = SqliteFile(place.path)
-            self._native: TursoDatabase = TursoFile(place.path)
+        location = config.place
+        if isinstance(location, DatabaseFile):
+            self._shared: TursoDatabase = SqliteFile(location.path)
+            self._native: TursoDatabase = TursoFile(location.path)
         else:
             token = config.auth_token
             self._shared = self._native = HranaDatabase(
-                place.url, None if token is None else token.get_secret_value()
+                location.url, None if token is None else token.get_secret_value()
             )
 
     @property
@@ -92,9 +92,9 @@ class Ways:
         mode = self._config.cdc_mode
         if mode != "auto":
             return self.of(mode)
-        found = self.of(self._found(seconds))
-        logger.info("%s: changes are found by mode %s", self.where, found.mode)
-        return found
+        way = self.of(self._found(seconds))
+        logger.info("%s: changes are found by mode %s", self.where, way.mode)
+        return way
 
     def _found(self, seconds: float) -> str:
         try:

@@ -63,7 +63,7 @@ MODE = "native"
 _NEEDED = {"change_id", "change_time", "change_type", "table_name", "before", "after"}
 _OPS = {1: "c", 0: "u", -1: "d"}
 _COMMIT = 2
-_ENOUGH = 10_000
+_ENOUGH = 10_000  # so many new changes are worth a run, whatever tables they are of
 _DDL = TableSchema(DB, None, "_ddl", (), ())
 
 
@@ -151,7 +151,8 @@ class NativeLog:
                 " with --create-table"
             )
         row = [
-            base64.b64decode(one) if at > 4 and one else one for at, one in enumerate(kept["row"])
+            base64.b64decode(cell) if index > 4 and cell else cell
+            for index, cell in enumerate(kept["row"])
         ]
         change = self._change(row, definition(sql))
         return replace(change, row=kept["index"])
@@ -233,21 +234,23 @@ class NativeLog:
         """
         number, time, transaction, kind, name, before, after = row
         op = _OPS[_integer(kind)]
-        was = self._image(before, table)
-        now = self._image(after, table)
-        if (op != "d" and now is None) or (op == "d" and was is None):
+        old_row = self._image(before, table)
+        new_row = self._image(after, table)
+        if (op != "d" and new_row is None) or (op == "d" and old_row is None):
             raise UnsupportedEvent(
                 f"change {number!s} of table {name!s}: the connection captures no row; it must capture `full`"
                 " (or `after`, where nothing is deleted)"
             )
-        key = key_of(now if now is not None and op != "d" else was or {}, table.table.primary_key)
+        key = key_of(
+            new_row if new_row is not None and op != "d" else old_row or {}, table.table.primary_key
+        )
         return TursoChange(
             table=table.table,
             op=op,
             ts_us=_integer(time) * 1_000_000,
             number=_integer(number),
-            before=None if was is None or op == "c" else image(was),
-            after=None if now is None or op == "d" else image(now),
+            before=None if old_row is None or op == "c" else image(old_row),
+            after=None if new_row is None or op == "d" else image(new_row),
             key=None if key is None else image(key),
             tx_id=None if transaction is None else str(transaction),
         )
@@ -268,7 +271,7 @@ class NativeLog:
 
 @dataclass(slots=True)
 class _Open:
-    """The changes that were read of an open transaction."""
+    """The changes of an open transaction that were read so far."""
 
     changes: list[TursoChange] = field(default_factory=list)
     held: list[HeldEvent] = field(default_factory=list)
@@ -303,7 +306,9 @@ class NativeReading:
             self._begin(session)
         rows = self.log._rows(session, self.at, self._upto, limit)  # noqa: SLF001 - the two are one
         rows = self.log._following(rows, self.at)  # noqa: SLF001
-        read_bytes = sum(len(one) for row in rows for one in row[5:] if isinstance(one, bytes))
+        read_bytes = sum(
+            len(value) for row in rows for value in row[5:] if isinstance(value, bytes)
+        )
         return Step(self._parts(rows), len(rows) >= limit, read_bytes)
 
     def _begin(self, session: TursoSession) -> None:
@@ -312,39 +317,41 @@ class NativeReading:
         self._upto = log.newest(session).last_change_id or 0
         self._catalog = log._captured(statements(session))  # noqa: SLF001
         noted = self.notes.defined(self.at) if self._tables is None else self._tables
-        changes = [one for _, one in log._table_changes(session, self.at, self._upto)]  # noqa: SLF001
-        changes = [one for one in changes if self._touches(one)]
-        found = known(noted, changes, self._catalog)
-        self._tables, self._doubtful = found.tables, found.doubtful
+        changes = [ddl for _, ddl in log._table_changes(session, self.at, self._upto)]  # noqa: SLF001
+        changes = [change for change in changes if self._touches(change)]
+        definitions = known(noted, changes, self._catalog)
+        self._tables, self._doubtful = definitions.tables, definitions.doubtful
 
     def _touches(self, change: TursoTableChange) -> bool:
-        names = [one[0] for one in (change.before, change.after) if one is not None]
+        names = [table[0] for table in (change.before, change.after) if table is not None]
         return any(map(self.log.captures, names))
 
     def _parts(self, rows: list[Row]) -> list[Part]:
-        begun = self.at
-        whole, part, ended = Part([], None, begun), _Open(), None
+        start = self.at
+        complete, transaction, ended = Part([], None, start), _Open(), None
         for row in rows:
+            # NULL: the older form of the table, where each change is a transaction of its own.
             if row[2] is None or row[2] != self._transaction:
-                self._end_transaction(part)
-                whole, part, ended = part.behind(whole), _Open(), self.at
+                self._end_transaction(transaction)
+                complete, transaction, ended = transaction.behind(complete), _Open(), self.at
                 self._transaction, self._index = row[2], 0
-            self._take(row, part)
+            self._take(row, transaction)
             self.at = _position(row)
         if (self.at.last_change_id or 0) >= self._upto:
-            self._end_transaction(part)
-            whole, part, ended = part.behind(whole), _Open(), self.at
+            # The session in which the window began saw complete transactions only.
+            self._end_transaction(transaction)
+            complete, transaction, ended = transaction.behind(complete), _Open(), self.at
             self._end_window()
-        found = []
-        if ended is not None and (ended != begun or whole.changes or whole.held):
-            found.append(replace(whole, end=ended, reached=ended))
-        rest = part.behind(Part([], None, self.at))
-        return [*found, rest] if rest.changes or rest.held else found
+        parts = []
+        if ended is not None and (ended != start or complete.changes or complete.held):
+            parts.append(replace(complete, end=ended, reached=ended))
+        rest = transaction.behind(Part([], None, self.at))
+        return [*parts, rest] if rest.changes or rest.held else parts
 
-    def _end_transaction(self, part: _Open) -> None:
+    def _end_transaction(self, transaction: _Open) -> None:
         """Mark the last change of a transaction that was read completely with `tx_end`."""
         if self._last is not None:
-            part.changes.append(replace(self._last, tx_end=True))
+            transaction.changes.append(replace(self._last, tx_end=True))
             self._last = None
 
     def _end_window(self) -> None:
@@ -359,7 +366,7 @@ class NativeReading:
             self.notes.define(different, self.at)
         self._tables, self._doubtful = dict(self._catalog), frozenset()
 
-    def _take(self, row: Row, part: _Open) -> None:
+    def _take(self, row: Row, transaction: _Open) -> None:
         kind, name = _integer(row[3]), row[4]
         if kind == _COMMIT:
             return
@@ -372,25 +379,25 @@ class NativeReading:
         elif not self.log.captures(str(name)):
             return
         else:
-            change = self._decode(row, str(name), part.held)
+            change = self._decode(row, str(name), transaction.held)
         if change is not None:
             if self._last is not None:
-                part.changes.append(self._last)
+                transaction.changes.append(self._last)
             self._last = replace(change, row=self._index, tx_end=False)
             self._index += 1
 
     def _define(self, row: Row) -> TursoChange | None:
-        found = table_change(_integer(row[3]), _blob(row[5]), _blob(row[6]))
-        if found is None or not self._touches(found):
+        change = table_change(_integer(row[3]), _blob(row[5]), _blob(row[6]))
+        if change is None or not self._touches(change):
             return None
         assert self._tables is not None
         definitions: dict[str, str | None] = {}
-        if found.before is not None:
-            self._tables.pop(found.before[0], None)
-            definitions[found.before[0]] = None
-        if found.after is not None:
-            self._tables[found.after[0]] = found.after[1]
-            definitions[found.after[0]] = found.after[1]
+        if change.before is not None:
+            self._tables.pop(change.before[0], None)
+            definitions[change.before[0]] = None
+        if change.after is not None:
+            self._tables[change.after[0]] = change.after[1]
+            definitions[change.after[0]] = change.after[1]
         self.notes.define(definitions, _position(row))
         if not self.log.shows_ddl:
             return None
@@ -403,7 +410,7 @@ class NativeReading:
             after=None,
             key=None,
             tx_id=None if row[2] is None else str(row[2]),
-            ddl=orjson.dumps({"sql": found.sql, "database": DB}).decode(),
+            ddl=orjson.dumps({"sql": change.sql, "database": DB}).decode(),
         )
 
     def _decode(self, row: Row, name: str, held: list[HeldEvent]) -> TursoChange | None:
@@ -423,7 +430,9 @@ class NativeReading:
                 return self.log._change(row, definition(str(sql)))  # noqa: SLF001
             except (UnsupportedEvent, CorruptLog) as error:
                 reason = f"{self.log.where}: change {row[0]!s}: {error}"
-        kept = [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in row]
+        kept = [
+            base64.b64encode(value).decode() if isinstance(value, bytes) else value for value in row
+        ]
         data = orjson.dumps({"table": full_name, "row": kept, "index": self._index, "sql": sql})
         held.append(HeldEvent(full_name, reason, data))
         self._index += 1

@@ -51,15 +51,15 @@ class PollingLog:
 
     def newest(self, session: TursoSession) -> TursoPosition:
         """Return a position with the largest rowid of each table."""
-        found = {}
+        rowids = {}
         for table in self._tables(session):
             column = self.tracked(table)
             rows = session.query(
                 f"SELECT {column} FROM {identifier(table.name)} ORDER BY {column} DESC LIMIT 1"
             )
             if rows:
-                found[table.name] = _rowid(rows[0])
-        return _position(found)
+                rowids[table.name] = _rowid(rows[0])
+        return _position(rowids)
 
     def start(self, session: TursoSession) -> TursoPosition:
         """Return a position with the largest rowid of each table: existing rows are not captured."""
@@ -74,7 +74,7 @@ class PollingLog:
     def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
         """Return whether any captured table has new rows."""
         seen = dict(after.table_positions)
-        return any(self._rows(session, one, seen, 1) for one in self._tables(session))
+        return any(self._rows(session, table, seen, 1) for table in self._tables(session))
 
     def reading(self, start: TursoPosition, notes: SourceNotes) -> PollingReading:
         """Return a reading of the rows after a position."""
@@ -141,14 +141,14 @@ class PollingReading:
                 if reason is None:
                     parts.append(Part(changes, at, at))
                 else:
-                    held = tuple(_held(table, one, reason) for one in changes)
+                    held = tuple(_held(table, change, reason) for change in changes)
                     parts.append(Part([], at, at, held))
         self.at = at
         return Step(parts, more)
 
 
 def _change(table: Definition, row: Row, now_us: int) -> TursoChange:
-    values = {name: json_value(one) for name, one in table.row(list(row[1:])).items()}
+    values = {name: json_value(value) for name, value in table.row(list(row[1:])).items()}
     key = key_of(values, table.table.primary_key)
     return TursoChange(
         table=table.table,

@@ -16,8 +16,9 @@ its digits; a very large or small one is `{"_df_real":[m,e]}`, which means m tim
 Changes that every sink has are deleted. The table does not say where transactions end, so each change is a
 transaction of its own.
 
-Dropping a table drops its triggers, and nothing is logged until they are made again. So `_df_cdc_tables` has a row for each
-table for which we have made them, with another `identity` each time that one was missing (`IdentifyingSource.logged_tables`).
+Dropping a table drops its triggers, and nothing is logged until they are created again. So
+`_df_cdc_tables` has a row for each table for which we created triggers, with a new `identity` each
+time that a trigger was missing (`IdentifyingSource.logged_tables`).
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -66,7 +67,7 @@ _OPS = {"INSERT": "c", "UPDATE": "u", "DELETE": "d"}
 _EVENT = re.compile(r"\b(INSERT|UPDATE|DELETE)(?:\s+OF\s+[^;]*?)?\s+ON\b", re.IGNORECASE)
 """The event of a trigger (SQLite's manual: "CREATE TRIGGER")."""
 
-_ENOUGH = 10_000
+_ENOUGH = 10_000  # so many new changes are worth a run, whatever tables they are of
 _HEX = "_df_hex"
 _REAL = "_df_real"
 _BITS = 62  # exponent of the largest power of two that is an INTEGER
@@ -95,7 +96,7 @@ def trigger_statements(table: Definition) -> dict[str, str]:
     """Return the CREATE TRIGGER statements for a table, by the trigger's name."""
     images = {"NEW": _image("NEW", table), "OLD": _image("OLD", table)}
     rows = {"INSERT": ("NEW", None), "UPDATE": ("NEW", "OLD"), "DELETE": (None, "OLD")}
-    made = {}
+    triggers = {}
     for operation, (new, old) in rows.items():
         name = f"_df_cdc_{operation.lower()}_{table.name}"
         values = (
@@ -105,12 +106,12 @@ def trigger_statements(table: Definition) -> dict[str, str]:
             images[old] if old else "NULL",
             _NOW,
         )
-        made[name] = (
+        triggers[name] = (
             f"CREATE TRIGGER {identifier(name)} AFTER {operation} ON {identifier(table.name)} BEGIN"
             f" INSERT INTO {TABLE} (table_name, operation, row_data, old_data, created_at)"
             f" VALUES ({', '.join(values)}); END"
         )
-    return made
+    return triggers
 
 
 def _image(which: str, table: Definition) -> str:
@@ -160,20 +161,20 @@ def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
     Returns:
         Whether anything was created.
     """
-    found = {
+    existing = {
         str(name): str(sql)
         for name, sql in session.query(
             "SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'trigger')"
         )
     }
-    wanted = [sql for name, sql in _TABLES.items() if name not in found]
+    wanted = [sql for name, sql in _TABLES.items() if name not in existing]
     unmarked: list[str] = []
     for table in tables.values():
         triggers = trigger_statements(table)
         for name, sql in triggers.items():
-            if found.get(name) != sql:
-                wanted += [f"DROP TRIGGER {identifier(name)}"] * (name in found) + [sql]
-        if _MARKS not in found or not triggers.keys() <= found.keys():
+            if existing.get(name) != sql:
+                wanted += [f"DROP TRIGGER {identifier(name)}"] * (name in existing) + [sql]
+        if _MARKS not in existing or not triggers.keys() <= existing.keys():
             unmarked.append(table.name)
     for statement in wanted:
         session.query(statement)
@@ -189,7 +190,8 @@ def make(session: TursoSession, tables: dict[str, Definition]) -> bool:
 def logged_tables(session: TursoSession, tables: dict[str, Definition]) -> dict[str, LoggedTable]:
     """Return those of some tables whose changes are logged, by full name.
 
-    Of triggers that somebody else has made it is not known when that was: all such tables have the same identity.
+    Nobody knows since when triggers exist that we did not create, so all tables with such triggers
+    have the same identity.
     """
     logged = triggered(session)
     marks: dict[str, LoggedTable] = {}
@@ -206,37 +208,37 @@ def logged_tables(session: TursoSession, tables: dict[str, Definition]) -> dict[
 
 def made(session: TursoSession) -> dict[str, str]:
     """Return the DROP statements for the change table and the triggers that fill it, by name; empty without them."""
-    found = session.query("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+    rows = session.query("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
     triggers = [
-        str(name) for kind, name, sql in found if kind == "trigger" and f"INTO {TABLE} " in str(sql)
+        str(name) for kind, name, sql in rows if kind == "trigger" and f"INTO {TABLE} " in str(sql)
     ]
-    statements = {name: f"DROP TRIGGER {identifier(name)}" for name in sorted(triggers)}
-    definitions = {sql for _, _, sql in found}
+    drops = {name: f"DROP TRIGGER {identifier(name)}" for name in sorted(triggers)}
+    definitions = {sql for _, _, sql in rows}
     for name, sql in _TABLES.items():
         if sql in definitions:
-            statements[name] = f"DROP TABLE {name}"
-    return statements
+            drops[name] = f"DROP TABLE {name}"
+    return drops
 
 
 def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
     """Return whether change table and triggers are as `make` would create them."""
-    found = {
+    existing = {
         str(row[0]) for row in session.query("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")
     }
-    return found.issuperset(_TABLES.values()) and all(
-        sql in found for table in tables.values() for sql in trigger_statements(table).values()
+    return existing.issuperset(_TABLES.values()) and all(
+        sql in existing for table in tables.values() for sql in trigger_statements(table).values()
     )
 
 
 def triggered(session: TursoSession) -> set[str]:
     """Return the tables that have triggers for inserts, updates and deletes, which write to the change table."""
     rows = session.query("SELECT tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'")
-    found: dict[str, set[str]] = {}
+    events_by_table: dict[str, set[str]] = {}
     for table, sql in rows:
         event = _EVENT.search(str(sql))
         if TABLE in str(sql) and event is not None:
-            found.setdefault(str(table), set()).add(event[1].upper())
-    return {table for table, events in found.items() if events == _OPS.keys()}
+            events_by_table.setdefault(str(table), set()).add(event[1].upper())
+    return {table for table, events in events_by_table.items() if events == _OPS.keys()}
 
 
 def outdated(session: TursoSession, tables: dict[str, Definition]) -> set[str]:
@@ -245,12 +247,12 @@ def outdated(session: TursoSession, tables: dict[str, Definition]) -> set[str]:
     An earlier version created them, or the table was altered since.
     """
     rows = session.query("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'")
-    found = {str(name): str(sql) for name, sql in rows if _HEX in str(sql)}
+    existing = {str(name): str(sql) for name, sql in rows if _HEX in str(sql)}
     return {
         table.name
         for table in tables.values()
         for name, sql in trigger_statements(table).items()
-        if found.get(name, sql) != sql
+        if existing.get(name, sql) != sql
     }
 
 
@@ -361,24 +363,26 @@ class TriggerLog:
         """
         number, name, operation, new, old, created_at = row
         op = _OPS.get(str(operation).upper())
-        now, was = (None if one is None else self._row(number, one) for one in (new, old))
-        if op is None or (now is None and op != "d") or (was is None and op == "d"):
+        new_row, old_row = (
+            None if text is None else self._row(number, text) for text in (new, old)
+        )
+        if op is None or (new_row is None and op != "d") or (old_row is None and op == "d"):
             raise UnsupportedEvent(
                 f"{self.where}: change {number!s} of table {TABLE}, of table {name!s}, is of an unknown kind"
             )
-        shown = was if op == "d" else now
+        shown = old_row if op == "d" else new_row
         assert shown is not None
-        seen = _seen(table, shown)
-        key = key_of(shown, seen.primary_key)
+        schema = _seen(table, shown)
+        key = key_of(shown, schema.primary_key)
         assert isinstance(number, int)
         assert isinstance(created_at, int)
         return TursoChange(
-            table=seen,
+            table=schema,
             op=op,
             ts_us=created_at * 1000,
             number=number,
-            before=None if was is None or op == "c" else image(was),
-            after=None if now is None or op == "d" else image(now),
+            before=None if old_row is None or op == "c" else image(old_row),
+            after=None if new_row is None or op == "d" else image(new_row),
             key=None if key is None else image(key),
         )
 
@@ -405,14 +409,14 @@ class TriggerReading:
         self.log._following(session, self.at, rows)  # noqa: SLF001
         if not rows:
             return Step()
-        now = statements(session)
+        current = statements(session)
         changes, held = [], []
         for row in rows:
             name = str(row[1])
             if not self.log.captures(name):
                 continue
             # The rows of a dropped table say which columns they have, but not what its key was.
-            sql = now.get(name) or f"CREATE TABLE {identifier(name)} (_df_gone)"
+            sql = current.get(name) or f"CREATE TABLE {identifier(name)} (_df_gone)"
             reason = self.notes.held().get(f"{DB}.{name}")
             if reason is not None:
                 data = orjson.dumps({"row": list(row), "sql": sql})
@@ -422,7 +426,7 @@ class TriggerReading:
         last = rows[-1][0]
         assert isinstance(last, int)
         self.at = TursoPosition(MODE, last)
-        read_bytes = sum(len(one) for row in rows for one in row[3:5] if isinstance(one, str))
+        read_bytes = sum(len(text) for row in rows for text in row[3:5] if isinstance(text, str))
         return Step([Part(changes, self.at, self.at, tuple(held))], len(rows) >= limit, read_bytes)
 
 
@@ -433,10 +437,10 @@ def forget(session: TursoSession, position: TursoPosition) -> None:
 
 def _seen(table: Definition, row: dict[str, Any]) -> TableSchema:
     """Return a table with the columns that one of its rows has: those at the time its trigger was created."""
-    known = {column.name: column for column in table.table.columns}
+    by_name = {column.name: column for column in table.table.columns}
     columns = tuple(
-        replace(known[name], ordinal_position=number)
-        if name in known
+        replace(by_name[name], ordinal_position=number)
+        if name in by_name
         else Column(name, "", None, True, number)
         for number, name in enumerate(row, 1)
     )

@@ -1,1 +1,1 @@
-"""Tables of SQLite: their definitions, and what these were at a place in the change table."""
+"""Tables of SQLite: their definitions, now and at a position of the change table."""

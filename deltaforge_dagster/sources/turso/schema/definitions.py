@@ -110,30 +110,36 @@ def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition
         "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
     ).fetchall()
     quoted = identifier(name)
-    found = memory.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
-    visible = [one for one in found if one[6] == _VISIBLE]
+    # Columns of table_xinfo: cid, name, type, notnull, dflt_value, pk (from 1 on, or 0), hidden.
+    infos = memory.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
+    visible = [info for info in infos if info[6] == _VISIBLE]
+    # Columns of table_list: schema, name, type, ncol, wr (WITHOUT ROWID), strict.
     without_rowid = any(
-        one[1] == name and one[4] for one in memory.execute("PRAGMA table_list").fetchall()
+        row[1] == name and row[4] for row in memory.execute("PRAGMA table_list").fetchall()
     )
     key = tuple(
-        one[1] for one in sorted((one for one in visible if one[5]), key=lambda one: one[5])
+        info[1] for info in sorted((info for info in visible if info[5]), key=lambda info: info[5])
     )
     # SQLite creates `sqlite_sequence` with the first table that has AUTOINCREMENT.
-    counts = bool(
+    autoincrement = bool(
         memory.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_sequence'").fetchall()
     )
+    # Columns of index_list: seq, name, unique, origin ("pk": made for the PRIMARY KEY), partial.
+    # A key of one column without such an index is an alias of the rowid.
     indexes = memory.execute(f"PRAGMA index_list({quoted})").fetchall()
-    is_rowid = len(key) == 1 and not without_rowid and not any(one[3] == "pk" for one in indexes)
+    is_rowid = (
+        len(key) == 1 and not without_rowid and not any(index[3] == "pk" for index in indexes)
+    )
     columns = tuple(
         Column(
-            one[1],
-            one[2] or "",
+            info[1],
+            info[2] or "",
             None,
-            not one[3] and not (one[5] and is_rowid),
+            not info[3] and not (info[5] and is_rowid),
             number,
-            fill=_fill(one[2] or "", one[4]),
+            fill=_fill(info[2] or "", info[4]),
         )
-        for number, one in enumerate(visible, 1)
+        for number, info in enumerate(visible, 1)
     )
     nullable = {column.name for column in columns if column.nullable}
     return Definition(
@@ -143,20 +149,23 @@ def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition
         rowid=key[0] if is_rowid else None,
         has_rowid=not without_rowid,
         nullable_key=not without_rowid and not nullable.isdisjoint(key),
-        computed=len(visible) < len(found),
+        computed=len(visible) < len(infos),
         details=TableDetails(
             {
                 column.name: ColumnDetails(
-                    column.nullable, one[4], "auto_increment" if one[5] and counts else ""
+                    column.nullable, info[4], "auto_increment" if info[5] and autoincrement else ""
                 )
-                for column, one in zip(columns, visible, strict=True)
+                for column, info in zip(columns, visible, strict=True)
             }
         ),
     )
 
 
 def _fill(data_type: str, default: str | None) -> str | None:
-    """Return what rows have in a column that is added with this default, JSON; None if it is not stored as it is written."""
+    """Return what older rows have in a column that is added with a default, as JSON.
+
+    None if the stored value may differ from the default as it is written.
+    """
     kind = data_type.upper()
     if default is None or default.upper() == "NULL":
         return "null"
@@ -170,12 +179,14 @@ def _fill(data_type: str, default: str | None) -> str | None:
 def _is_real(data_type: str) -> bool:
     """Return whether a declared type has REAL affinity ("Datatypes In SQLite", section 3.1)."""
     upper = data_type.upper()
-    return not any(one in upper for one in _NOT_REAL) and any(one in upper for one in _REAL)
+    return not any(word in upper for word in _NOT_REAL) and any(word in upper for word in _REAL)
 
 
 def is_captured(patterns: TablePatterns, name: str) -> bool:
     """Return whether a table with this name is captured; never our own or the database's internal tables."""
-    return not any(one.matches(name) for one in _INTERNAL_PATTERNS) and patterns.matches(DB, name)
+    return not any(pattern.matches(name) for pattern in _INTERNAL_PATTERNS) and patterns.matches(
+        DB, name
+    )
 
 
 def statements(session: TursoSession) -> dict[str, str]:
@@ -185,8 +196,8 @@ def statements(session: TursoSession) -> dict[str, str]:
         for row in session.query("PRAGMA table_list")
         if row[0] == DB and row[2] == "table"
     }
-    found = session.query("SELECT name, sql FROM sqlite_schema WHERE type = 'table' ORDER BY name")
-    return {str(name): str(sql) for name, sql in found if name in ordinary and sql is not None}
+    rows = session.query("SELECT name, sql FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+    return {str(name): str(sql) for name, sql in rows if name in ordinary and sql is not None}
 
 
 def captured(session: TursoSession, captures: Callable[[str], bool]) -> dict[str, Definition]:

@@ -1,9 +1,10 @@
-"""The definitions of tables at a place in Turso's change table, which also records changes of `sqlite_schema`.
+"""The definitions of tables at a position of the change table, which also records their changes.
 
-It records CREATE, DROP, ADD COLUMN and DROP COLUMN of the connections that capture, but not RENAME, and
-nothing that other connections do. So these records are verified: the stored definitions
-(`SourceNotes`), with the recorded changes applied up to a place at which the catalog was read, must be equal to
-the catalog. If they are not, it is not known which columns the table's rows in between have.
+Turso records changes of `sqlite_schema`: CREATE, DROP, ADD COLUMN and DROP COLUMN of the
+connections that capture, but not RENAME, and nothing that other connections do. So these records
+are verified: the stored definitions (`SourceNotes`), with the recorded changes applied up to the
+position at which the catalog was read, must be equal to the catalog. If they are not, it is not
+known which columns the table's rows in between have.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def table_change(kind: int, before: bytes | None, after: bytes | None) -> TursoT
         raise UnsupportedEvent(
             "a table was altered by a connection that captures less than `full` rows"
         )
-    was = None if kind > 0 or before is None else _table(before)
-    now = None if kind < 0 or after is None else _table(after)
-    return None if was is None and now is None else TursoTableChange(was, now)
+    old = None if kind > 0 or before is None else _table(before)
+    new = None if kind < 0 or after is None else _table(after)
+    return None if old is None and new is None else TursoTableChange(old, new)
 
 
 def _table(record: bytes) -> tuple[str, str] | None:
@@ -74,27 +75,31 @@ def _table(record: bytes) -> tuple[str, str] | None:
 def forward(
     tables: Statements, changes: Iterable[TursoTableChange]
 ) -> tuple[dict[str, str], set[str]]:
-    """Apply changes to definitions; return the result, and the tables that differed from a change's `before`."""
-    now, surprising = dict(tables), set()
-    for one in changes:
-        if one.before is not None:
-            name, sql = one.before
-            if now.pop(name, sql) != sql:
+    """Apply changes to definitions, in log order.
+
+    Returns:
+        The definitions after the changes, and the tables that differed from a change's `before`.
+    """
+    later, surprising = dict(tables), set()
+    for change in changes:
+        if change.before is not None:
+            name, sql = change.before
+            if later.pop(name, sql) != sql:
                 surprising.add(name)
-        if one.after is not None:
-            now[one.after[0]] = one.after[1]
-    return now, surprising
+        if change.after is not None:
+            later[change.after[0]] = change.after[1]
+    return later, surprising
 
 
 def backward(tables: Statements, changes: Iterable[TursoTableChange]) -> dict[str, str]:
     """Undo changes, given in log order; return the definitions before the first of them."""
-    then = dict(tables)
-    for one in reversed(list(changes)):
-        if one.after is not None:
-            then.pop(one.after[0], None)
-        if one.before is not None:
-            then[one.before[0]] = one.before[1]
-    return then
+    earlier = dict(tables)
+    for change in reversed(list(changes)):
+        if change.after is not None:
+            earlier.pop(change.after[0], None)
+        if change.before is not None:
+            earlier[change.before[0]] = change.before[1]
+    return earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ def known(noted: Statements, changes: list[TursoTableChange], catalog: Statement
         changes: The changes of tables in the part.
         catalog: The definitions in the catalog at its end.
     """
-    then = {**backward(catalog, changes), **noted}
-    now, surprising = forward(then, changes)
-    different = {name for name in {*now, *catalog} if now.get(name) != catalog.get(name)}
-    return Known(then, frozenset(surprising | different))
+    earlier = {**backward(catalog, changes), **noted}
+    later, surprising = forward(earlier, changes)
+    different = {name for name in {*later, *catalog} if later.get(name) != catalog.get(name)}
+    return Known(earlier, frozenset(surprising | different))
