@@ -38,7 +38,7 @@ def run_job(
         sessions: Where the Spark session comes from.
         job: What is done with each segment.
         numbers: Number of segments.
-        tasks: Number of tasks among which they are divided.
+        tasks: Number of tasks among which the segments are divided.
         what: The segments, for error messages.
 
     Raises:
@@ -94,7 +94,7 @@ def _query(session: SparkSession, processor: SqlProcessor) -> SqlQuery:
 
 
 def _translated(error: PySparkException, chain: ChainSpec, what: str) -> DeltaforgeError:
-    sql = [one.sql.id for one in chain.stages if one.sql is not None]
+    sql = [stage.sql.id for stage in chain.stages if stage.sql is not None]
     condition = spark_condition(error)
     if sql and is_of_a_row(error):
         return ProcessorFailed(
