@@ -45,12 +45,12 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     hours = loaded.spec.spec.engine.journal.retention_hours
     old = store.segments.expirable(loaded.name, before=store.now() - hours * 3600)
     gone = _forget(store, journal, loaded.name, old)
-    closed = [one.range for one in store.ranges.read(loaded.name, state="closed")]
+    closed = [range_row.range for range_row in store.ranges.read(loaded.name, state="closed")]
     ranges = store.ranges.expire(loaded.name, closed)
     store.snapshots.expire_chunks(loaded.name, before=store.now() - hours * 3600)
-    known = {path for segment in store.segments.read(loaded.name) for path in segment.paths}
+    paths = {path for segment in store.segments.read(loaded.name) for path in segment.paths}
     orphans = journal.sweep(
-        loaded.name, row.uid, known, epoch=lease.epoch, older_than=ORPHAN_SECONDS
+        loaded.name, row.uid, paths, epoch=lease.epoch, older_than=ORPHAN_SECONDS
     )
     if age := loaded.spec.spec.journal.dlq.max_age_secs:
         store.dead_letters.expire(loaded.name, age)
