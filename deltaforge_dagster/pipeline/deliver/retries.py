@@ -90,7 +90,7 @@ class Retries:
         return delay
 
     def _with_way_out(self, error: JournalDamaged) -> JournalDamaged:
-        """Return the error with a remedy: rebuild the journal, or recover from the source's rows."""
+        """Return the error with a remedy: rebuild the journal, or recover from existing rows."""
         run, pipeline = self._context.run, self._context.run.lease.pipeline
         try:
             lost = self._context.sink_id in run.store.journals.not_recapturable(pipeline)
