@@ -284,11 +284,11 @@ class Backlog:
         """Count and log a failure, after which the run's own reader continues."""
         self._failures += 1
         # Only our own error texts are known to contain no secrets and no row values.
-        what = str(error) if isinstance(error, DeltaforgeError) else type(error).__name__
+        reason = str(error) if isinstance(error, DeltaforgeError) else type(error).__name__
         if isinstance(error, PySparkException):
             self._sessions.lost(error)
-            what = f"Spark: {spark_condition(error)}"
-        logger.info("%s: a backlog is read by one reader: %s", self._pipeline, what)
+            reason = f"Spark: {spark_condition(error)}"
+        logger.info("%s: a backlog is read by one reader: %s", self._pipeline, reason)
 
     def _discard(self, written: Future[WrittenSection]) -> None:
         """Remove a segment that was not added."""

@@ -39,7 +39,7 @@ class BackPressure:
         close_range: Closes the open range, if there is one, for the given reason.
         publish: Publishes what is due.
         detach: Detaches a sink: stops its deliverer and writes its state, with the reason.
-        awaits_capture: Whether a sink can only go on once more has been captured.
+        awaits_capture: Whether a sink can continue only after more has been captured.
 
     Attributes:
         paused: Why capture must read nothing now, None when it may.
@@ -109,6 +109,7 @@ class BackPressure:
                 if checkpoint.attached and checkpoint.sink not in free
             ]
             attached = [checkpoint for checkpoint in checkpoints.values() if checkpoint.attached]
+            # The last condition: what the needed sinks lack fills the journal anyway.
             if not free or self._held(attached) < self._room or self._held(needed) >= self._room:
                 return
             sink = free[0]

@@ -1,11 +1,12 @@
 """Retention: what may be deleted from the journal, the state store and Dagster.
 
-A segment goes when its range is closed and published, it is older than
-`engine.journal.retention_hours`, and every attached sink has it: never one that such a sink
-still needs. When the journal has reached its limit, segments go earlier (`drop_delivered`). The row is
-deleted first, then its file; a crash in between leaves a file without a row. Such files, also those
-of killed runs, are orphans and are deleted after an hour. Messages that earlier runs have encoded are
-deleted after a day, since a long replay may still be reading its own.
+A segment is deleted when its range is closed and published, it is older than
+`engine.journal.retention_hours`, and every attached sink has it: a segment that such a sink still
+needs is never deleted. When the journal has reached its limit, segments are deleted earlier
+(`drop_delivered`). The row is deleted first, then its file; a crash in between leaves a file
+without a row. Such files, also those of killed runs, are orphans and are deleted after an hour.
+Messages that earlier runs have encoded are deleted after a day, since a long replay may still be
+reading its own.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ def _changed(store: StateStore, loaded: LoadedPipeline, key: bytes) -> list[str]
     if text is None:
         return []
     before: Mapping[str, str] = json.loads(text)
+    # A secret without an earlier digest is new, not changed.
     return sorted(
         path for path, digest in _digests(loaded, key).items() if before.get(path, digest) != digest
     )

@@ -46,6 +46,7 @@ from deltaforge_dagster.state.store import StateStore
 logger = logging.getLogger(__name__)
 
 MAX_PROBE_WAIT = 60.0
+"""The longest wait, in seconds, before the source of an idle pipeline is asked again."""
 
 _CHANGED = "the source has changes beyond the captured position"
 

@@ -39,10 +39,10 @@ class DelivererSet:
         context: Makes Spark sessions and sinks.
         run: The run.
         only: Deliver to this sink alone.
-        until: Deliver nothing after this segment, and skip the wait after earlier failures: somebody
-            has asked for this delivery.
+        until: Deliver nothing after this segment, and skip the wait after earlier failures: a user
+            has requested this delivery.
         at_once: Do not let changes of tables wait for more, and skip the wait after earlier failures:
-            the run only catches up, because somebody has asked for it.
+            the run only catches up, because a user has requested that.
 
     Attributes:
         sessions: The run's Spark session.

@@ -45,7 +45,7 @@ class SinkProgress:
         self._sent = None
 
     def redriven(self, checkpoint: CheckpointRow, messages: int) -> None:
-        """Count redelivered dead letters, and continue after the checkpoint of the redelivery."""
+        """Count redelivered dead letters; continue after the checkpoint of that redelivery."""
         self.resume(checkpoint)
         self._meter.redriven(messages)
         self.rows += messages

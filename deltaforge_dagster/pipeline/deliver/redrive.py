@@ -60,7 +60,7 @@ class Redriver:
         self._encoder = encoder
         self._resumption = resumption
         self._enabled = context.spec.spec.journal.enabled  # otherwise no entries are added
-        self._watched = True
+        self._watched = True  # whether the queue has entries, or may get some
         self._looked_at = -LOOK_SECONDS
         self._seen: tuple[tuple[int, int, int], Place] | None = None
         self._due = False

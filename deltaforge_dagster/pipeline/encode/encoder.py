@@ -310,8 +310,8 @@ def share_out(segments: Sequence[SegmentRow], ordinals: range | None = None) -> 
 def _translated(
     error: PySparkException, segments: Sequence[SegmentRow]
 ) -> SparkUnavailable | Terminal:
-    what = f"segments {segments[0].segment} to {segments[-1].segment}"
+    subject = f"segments {segments[0].segment} to {segments[-1].segment}"
     condition = spark_condition(error)
     if isinstance(error, AnalysisException):
-        return Terminal(f"{what}: Spark does not accept the query ({condition})")
-    return SparkUnavailable(f"{what}: the Spark job failed ({condition}); see the server's log")
+        return Terminal(f"{subject}: Spark does not accept the query ({condition})")
+    return SparkUnavailable(f"{subject}: the Spark job failed ({condition}); see the server's log")

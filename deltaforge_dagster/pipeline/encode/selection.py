@@ -97,17 +97,17 @@ def _refused(rows: pa.RecordBatch, route: Route, sink_id: str, segment: int) -> 
     destination, unmade = rows.column(route.columns["destination"]), rows.column("unmade")
     errors: dict[int, Undeliverable] = {}
 
-    def refuse(row: int, what: str, advice: str, cause: str) -> None:
+    def refuse(row: int, problem: str, advice: str, cause: str) -> None:
         ordinal = cast("int", rows.column("ordinal")[row].as_py())
         event = f"the event at segment {segment}, ordinal {ordinal}"
-        text = f"sink {sink_id}: {what} {event}; {advice}"
+        text = f"sink {sink_id}: {problem} {event}; {advice}"
         errors.setdefault(ordinal, Undeliverable(text, ordinal, cause))
 
     if unmade.null_count < len(unmade):
         for row in np.flatnonzero(unmade.is_valid()).tolist():
             if not set(route.columns.values()).isdisjoint(unmade[row].as_py().split()):
-                what = "no message of 2 GiB or more can be made of"
-                refuse(row, what, "leave out what makes it so large", "too_large")
+                problem = "no message of 2 GiB or more can be made of"
+                refuse(row, problem, "leave out what makes it so large", "too_large")
     if route.schemas is not None:
         unfit = _part(rows, route, "unfit")
         for row in np.flatnonzero(unfit.is_valid()).tolist():
@@ -115,8 +115,8 @@ def _refused(rows: pa.RecordBatch, route: Route, sink_id: str, segment: int) -> 
             refuse(row, "no message in Avro can be made of", advice, "serialization")
     if destination.null_count and route.unresolved is not None:
         for row in np.flatnonzero(destination.is_null()).tolist():
-            what = (
+            problem = (
                 f"${{{rows.column(route.unresolved)[row].as_py()}}} in {route.template.text!r} has"
             )
-            refuse(row, f"{what} no value for", "use a variable that every event has", "routing")
+            refuse(row, f"{problem} no value for", "use a variable that every event has", "routing")
     return sorted(errors.values(), key=lambda error: error.ordinal)

@@ -1,4 +1,4 @@
-"""From a pipeline file to its chain of processors."""
+"""Build the chain of processors of a pipeline file, and find what keeps it from being built."""
 
 from __future__ import annotations
 

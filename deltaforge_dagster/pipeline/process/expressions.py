@@ -176,10 +176,10 @@ def _type(rows: DataFrame, processor: SqlProcessor, field: str, text: str) -> Da
         ) from None
 
 
-def _check(processor: SqlProcessor, field: str, kind: DataType, good: bool, what: str) -> None:
+def _check(processor: SqlProcessor, field: str, kind: DataType, good: bool, problem: str) -> None:
     if not good:
         raise SpecError(
-            f"processor {processor.id}: {field}: {what}, but `{processor.computed[field]}` is "
+            f"processor {processor.id}: {field}: {problem}, but `{processor.computed[field]}` is "
             f"{kind.simpleString()}"
         )
 

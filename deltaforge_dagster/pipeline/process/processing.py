@@ -171,8 +171,8 @@ class Processing:
             self._lease.epoch,
             [(row.segment, row.path) for row in rows],
         )
-        what = f"segments {rows[0].segment} to {rows[-1].segment}"
-        return processed_by(run_job(self._sessions, job, len(rows), len(rows), what))
+        subject = f"segments {rows[0].segment} to {rows[-1].segment}"
+        return processed_by(run_job(self._sessions, job, len(rows), len(rows), subject))
 
     def _failed(self, error: DeltaforgeError, backoff: Backoff) -> None:
         if self._stop.is_set():

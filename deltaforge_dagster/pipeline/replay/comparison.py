@@ -169,6 +169,7 @@ class _Comparison:
         if not self._pairs:
             return
         names, old, new = (np.concatenate(parts) for parts in zip(*self._pairs, strict=True))
+        # In the new order, an event whose old ordinal is below an earlier one's was overtaken.
         order = np.argsort(new)
         ordinals = old[order]
         self._count("moved", names[order][ordinals < np.maximum.accumulate(ordinals)])

@@ -84,8 +84,8 @@ class Reprocessing:
             0 if lease is None else lease.epoch,
             [(row.segment, row.path) for row in rows],
         )
-        what = f"segments {rows[0].segment} to {rows[-1].segment}"
-        outputs = processed_by(run_job(self._sessions, job, len(rows), len(rows), what))
+        subject = f"segments {rows[0].segment} to {rows[-1].segment}"
+        outputs = processed_by(run_job(self._sessions, job, len(rows), len(rows), subject))
         try:
             yield [_with(row, output).delivered for row, output in zip(rows, outputs, strict=True)]
         finally:

@@ -29,8 +29,8 @@ _DEFAULT_SHARE = 0.25
 _DEFAULT_BYTES = 10 << 30
 """The retained bytes above which the log is confirmed early, if the server has no limit."""
 
-_BEHIND_SECONDS = 3600.0
-_CAUGHT_UP_SECONDS = 10.0
+_BEHIND_SECONDS = 3600.0  # sinks that are further behind make the log be confirmed early
+_CAUGHT_UP_SECONDS = 10.0  # sinks that are less behind than this end it
 _DECIDE_SECONDS = 1.0
 
 

@@ -1,4 +1,8 @@
-"""Confirm the committed position: move it in the store first, then tell the source."""
+"""Confirm the committed position: move it in the store first, then tell the source.
+
+In this order, a crash in between never leaves a position in the store from which the source has
+already discarded its log.
+"""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ class Sensing:
 
     def _by_spark(self, job: SensingJob, rows: Sequence[SegmentRow]) -> pa.Table:
         """Return the report of one Spark task."""
-        what = f"segments {rows[0].segment} to {rows[-1].segment}"
+        subject = f"segments {rows[0].segment} to {rows[-1].segment}"
         try:
             return (
                 self._sessions.session()
@@ -238,7 +238,7 @@ class Sensing:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise SparkUnavailable(
-                f"{what}: the Spark job of sensing failed ({spark_condition(error)}); see the "
+                f"{subject}: the Spark job of sensing failed ({spark_condition(error)}); see the "
                 "server's log"
             ) from None
 
