@@ -47,9 +47,9 @@ WORTH_BYTES = 128 << 20
 LOOK_BYTES = 64 << 20
 """Bytes of log that the run's own reader reads between two checks whether to read the rest in parallel."""
 
-_LARGEST = 256 << 20
-_MOST = 64
-_FAILURES = 3
+_LARGEST = 256 << 20  # bytes of log in one section
+_MOST = 64  # tasks at a time
+_FAILURES = 3  # in a row, after which the run's own reader alone continues
 _WAIT_SECONDS = 0.05
 _PATIENCE = 10.0
 """Seconds that running tasks get to finish when the run ends."""
@@ -182,7 +182,7 @@ class Backlog:
                 if room:
                     section, more = self._next(sections)
                     if section is not None:
-                        reader = min(set(range(width)) - {one.reader for one in readings})
+                        reader = min(set(range(width)) - {reading.reader for reading in readings})
                         job = self._job(source, section, number + len(readings), reader)
                         readings.append(_Reading(section, reader, self._submit(job)))
                 if not readings or not _done(readings[0], 0 if room else _WAIT_SECONDS):
@@ -200,8 +200,8 @@ class Backlog:
             return start
         finally:
             sections.close()
-            for one in readings:
-                one.written.add_done_callback(self._discard)
+            for reading in readings:
+                reading.written.add_done_callback(self._discard)
 
     def close(self) -> None:
         """Start no further tasks; running ones are not waited for."""
@@ -264,8 +264,8 @@ class Backlog:
         return self._pool.submit(self._execute, job)
 
     def _execute(self, job: SectionJob) -> WrittenSection:
-        one = self._sessions.session().range(0, 1, 1, 1)
-        return written_by(one.mapInArrow(job.run, _REPORT).toArrow())
+        frame = self._sessions.session().range(0, 1, 1, 1)
+        return written_by(frame.mapInArrow(job.run, _REPORT).toArrow())
 
     def _written(self, reading: _Reading) -> WrittenSection | None:
         """Return what a task has written, None if it failed."""
@@ -284,11 +284,11 @@ class Backlog:
         """Count and log a failure, after which the run's own reader continues."""
         self._failures += 1
         # Only our own error texts are known to contain no secrets and no row values.
-        what = str(error) if isinstance(error, DeltaforgeError) else type(error).__name__
+        reason = str(error) if isinstance(error, DeltaforgeError) else type(error).__name__
         if isinstance(error, PySparkException):
             self._sessions.lost(error)
-            what = f"Spark: {spark_condition(error)}"
-        logger.info("%s: a backlog is read by one reader: %s", self._pipeline, what)
+            reason = f"Spark: {spark_condition(error)}"
+        logger.info("%s: a backlog is read by one reader: %s", self._pipeline, reason)
 
     def _discard(self, written: Future[WrittenSection]) -> None:
         """Remove a segment that was not added."""
@@ -297,5 +297,5 @@ class Backlog:
 
 
 def _done(reading: _Reading, seconds: float) -> bool:
-    """Wait for a task; say whether it has ended."""
+    """Wait for a task; return whether it has ended."""
     return bool(wait([reading.written], seconds).done)

@@ -94,7 +94,7 @@ class Capture:
 
     Attributes:
         error: Why capture stopped for good, or why it is trying again; None while it works.
-        failed: Whether capture ended with an error that only a person can fix.
+        failed: Whether capture ended with an error that a retry cannot fix.
         next_attempt_at: Monotonic time of the next attempt after `error`.
         failing_since: Monotonic time since which nothing could be captured; None while capture works.
         passed: A position that the log has passed without a change for this pipeline, newer than
@@ -276,9 +276,9 @@ class Capture:
         try:
             self._release_holds(source, start)
             self.reading = True
-            found = self._find_start(source, start)
-            if found != start:
-                start = self._position = found
+            position = self._find_start(source, start)
+            if position != start:
+                start = self._position = position
                 self._unwritten = False
                 self._deduplicator.lose_positions()
             if self._read_before:
@@ -314,9 +314,9 @@ class Capture:
                 for batch in stream:
                     if self._stop.is_set():
                         break
-                    for one in self._approval.accept(batch):
-                        self._unwritten |= one.rows is not None or bool(one.held)
-                        cutter.accept(one)
+                    for part in self._approval.accept(batch):
+                        self._unwritten |= part.rows is not None or bool(part.held)
+                        cutter.accept(part)
                     if not self._still_fails():
                         backoff.reset()
                         self.error = self.failing_since = None

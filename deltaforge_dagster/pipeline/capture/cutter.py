@@ -65,8 +65,8 @@ class SegmentCutter:
             `min_ms` after the last one: a change that comes alone need not wait for others.
 
     Attributes:
-        passed: A position the log has passed without a change for us since the last one that
-            was written, or None.
+        passed: A position that the log has passed without a change for this pipeline since the last
+            one that was written, or None.
         trigger: Why the last segment ended.
         age: Seconds from the first change of that segment until it was cut.
     """
@@ -123,6 +123,7 @@ class SegmentCutter:
             else:
                 self._end = batch.end
         elif self._waiting_bytes > SPILL_BYTES:
+            # First end the segment of complete transactions; the open one begins its own.
             self.cut("limits")
             self._write_waiting()
         due = self._due()

@@ -128,9 +128,9 @@ class Holds:
                 of events that are held again.
         """
         holds = self._store.holds.read(self._lease.pipeline)
-        approval.begin({one.subject: one.reason for one in holds if _waits(one)})
+        approval.begin({hold.subject: hold.reason for hold in holds if _waits(hold)})
         released = [hold for hold in holds if hold.state == "released"]
-        for hold in sorted(released, key=lambda one: one.kind != SCHEMA):
+        for hold in sorted(released, key=lambda hold: hold.kind != SCHEMA):
             again = _HeldAgain(partial(self.open, since=parse_position(hold.since_position)))
             writer = open_writer()
             try:

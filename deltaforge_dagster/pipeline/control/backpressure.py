@@ -37,9 +37,9 @@ class BackPressure:
         spec: The pipeline.
         run: The run.
         close_range: Closes the open range, if there is one, for the given reason.
-        publish: Has what is due published.
+        publish: Publishes what is due.
         detach: Detaches a sink: stops its deliverer and writes its state, with the reason.
-        awaits_capture: Whether a sink can only go on once more has been captured.
+        awaits_capture: Whether a sink can continue only after more has been captured.
 
     Attributes:
         paused: Why capture must read nothing now, None when it may.
@@ -70,7 +70,7 @@ class BackPressure:
         self.pauses = 0
 
     def check(self, segments: int) -> None:
-        """Do what is needed now; `segments` is how many this run has captured."""
+        """Check the limit and take the steps it needs; `segments` counts those of this run."""
         if self._seen == segments and self.paused is None:
             return
         self._seen = segments
@@ -103,8 +103,13 @@ class BackPressure:
         while True:
             checkpoints = self._run.store.checkpoints.read(self._pipeline)
             free = detachable_sinks(self._spec, checkpoints)
-            needed = [one for one in checkpoints.values() if one.attached and one.sink not in free]
-            attached = [one for one in checkpoints.values() if one.attached]
+            needed = [
+                checkpoint
+                for checkpoint in checkpoints.values()
+                if checkpoint.attached and checkpoint.sink not in free
+            ]
+            attached = [checkpoint for checkpoint in checkpoints.values() if checkpoint.attached]
+            # The last condition: what the needed sinks lack fills the journal anyway.
             if not free or self._held(attached) < self._room or self._held(needed) >= self._room:
                 return
             sink = free[0]
@@ -122,7 +127,8 @@ class BackPressure:
     def _pause(self) -> None:
         checkpoints = self._run.store.checkpoints.read(self._pipeline).values()
         behind = sorted(
-            (one for one in checkpoints if one.attached), key=lambda one: one.whole_segment
+            (checkpoint for checkpoint in checkpoints if checkpoint.attached),
+            key=lambda checkpoint: checkpoint.whole_segment,
         )
         holder = f"; sink {behind[0].sink} is the slowest" if behind else ""
         if behind and behind[0].paused:

@@ -1,7 +1,7 @@
 """Which pipelines an installation has: those of its files, and those that its state store keeps.
 
-A file and a document of the store that claim one name are both broken until one of them is gone: nobody
-could say which of them is meant.
+If a file and a document of the store claim the same name, the pipeline is broken until one of them
+is removed, because it is undefined which one is meant.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class PipelineFiles:
         files = known_names(self._of_files(), store.pipelines.read())
         strict = self._settings.strict
         self._stored = {
-            one: self._stored.get(one) or of_document(one, strict=strict)
-            for one in store.pipelines.documents()
+            stored: self._stored.get(stored) or of_document(stored, strict=strict)
+            for stored in store.pipelines.documents()
         }
-        return sorted(united(files, self._stored.values()), key=lambda one: one.name)
+        return sorted(united(files, self._stored.values()), key=lambda pipeline: pipeline.name)
 
     def _of_files(self) -> list[AnyPipeline]:
         try:
@@ -92,23 +92,23 @@ class PipelineFiles:
 def _stamp(path: Path) -> tuple[Path, int, int, int]:
     """Return a file's path, modification time, size and inode; zeros for a file that is gone."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return path, 0, 0, 0
-    return path, found.st_mtime_ns, found.st_size, found.st_ino
+    return path, status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def known_names(files: Iterable[AnyPipeline], rows: Iterable[PipelineRow]) -> list[AnyPipeline]:
     """Return the pipelines of files; one that cannot be read gets the name under which it last ran."""
     files = list(files)
-    taken = {one.name for one in files}
+    taken = {pipeline.name for pipeline in files}
     by_file = {row.file: row.name for row in rows if row.file is not None}
     named: list[AnyPipeline] = []
-    for one in files:
-        known = None if one.path is None else by_file.get(str(one.path.absolute()))
-        if isinstance(one, BrokenPipeline) and known is not None and known not in taken:
-            one = replace(one, name=known)  # noqa: PLW2901 - the same file
-        named.append(one)
+    for pipeline in files:
+        name = None if pipeline.path is None else by_file.get(str(pipeline.path.absolute()))
+        if isinstance(pipeline, BrokenPipeline) and name is not None and name not in taken:
+            pipeline = replace(pipeline, name=name)  # noqa: PLW2901 - the same file
+        named.append(pipeline)
     return named
 
 
@@ -120,15 +120,15 @@ def of_row(row: PipelineRow, pipelines: Iterable[AnyPipeline]) -> AnyPipeline | 
         pipelines: The installed pipelines; a pipeline that is not among them was started with the path
             of its file, which is read then.
     """
-    for one in pipelines:
-        if one.name == row.name:
-            return one
+    for pipeline in pipelines:
+        if pipeline.name == row.name:
+            return pipeline
     if row.file is None or not Path(row.file).is_file():
         return None
-    found = load_files([Path(row.file)])[0]
-    if isinstance(found, BrokenPipeline):
-        return replace(found, name=row.name)
-    return found if found.name == row.name else None
+    current = load_files([Path(row.file)])[0]
+    if isinstance(current, BrokenPipeline):
+        return replace(current, name=row.name)
+    return current if current.name == row.name else None
 
 
 def without_file(
@@ -160,21 +160,21 @@ def _without_file(name: str, path: Path) -> BrokenPipeline:
 
 def kept(store: StateStore, *, strict: bool = False) -> list[AnyPipeline]:
     """Return the pipelines that the store keeps."""
-    return [of_document(one, strict=strict) for one in store.pipelines.documents()]
+    return [of_document(stored, strict=strict) for stored in store.pipelines.documents()]
 
 
 def of_document(stored: StoredSpec, *, strict: bool = False) -> AnyPipeline:
     """Return the pipeline of a document that the store keeps."""
-    found = load_document(stored.name, orjson.loads(stored.document), strict=strict)
-    return replace(found, name=stored.name) if isinstance(found, BrokenPipeline) else found
+    pipeline = load_document(stored.name, orjson.loads(stored.document), strict=strict)
+    return replace(pipeline, name=stored.name) if isinstance(pipeline, BrokenPipeline) else pipeline
 
 
 def united(files: Iterable[AnyPipeline], stored: Iterable[AnyPipeline]) -> list[AnyPipeline]:
     """Return pipelines of files and of the store together, each name once."""
-    by_name = {one.name: one for one in files}
-    for one in stored:
-        rival = by_name.get(one.name)
-        by_name[one.name] = one if rival is None else _both(rival)
+    by_name = {pipeline.name: pipeline for pipeline in files}
+    for pipeline in stored:
+        rival = by_name.get(pipeline.name)
+        by_name[pipeline.name] = pipeline if rival is None else _both(rival)
     return list(by_name.values())
 
 
@@ -185,10 +185,10 @@ def reread(store: StateStore, loaded: LoadedPipeline) -> AnyPipeline | None:
         return None if stored is None else of_document(stored)
     if not loaded.path.exists():
         return None
-    found = load_files([loaded.path])[0]
-    if isinstance(found, BrokenPipeline):
-        return replace(found, name=loaded.name)
-    return found if found.name == loaded.name else None
+    current = load_files([loaded.path])[0]
+    if isinstance(current, BrokenPipeline):
+        return replace(current, name=loaded.name)
+    return current if current.name == loaded.name else None
 
 
 def _both(file: AnyPipeline) -> BrokenPipeline:

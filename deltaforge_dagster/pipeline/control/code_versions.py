@@ -1,8 +1,9 @@
-"""Code versions: what in a pipeline file decides about the data, as short hashes.
+"""Code versions: short hashes of those parts of a pipeline file that determine the data.
 
-Three parts, so that a person sees which one differs: `capture` (the source, and how its values look),
-`chain` (the processors, and the source of Python functions), and one for each sink (where it writes, and in which form). What decides only
-when or how fast something happens is in none of them: limits, timeouts, policies, labels.
+There are separate parts, so that users see which one differs: `capture` (the source, and how its
+values look), `chain` (the processors, and the source of Python functions), and one for each sink
+(where it writes, and in which form). What determines only when or how fast something happens
+(limits, timeouts, policies, labels) is in none of them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class CodeParts:
 
 def chain_part(hashes: Collection[str]) -> str:
     """Return the part for a range that chains with these hashes processed; an empty hash means no chain."""
-    return "+".join(sorted(one[:_LENGTH] or NO_CHAIN for one in hashes))
+    return "+".join(sorted(digest[:_LENGTH] or NO_CHAIN for digest in hashes))
 
 
 def code_parts(spec: PipelineSpec) -> CodeParts:

@@ -1,6 +1,6 @@
-"""Whether what is in the journal survives the loss of a machine, so that a source may forget it.
+"""Whether the journal survives the loss of a machine, so that the source may discard its log.
 
-Needed is both: the journal's files, and the state store that says what they are.
+Both must survive: the journal's files, and the state store that describes them.
 """
 
 from __future__ import annotations

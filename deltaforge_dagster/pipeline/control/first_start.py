@@ -63,7 +63,7 @@ def first_start(store: StateStore | None, loaded: LoadedPipeline) -> FirstStart:
     return imported if imported is not None else FirstStart(_seed(loaded))
 
 
-def sink_positions(loaded: LoadedPipeline, found: Mapping[str, bytes]) -> dict[str, Position]:
+def sink_positions(loaded: LoadedPipeline, checkpoints: Mapping[str, bytes]) -> dict[str, Position]:
     """Return how far each sink of a pipeline is, according to checkpoints of DeltaForge.
 
     If no sink has a key of its own, the source's plain key counts for all; otherwise a sink without a
@@ -74,11 +74,11 @@ def sink_positions(loaded: LoadedPipeline, found: Mapping[str, bytes]) -> dict[s
     """
     source_id = loaded.spec.spec.source.config.id
     ids = [sink.config.id for sink in loaded.spec.spec.sinks]
-    keys = {one: legacy.sink_key(source_id, one) for one in ids}
-    own = {one: key for one, key in keys.items() if key in found}
-    if not own and source_id in found:
+    keys = {sink: legacy.sink_key(source_id, sink) for sink in ids}
+    own = {sink: key for sink, key in keys.items() if key in checkpoints}
+    if not own and source_id in checkpoints:
         own = dict.fromkeys(ids, source_id)
-    return {one: _position(loaded, key, found[key]) for one, key in own.items()}
+    return {sink: _position(loaded, key, checkpoints[key]) for sink, key in own.items()}
 
 
 def _imported(store: StateStore, loaded: LoadedPipeline) -> FirstStart | None:
@@ -94,18 +94,18 @@ def _imported(store: StateStore, loaded: LoadedPipeline) -> FirstStart | None:
         loaded.name,
         at.to_json(),
     )
-    has = {sink: one.to_json() for sink, one in positions.items() if at < one}
+    has = {sink: position.to_json() for sink, position in positions.items() if at < position}
     return FirstStart(at, has)
 
 
 def _position(loaded: LoadedPipeline, key: str, value: bytes) -> Position:
     kind = _kind(loaded)
-    found: SourceType[Any] | None
+    identified: SourceType[Any] | None
     try:
-        found, position = identify_position(value.decode())
+        identified, position = identify_position(value.decode())
     except (CorruptLog, UnicodeDecodeError):
-        found = None
-    if found is not kind:
+        identified = None
+    if identified is not kind:
         raise PositionLost(
             f"{loaded.name}: the checkpoint {key} of DeltaForge is no position of such a source; "
             f"import a sound one, or begin without: deltaforge checkpoint import {loaded.name} --forget"
@@ -155,6 +155,6 @@ def _chaser(loaded: LoadedPipeline, path: Path) -> Position | None:
             len(content),
         )
         return None
-    place = kind.place(None, number)
-    logger.warning("%s: begins at %s, from chaser file %s", name, place, path)
+    location = kind.place(None, number)
+    logger.warning("%s: begins at %s, from chaser file %s", name, location, path)
     return kind.position_at(number)

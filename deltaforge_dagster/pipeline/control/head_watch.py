@@ -21,8 +21,8 @@ from deltaforge_dagster.sources.base import Source, WatchableSource
 logger = logging.getLogger(__name__)
 
 _ASK_SECONDS = 0.2
-_PAUSE_SECONDS = 1.0
-_PAUSE_FACTOR = 9.0
+_PAUSE_SECONDS = 1.0  # at least, after a look that found no change
+_PAUSE_FACTOR = 9.0  # times the duration of that look, so that looks take a tenth of the time
 _PATIENCE = 2.0
 """How much longer than the watch its connection may last: for connecting, and a server that does not answer."""
 

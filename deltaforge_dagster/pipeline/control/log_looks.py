@@ -1,6 +1,7 @@
-"""What looks at the source's log say together: since when a position is not its end, and how fast it grows.
+"""Evaluate looks at the source's log: since when a position is not its end, how fast it grows.
 
-Few looks are kept: the older one is, the further it is from the next, so that times are right to a quarter of the age.
+A look is one measurement of the log. Few are kept: the older a look is, the further it is from the
+next one, so that times are accurate to a quarter of their age.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import LogLook
 
 _SPACING = 1 / 8
-"""Looks are at least so far apart, as a part of their age."""
+"""The minimum distance between two looks, as a fraction of their age."""
 
 _WINDOW = 120.0
-"""Growth is measured over so many seconds."""
+"""Seconds over which growth is measured."""
 
 _SHORTEST = 10.0
-"""Over less than so many seconds, it is not."""
+"""Fewest seconds over which growth is measured."""
 
 
 def kept_looks(
@@ -27,9 +28,9 @@ def kept_looks(
     """Return the looks that are worth keeping, in order.
 
     Args:
-        looks: Those kept so far.
-        new: A new one, behind them.
-        positions: The positions of which it may be asked since when they are not the end of the log.
+        looks: The looks kept so far.
+        new: A later look.
+        positions: The positions for which `behind_since` will be called.
     """
     passed = [
         number

@@ -1,9 +1,10 @@
 """What two pipelines cannot share: named by their files, and claimed in the state store before a pipeline works.
 
-The first pipeline that names a replication slot, a table, a folder of objects or the like has it. Another one that names it, such as a
-copy of the file under another name, is refused wherever it would use it: in ticks, runs, snapshots and commands.
-`deltaforge validate` and `deltaforge check` compare the files, and say it of both. A pipeline whose file got another name, at
-the same path, has no successor but the new one, which takes over what it had.
+The first pipeline that names a replication slot, a table, a folder of objects or the like owns it.
+Another one that names it, such as a copy of the file under another name, is refused wherever it
+would use it: in ticks, runs, snapshots and commands. `deltaforge validate` and `deltaforge check`
+compare the files, and report the conflict for both. If `metadata.name` changes in a file at the
+same path, the new pipeline takes over what the former one owned.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ def owned_resources(spec: PipelineSpec) -> list[OwnedResource]:
     for index, sink in enumerate(declared.sinks):
         of_sink = sink_types()[sink.type].owned(sink.config, spec.metadata.name, tables)
         path = f"spec.sinks[{index}].config"
-        owned += [replace(one, field=f"{path}.{one.field}") for one in of_sink]
+        owned += [replace(resource, field=f"{path}.{resource.field}") for resource in of_sink]
     return owned
 
 
 def rivalries(loaded: LoadedPipeline, others: Iterable[LoadedPipeline]) -> list[str]:
-    """Return what a pipeline names that another file names as well, one line each, for people."""
+    """Return what a pipeline names that another file names as well, one line each, for users."""
     wanted = owned_resources(loaded.spec)
     return [
         _line(loaded, shared, other.name, _file(other.path))
@@ -47,10 +48,10 @@ def rivalries(loaded: LoadedPipeline, others: Iterable[LoadedPipeline]) -> list[
 
 
 def claim(store: StateStore, loaded: LoadedPipeline) -> None:
-    """Make the store know what a pipeline cannot share, before anything of it is used.
+    """Record in the store what a pipeline cannot share, before any of it is used.
 
     Raises:
-        SpecError: Another pipeline has some of it.
+        SpecError: Another pipeline owns some of it.
     """
     resources = owned_resources(loaded.spec)
     if store.owners.of(loaded.name) == resources:
@@ -60,19 +61,21 @@ def claim(store: StateStore, loaded: LoadedPipeline) -> None:
 
 
 def conflicts(store: StateStore, loaded: LoadedPipeline) -> list[str]:
-    """Return what a pipeline names that another one has, one line each, for people; claim nothing."""
+    """Return what a pipeline names but another one owns, one line each for users; claim nothing."""
     wanted, gone = owned_resources(loaded.spec), _replaced(store, loaded)
     lines = []
     for owner, owned in store.owners.others(loaded.name).items():
         row = store.pipelines.get(owner)
         if owner not in gone:
             file = None if row is None or row.file is None else Path(row.file)
-            lines += [_line(loaded, one, owner, _file(file)) for one in _shared(wanted, owned)]
+            lines += [
+                _line(loaded, shared, owner, _file(file)) for shared in _shared(wanted, owned)
+            ]
     return lines
 
 
 def _replaced(store: StateStore, loaded: LoadedPipeline) -> set[str]:
-    """Return the pipelines that had this file before it was given another name, and on which nobody works."""
+    """Return the pipelines that this file defined under other names, and that no run holds."""
     if loaded.path is None:
         return set()
     file, now = str(loaded.path.absolute()), store.now()
@@ -84,12 +87,12 @@ def _replaced(store: StateStore, loaded: LoadedPipeline) -> set[str]:
 def _shared(
     wanted: Sequence[OwnedResource], others: Sequence[OwnedResource]
 ) -> Iterator[OwnedResource]:
-    """Yield the first of the resources that both name for each field of the file."""
+    """Yield, for each field of the file, the first resource that both pipelines name."""
     fields = set()
-    for one in wanted:
-        if one.field not in fields and any(one.is_same(other) for other in others):
-            fields.add(one.field)
-            yield one
+    for resource in wanted:
+        if resource.field not in fields and any(resource.is_same(other) for other in others):
+            fields.add(resource.field)
+            yield resource
 
 
 def _line(loaded: LoadedPipeline, shared: OwnedResource, owner: str, file: str) -> str:

@@ -71,7 +71,7 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
             _run_id(lease, ranges[number], asset),
             files[number],
         )
-        for number, asset in sorted(due, key=lambda one: (one[0], one[1] != CHANGES, one[1]))
+        for number, asset in sorted(due, key=lambda pair: (pair[0], pair[1] != CHANGES, pair[1]))
     ]
 
 
@@ -80,7 +80,7 @@ def publication_of(
 ) -> Publication:
     """Return the publication of this range and asset as it is now.
 
-    With `reprocessed` the sink has what today's processors made of the range.
+    `reprocessed` says that the sink has the output of the present processors for this range.
 
     Raises:
         NotAllowed: There is no such range.
@@ -89,14 +89,14 @@ def publication_of(
     if row is None:
         raise NotAllowed(f"{pipeline}: there is no range {number}")
     captured_at = _captured_at(store, pipeline, row)
-    known = _metadata(row, asset, store.checkpoints.read(pipeline), store.now(), captured_at)
+    metadata = _metadata(row, asset, store.checkpoints.read(pipeline), store.now(), captured_at)
     sink = None if asset == CHANGES else asset
     version = RangeVersions(store, pipeline).of(row, sink, reprocessed=reprocessed)
     file = _file(store, pipeline, row)
-    known |= _counted(store, pipeline, row) | _numbers(store.schemas.histories(pipeline), row)
+    metadata |= _counted(store, pipeline, row) | _numbers(store.schemas.histories(pipeline), row)
     if asset == CHANGES:
-        known |= store.sensing.facts(pipeline)
-    return Publication(number, asset, known, version, file=file)
+        metadata |= store.sensing.facts(pipeline)
+    return Publication(number, asset, metadata, version, file=file)
 
 
 def processor_metrics(processors: Mapping[str, Mapping[str, int]]) -> dict[str, Value]:
@@ -122,16 +122,16 @@ def facts(row: RangeRow) -> dict[str, Value]:
     Only what is worth a plot is a number: Dagster plots every number, and sorts the plots by name. A range's changes are
     `events`, not `dagster/row_count`: Dagster's headline says of the newest one that the asset had so many rows.
     """
-    known: dict[str, Value] = {
+    metadata: dict[str, Value] = {
         "events": row.rows,
         "bytes": row.bytes,
         "segments": row.last_segment - row.first_segment + 1,
     }
     for op, count in sorted(_per_op(row.counts).items()):
-        known[f"operations/{op}"] = count
+        metadata[f"operations/{op}"] = count
     for table, ops in sorted(row.counts.items()):
-        known[f"tables/{table}"] = sum(ops.values())
-    known |= {
+        metadata[f"tables/{table}"] = sum(ops.values())
+    metadata |= {
         "first_segment": str(row.first_segment),
         "last_segment": str(row.last_segment),
         "epoch": str(row.epoch),
@@ -142,20 +142,22 @@ def facts(row: RangeRow) -> dict[str, Value]:
         "spec_hash": row.spec_hash,
     }
     for table, versions in sorted(row.schema_versions.items()):
-        known[f"schema/{table}"] = ", ".join(fingerprints(versions))
-    return known
+        metadata[f"schema/{table}"] = ", ".join(fingerprints(versions))
+    return metadata
 
 
 def _numbers(histories: Iterable[TableHistory], row: RangeRow) -> dict[str, Value]:
     """Return the numbers of the table versions that a range contains, for each table."""
-    known: dict[str, Value] = {}
+    metadata: dict[str, Value] = {}
     for history in histories:
-        number = {one.stamp.fingerprint: one.stamp.version for one in history.versions}
-        found = fingerprints(row.schema_versions.get(history.name, ()))
-        if found:
-            numbers = (str(number.get(one, "unknown")) for one in found)
-            known[f"schema_version/{history.name}"] = ", ".join(numbers)
-    return known
+        by_fingerprint = {
+            version.stamp.fingerprint: version.stamp.version for version in history.versions
+        }
+        contained = fingerprints(row.schema_versions.get(history.name, ()))
+        if contained:
+            numbers = (str(by_fingerprint.get(fingerprint, "unknown")) for fingerprint in contained)
+            metadata[f"schema_version/{history.name}"] = ", ".join(numbers)
+    return metadata
 
 
 def _metadata(
@@ -173,7 +175,10 @@ def _metadata(
     ended_at = arrived_at = row.closed_at or row.opened_at
     if asset == CHANGES:
         arrived_at = captured_at
-    ages = {sink: round(max(0.0, now - one.updated_at), 1) for sink, one in checkpoints.items()}
+    ages = {
+        sink: round(max(0.0, now - checkpoint.updated_at), 1)
+        for sink, checkpoint in checkpoints.items()
+    }
     own: dict[str, Value] = {
         f"sinks/{sink}/checkpoint_age_seconds": age
         for sink, age in ages.items()

@@ -1,10 +1,12 @@
 """Recover a pipeline whose position the source's log no longer has: a lost slot, a purged log, another server.
 
-The same is done for a pipeline whose journal has lost what sinks lack, if the source was told that it may forget it.
+The same is done for a pipeline whose journal has lost segments that sinks lack, if the source was
+told that it may discard their changes.
 
-What was committed between the last captured change and the new position is unknown. Tables of sinks are loaded again, so
-they equal the source. Message sinks and object files get a snapshot: every row that exists, but not what was deleted, and
-not what a row was in between. What was captured before and a message sink still lacks is delivered first.
+What was committed between the last captured change and the new position is unknown. Tables of sinks
+are loaded again, so they equal the source. Message sinks and object files get a snapshot: every row
+that exists, but neither deletions nor intermediate versions of rows. Changes that were captured
+before, and that a message sink still lacks, must be delivered first.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class Recovery:
         tables: For each sink that keeps tables, the tables that are loaded again: full names of the source's tables by
             destination.
         messages: The other sinks, which get a snapshot.
-        captured_until: Time of the last captured change that no sink lacks for ever, in seconds since 1970; None if the
-            journal does not have it.
+        captured_until: Time of the last captured change that no sink lacks permanently, in seconds
+            since 1970; None if the journal does not have it.
     """
 
     why: str
@@ -80,9 +82,9 @@ def plan_recovery(
             f"again: deltaforge resync {loaded.name} --sink SINK; to read rows again: deltaforge snapshot start "
             f"{loaded.name}"
         )
-    sinks = [one.config for one in loaded.spec.spec.sinks]
-    keeping = [one.id for one in sinks if isinstance(one, TableSinkConfig)]
-    messages = [one.id for one in sinks if one.id not in keeping]
+    configs = [sink.config for sink in loaded.spec.spec.sinks]
+    keeping = [config.id for config in configs if isinstance(config, TableSinkConfig)]
+    messages = [config.id for config in configs if config.id not in keeping]
     _check_delivered(store, row, [sink for sink in messages if sink not in damaged])
     checkpoints = store.checkpoints.read(row.name)
     last = min((checkpoints[sink].whole_segment for sink in damaged), default=row.next_segment - 1)
@@ -103,9 +105,10 @@ def recover(
     recovery: Recovery,
     build_source: Callable[[PipelineSpec], Source],
 ) -> PipelineRow:
-    """Do it: forget the journal, request what sinks get, and begin where the source's log is now.
+    """Carry out a recovery: forget the journal, request what sinks get, set a new start position.
 
-    After a crash in between, the next run begins there, or the position is still lost, and this can be done again.
+    After a crash in between, either the next run sets the start position, or the position is still
+    lost and the recovery can be repeated.
 
     Raises:
         NotAllowed: A run holds the lease.
@@ -130,14 +133,14 @@ def recover(
 
 @contextmanager
 def stopped(store: StateStore, row: PipelineRow) -> Iterator[None]:
-    """Keep runs away from a pipeline, and end one that is at work; its desired state is as before afterwards.
+    """End the run of a pipeline and let none start in the block; then restore the desired state.
 
     Args:
         store: The state store.
         row: The pipeline.
 
     Raises:
-        NotAllowed: A run goes on.
+        NotAllowed: The run does not end.
     """
     try:
         lease = end_run(store, row.name, _RUN_SECONDS)
@@ -154,7 +157,7 @@ def _lost(row: PipelineRow, source: Source) -> str | None:
     """Return why the log does not have what follows a pipeline's position; None if it has."""
     failure = None if row.failure is None else Failure(**json.loads(row.failure))
     if failure is not None and (failure.subject, failure.kind) == ("source", PositionLost.kind):
-        return failure.message  # only a run may find that
+        return failure.message  # a run may find a loss that the checks below do not
     position = row.captured_position or row.start_position
     if position is None:
         return None
@@ -195,7 +198,7 @@ def _check_delivered(store: StateStore, row: PipelineRow, messages: Sequence[str
     """Check that nothing that was captured would be lost for a message sink.
 
     Raises:
-        NotAllowed: Something would.
+        NotAllowed: A sink lacks captured changes, or changes are held.
     """
     checkpoints = store.checkpoints.read(row.name)
     for sink in messages:
@@ -216,10 +219,10 @@ def _check_delivered(store: StateStore, row: PipelineRow, messages: Sequence[str
 
 
 def _from_now_on(spec: PipelineSpec) -> PipelineSpec:
-    """Return a pipeline's spec without a position at which its file lets it begin: that one is lost."""
+    """Return a spec that begins at the oldest change available, not at a position that is lost."""
     config = spec.spec.source.config
     if "start_position" not in type(config).model_fields:
         return spec
-    anew = config.model_copy(update={"start_position": "earliest"})
-    source = spec.spec.source.model_copy(update={"config": anew})
+    restarted = config.model_copy(update={"start_position": "earliest"})
+    source = spec.spec.source.model_copy(update={"config": restarted})
     return spec.model_copy(update={"spec": spec.spec.model_copy(update={"source": source})})

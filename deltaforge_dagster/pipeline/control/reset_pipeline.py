@@ -27,7 +27,7 @@ def end_run(store: StateStore, name: str, seconds: float = _END_SECONDS) -> Leas
     """Stop a pipeline, and wait until no run holds it; a run ends within 30 s.
 
     Returns:
-        The lease of a run that goes on after so many seconds; None if none does.
+        The lease of a run that has not ended after `seconds`; None if no run holds the pipeline.
     """
     if store.pipelines.get(name) is not None:
         store.pipelines.set_desired_state(name, "stopped")

@@ -1,11 +1,12 @@
 """Retention: what may be deleted from the journal, the state store and Dagster.
 
-A segment goes when its range is closed and published, it is older than
-`engine.journal.retention_hours`, and every attached sink has it: never one that such a sink
-still needs. When the journal has reached its limit, segments go earlier (`drop_delivered`). The row is
-deleted first, then its file; a crash in between leaves a file without a row. Such files, also those
-of killed runs, are orphans and are deleted after an hour. Messages that earlier runs have encoded are
-deleted after a day, since a long replay may still be reading its own.
+A segment is deleted when its range is closed and published, it is older than
+`engine.journal.retention_hours`, and every attached sink has it: a segment that such a sink still
+needs is never deleted. When the journal has reached its limit, segments are deleted earlier
+(`drop_delivered`). The row is deleted first, then its file; a crash in between leaves a file
+without a row. Such files, also those of killed runs, are orphans and are deleted after an hour.
+Messages that earlier runs have encoded are deleted after a day, since a long replay may still be
+reading its own.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     hours = loaded.spec.spec.engine.journal.retention_hours
     old = store.segments.expirable(loaded.name, before=store.now() - hours * 3600)
     gone = _forget(store, journal, loaded.name, old)
-    closed = [one.range for one in store.ranges.read(loaded.name, state="closed")]
+    closed = [range_row.range for range_row in store.ranges.read(loaded.name, state="closed")]
     ranges = store.ranges.expire(loaded.name, closed)
     store.snapshots.expire_chunks(loaded.name, before=store.now() - hours * 3600)
-    known = {path for segment in store.segments.read(loaded.name) for path in segment.paths}
+    paths = {path for segment in store.segments.read(loaded.name) for path in segment.paths}
     orphans = journal.sweep(
-        loaded.name, row.uid, known, epoch=lease.epoch, older_than=ORPHAN_SECONDS
+        loaded.name, row.uid, paths, epoch=lease.epoch, older_than=ORPHAN_SECONDS
     )
     if age := loaded.spec.spec.journal.dlq.max_age_secs:
         store.dead_letters.expire(loaded.name, age)

@@ -1,4 +1,4 @@
-"""Notice that a secret of a pipeline file has changed, which its hash does not tell.
+"""Detect that a secret of a pipeline file has changed; the file's hash does not cover secrets.
 
 The state store keeps a digest of each secret, keyed with a random key of the installation's home (mode 0600). The digests serve
 nothing but this comparison: a hash of the file that knew secrets would make Dagster show ranges as stale. Each home has
@@ -41,8 +41,8 @@ def described(path: str) -> str:
     what = "password" if field in _PASSWORDS else f"secret {field}"
     if where.startswith("spec.source"):
         return f"the {what} of the source"
-    if found := re.match(r"spec\.sinks\[(.*?)\]", where):
-        return f"the {what} of sink {found[1]}"
+    if match := re.match(r"spec\.sinks\[(.*?)\]", where):
+        return f"the {what} of sink {match[1]}"
     return f"the secret {path}"
 
 
@@ -62,13 +62,13 @@ def note_secrets(store: StateStore, loaded: LoadedPipeline) -> list[str]:
 def with_restart_hint(
     store: StateStore, pipeline: str, error: DeltaforgeError, sink: str | None = None
 ) -> str:
-    """Return an error's text; for refused credentials from the environment, with who must be restarted.
+    """Return an error's text; if credentials from the environment are refused, add what to restart.
 
     Args:
-        store: Knows the pipeline's file.
+        store: Has the path of the pipeline's file.
         pipeline: The pipeline.
         error: The error.
-        sink: The sink that it is about; None for the source.
+        sink: The sink that the error is about; None for the source.
     """
     if not isinstance(error, AuthFailed):
         return error.text
@@ -87,6 +87,7 @@ def _changed(store: StateStore, loaded: LoadedPipeline, key: bytes) -> list[str]
     if text is None:
         return []
     before: Mapping[str, str] = json.loads(text)
+    # A secret without an earlier digest is new, not changed.
     return sorted(
         path for path, digest in _digests(loaded, key).items() if before.get(path, digest) != digest
     )
@@ -104,7 +105,7 @@ def _name_of(key: bytes) -> str:
 
 
 def _key(*, make: bool) -> bytes | None:
-    """Return the key of the installation's home, made on request if there is none; None if there is none to be had."""
+    """Return the key of the installation's home, created with `make`; None without a valid key."""
     path = Settings.from_env().home / "secrets.key"
     with contextlib.suppress(OSError):
         if make and not path.exists():
@@ -115,7 +116,10 @@ def _key(*, make: bool) -> bytes | None:
 
 
 def _make(path: Path) -> None:
-    """Make the key under another name, and link it, so that of several processes one wins and none reads half a key."""
+    """Create the key file under another name, then link it.
+
+    So one of several processes wins, and none reads half a key.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -75,7 +75,7 @@ class SpecChange:
         kind: What happened to it.
         before: Its value before; None where it had none.
         after: Its value now; None where it has none.
-        consequence: What follows.
+        consequence: What the difference means, as a sentence.
     """
 
     path: str
@@ -127,9 +127,13 @@ def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[SpecCh
     }
     rest = (
         SpecChange(
-            path, "changed", one, other, own.get(path) or _consequence(path, one, other, standing)
+            path,
+            "changed",
+            earlier,
+            later,
+            own.get(path) or _consequence(path, earlier, later, standing),
         )
-        for path, one, other in _differences(
+        for path, earlier, later in _differences(
             {"metadata": before["metadata"], "spec": old},
             {"metadata": after["metadata"], "spec": new},
         )
@@ -138,7 +142,7 @@ def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[SpecCh
 
 
 def snapshot_due(spec: _Spec, *, known: bool) -> str | None:
-    """Return the snapshot that a new or changed file starts by itself, in words; None for none.
+    """Return a sentence about the snapshot that a new or changed file starts; None for none.
 
     Args:
         spec: The file as it is now.
@@ -149,7 +153,7 @@ def snapshot_due(spec: _Spec, *, known: bool) -> str | None:
         return "every captured table is read once with this version of the file (snapshot: always)"
     if mode == "initial" and not known:
         return "every captured table is read once the pipeline has begun (snapshot: initial)"
-    begin = [one["config"]["id"] for one in spec["spec"]["sinks"] if _begins_whole(one)]
+    begin = [sink["config"]["id"] for sink in spec["spec"]["sinks"] if _begins_whole(sink)]
     if begin and not known:
         return (
             f"every captured table is read once the pipeline has begun, for {', '.join(begin)} "
@@ -160,40 +164,40 @@ def snapshot_due(spec: _Spec, *, known: bool) -> str | None:
 
 def _differences(before: _Block, after: _Block, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     for name in dict.fromkeys([*before, *after]):
-        one, other = before.get(name), after.get(name)
-        here = f"{path}.{name}" if path else name
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differences(one, other, here)
-        elif one != other:
-            yield here, one, other
+        earlier, later = before.get(name), after.get(name)
+        field = f"{path}.{name}" if path else name
+        if isinstance(earlier, dict) and isinstance(later, dict):
+            yield from _differences(earlier, later, field)
+        elif earlier != later:
+            yield field, earlier, later
 
 
 def _consequence(path: str, before: Any, after: Any, standing: Standing) -> str:
     if path == "spec.source.config.tables":
         return _of_tables(before or [], after or [])
-    said = next(text for start, text in _CONSEQUENCES if path.startswith(start))
-    if said == _STARTED and standing.pipeline.start_position is None:
+    consequence = next(text for start, text in _CONSEQUENCES if path.startswith(start))
+    if consequence == _STARTED and standing.pipeline.start_position is None:
         return "decides where the pipeline begins"
-    return said.replace("PIPELINE", standing.pipeline.name)
+    return consequence.replace("PIPELINE", standing.pipeline.name)
 
 
 def _of_tables(before: Sequence[str], after: Sequence[str]) -> str:
-    more = ", ".join(one for one in after if one not in before) or (
+    more = ", ".join(pattern for pattern in after if pattern not in before) or (
         "all tables" if not after else ""
     )
-    fewer = ", ".join(one for one in before if one not in after)
-    said = []
+    fewer = ", ".join(pattern for pattern in before if pattern not in after)
+    consequences = []
     if more:
-        said.append(
+        consequences.append(
             f"changes of {more} are captured from now on; rows that exist already come only with a "
             "snapshot"
         )
     if fewer:
-        said.append(
+        consequences.append(
             f"{fewer}: captured from now on only if another pattern matches; changes in the journal "
             "are still delivered"
         )
-    return "; ".join(said) or "the order of patterns has no effect"
+    return "; ".join(consequences) or "the order of patterns has no effect"
 
 
 def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterator[SpecChange]:
@@ -201,7 +205,7 @@ def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterato
         "segments that were not processed yet go through the new chain; processed and "
         "delivered messages stay unchanged (`deltaforge preview` compares, `replay --reprocess` sends again)"
     )
-    old, new = ({one["id"]: one for one in chain} for chain in (before, after))
+    old, new = ({block["id"]: block for block in chain} for chain in (before, after))
     for name in dict.fromkeys([*old, *new]):
         path = f"spec.processors[{name}]"
         if name not in new:
@@ -209,8 +213,8 @@ def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterato
         elif name not in old:
             yield SpecChange(path, "added", None, new[name]["type"], consequence)
         else:
-            for field, one, other in _differences(old[name], new[name]):
-                yield SpecChange(f"{path}.{field}", "changed", one, other, consequence)
+            for field, earlier, later in _differences(old[name], new[name]):
+                yield SpecChange(f"{path}.{field}", "changed", earlier, later, consequence)
     kept = [[name for name in chain if name in old and name in new] for chain in (old, new)]
     if kept[0] != kept[1]:
         yield SpecChange("spec.processors", "changed", [*old], [*new], consequence)
@@ -219,7 +223,7 @@ def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterato
 def _of_sinks(
     before: Sequence[_Block], after: Sequence[_Block], standing: Standing
 ) -> Iterator[SpecChange]:
-    old, new = ({one["config"]["id"]: one for one in sinks} for sinks in (before, after))
+    old, new = ({block["config"]["id"]: block for block in sinks} for sinks in (before, after))
     gone = {_but_id(old[name]): name for name in old if name not in new}
     for name in new:
         if name in old:
@@ -255,10 +259,10 @@ def _of_sink(before: _Block, after: _Block) -> Iterator[SpecChange]:
     if kind is not None:
         own = dict.fromkeys(kind.where, _ELSEWHERE) | dict.fromkeys(kind.form, _NEW_FORM)
         own |= kind.consequences
-    for place, one, other in _differences(before["config"], after["config"]):
-        field = place.partition(".")[0]
-        text = own.get(field) or _OF_SINKS.get(place) or _OF_SINKS.get(field, NEXT_RUN)
-        yield SpecChange(f"{path}.config.{place}", "changed", one, other, text)
+    for name, earlier, later in _differences(before["config"], after["config"]):
+        field = name.partition(".")[0]
+        text = own.get(field) or _OF_SINKS.get(name) or _OF_SINKS.get(field, NEXT_RUN)
+        yield SpecChange(f"{path}.config.{name}", "changed", earlier, later, text)
 
 
 def _begins_whole(sink: _Block) -> bool:

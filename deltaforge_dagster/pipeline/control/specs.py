@@ -1,9 +1,10 @@
-"""Every version of a pipeline's file that was in use, so that it is known what ranges were captured with.
+"""Every version of a pipeline's file that was in use, so that the specs of ranges are known.
 
-They are in the namespace `spec/{pipeline}` of the state store, under the spec's hash: the effective content,
-secrets masked, and the parts of its code versions. A range has the hash of its spec, which tells what today's
-file would do differently; `deltaforge plan` compares a file with the newest version. While a file cannot be
-loaded, Dagster shows the pipeline's assets as the newest version describes them.
+The versions are in the namespace `spec/{pipeline}` of the state store, under the spec's hash: the
+effective content, secrets masked, and the parts of its code versions. A range has the hash of its
+spec, which shows what the present file would do differently; `deltaforge plan` compares a file with
+the newest version. While a file cannot be loaded, Dagster shows the pipeline's assets as the newest
+version describes them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class FormerPipeline:
 def former_pipeline(store: StateStore, broken: BrokenPipeline) -> FormerPipeline | None:
     """Return a broken pipeline as it was when it was last in use.
 
-    None if it never was, or if another version of DeltaForge stored its spec in a form that this one cannot read.
+    None if it was never in use, or if another version of DeltaForge stored its spec in a form that
+    this one cannot read.
     """
     row = store.pipelines.get(broken.name)
     noted = None if row is None else noted_spec(store, broken.name, row.spec_hash)

@@ -1,4 +1,4 @@
-"""What the source has of its log, from where the pipeline stands: measured by ticks and runs, recorded in the state store."""
+"""Measure the source's log around a pipeline's positions, and record it; for ticks and runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTED_EVERY = 15.0
 
 _CALM = 0.1
 """Below this part of its limit, a slot's log goes up and down by itself: while the captured tables are quiet, a run
-confirms what others write only each 64 MiB.
+confirms what others write only every 64 MiB.
 """
 
 
@@ -26,9 +26,10 @@ class ReadAhead:
     """What a run has read of the log, and not captured yet.
 
     Attributes:
-        passed: A position behind the captured one, up to which there is nothing to capture; None without one.
+        passed: A position after the captured one, up to which there is nothing to capture; None
+            without one.
         rows: Rows of the transaction that is being received, so far; 0 if none is.
-        since: When its first rows came, in seconds since 1970.
+        since: When the first rows of that transaction arrived, in seconds since 1970.
     """
 
     passed: Position | None = None
@@ -67,7 +68,7 @@ def note_unread_log(
     )
     before, now = store.pipelines.source_log(name), store.now()
     if retained is None and received is NOTHING:
-        return  # what a tick knows of it is whether there are changes
+        return  # a tick records only whether there are changes (`note_unread_changes`)
     seen = SourceLog(now, receiving_rows=received.rows, receiving_since=received.since)
     looks = None
     if retained is not None:
@@ -96,7 +97,7 @@ def measured_log(
     captured: Position,
     confirmed: Position | None,
 ) -> SourceLog:
-    """Return what was seen, with what the source has measured and what earlier looks make of it."""
+    """Return `seen` completed with the source's measurement and the trend of the looks."""
     seen = replace(
         seen,
         bytes=retained.bytes,
@@ -114,7 +115,7 @@ def measured_log(
 
 
 def _seconds_left(seen: SourceLog) -> float | None:
-    """Return after how many seconds the server discards log that is needed, if nothing changes; None if it does not."""
+    """Return after how many seconds the server will discard needed log; None if it will not."""
     if seen.limit is not None and seen.retained is not None:
         if seen.retained >= seen.limit:
             return 0.0
@@ -127,7 +128,7 @@ def _seconds_left(seen: SourceLog) -> float | None:
 
 
 def note_unread_changes(store: StateStore, name: str, *, unread: bool) -> None:
-    """Record whether the log that is not captured has changes that are to be captured."""
+    """Record whether the log that is not captured yet has changes to capture."""
     now = store.now()
     before = store.pipelines.source_log(name) or SourceLog(0.0)
     if before.unread != unread or now - before.seen_at > _NOTED_EVERY:

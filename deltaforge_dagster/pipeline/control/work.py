@@ -6,12 +6,12 @@ A run is started if and only if nobody holds the lease and one of these is true:
 - a sink is behind, is not paused, and its back-off has passed;
 - dead letters must be delivered again, or no longer wait for anything;
 - pending changes of a sink that writes tables are old enough to be folded;
-- a table of a lake is to be loaded again, and no snapshot is in the way;
+- a table of a sink is to be loaded again, and no snapshot is unfinished;
 - segments of the journal have not been sensed, and the last attempt did not fail;
 - a hold was released, so that its events can be written to the journal;
 - chunks of a snapshot were read and wait to be merged;
 - the source needs longer than a moment to make what the pipeline starts with;
-- the source has changes after the captured position, and capture is paused neither by a person nor
+- the source has changes after the captured position, and capture is paused neither by a user nor
   because the journal is full.
 
 After a run that captured nothing, the source is not asked for a while, which doubles up to a minute
@@ -46,6 +46,7 @@ from deltaforge_dagster.state.store import StateStore
 logger = logging.getLogger(__name__)
 
 MAX_PROBE_WAIT = 60.0
+"""The longest wait, in seconds, before the source of an idle pipeline is asked again."""
 
 _CHANGED = "the source has changes beyond the captured position"
 
@@ -65,7 +66,7 @@ Reason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Why a run should start, in one word for tags and one sentence for people."""
+    """Why a run should start: a short reason for tags, and a sentence for users."""
 
     reason: Reason
     detail: str
@@ -76,7 +77,7 @@ class NoWork:
     """Why no run is needed now.
 
     Attributes:
-        detail: In a sentence for people.
+        detail: The reason, as a sentence for users.
         after: The position after which the source has nothing, if that is the only reason.
     """
 
@@ -88,7 +89,7 @@ def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
     """Make the pipeline known to the store (`note_pipeline`), with what it cannot share; return its row.
 
     Raises:
-        SpecError: Another pipeline has some of that.
+        SpecError: Another pipeline owns some of that.
     """
     row = note_pipeline(store, loaded)
     claim(store, loaded)
@@ -102,9 +103,13 @@ def note_pipeline(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
     """
     configs = [sink.config for sink in loaded.spec.spec.sinks]
     before = store.checkpoints.read(loaded.name)
-    starts = {one.id: one.start for one in configs if one.start is not None}
+    starts = {config.id: config.start for config in configs if config.start is not None}
     row = store.pipelines.register(
-        loaded.name, loaded.hash, [one.id for one in configs], starts, stored=loaded.path is None
+        loaded.name,
+        loaded.hash,
+        [config.id for config in configs],
+        starts,
+        stored=loaded.path is None,
     )
     note_spec(store, loaded)
     if changed := note_secrets(store, loaded):
@@ -292,7 +297,7 @@ def chunks_read(store: StateStore, pipeline: str) -> Work | None:
     snapshot = store.snapshots.unfinished(pipeline)
     if snapshot is None:
         return None
-    # Those of a held table wait until nothing is held of it.
+    # Chunks of a table with a hold wait until the hold is journaled.
     held = {hold.subject for hold in store.holds.read(pipeline) if hold.state != "journaled"}
     read = store.snapshots.chunks(pipeline, snapshot.snapshot, state="read")
     if all(chunk.table_name in held for chunk in read):
@@ -322,31 +327,33 @@ def _redriven(store: StateStore, pipeline: PipelineRow, now: float) -> Work | No
 
 def _folded(store: StateStore, loaded: LoadedPipeline, now: float) -> Work | None:
     sinks = {
-        one.config.id: one.config.pending_changes
-        for one in loaded.spec.spec.sinks
-        if isinstance(one.config, TableSinkConfig)
+        sink.config.id: sink.config.pending_changes
+        for sink in loaded.spec.spec.sinks
+        if isinstance(sink.config, TableSinkConfig)
     }
-    found = store.lake_commits.pending(loaded.name) if sinks else []
-    checkpoints = store.checkpoints.read(loaded.name) if found else {}
-    for one in found:
-        pending, checkpoint = sinks.get(one.sink), checkpoints.get(one.sink)
+    tables = store.lake_commits.pending(loaded.name) if sinks else []
+    checkpoints = store.checkpoints.read(loaded.name) if tables else {}
+    for table in tables:
+        pending, checkpoint = sinks.get(table.sink), checkpoints.get(table.sink)
         if checkpoint is None or checkpoint.state != "attached" or checkpoint.paused:
             continue
-        due = pending is None or pending.due(one.changes, now - one.since)
-        if due and one.changes and checkpoint.next_attempt_at <= now:
-            name = ".".join(one.destination)
-            detail = f"pending changes of table {name} of sink {one.sink} are to be folded"
+        due = pending is None or pending.due(table.changes, now - table.since)
+        if due and table.changes and checkpoint.next_attempt_at <= now:
+            name = ".".join(table.destination)
+            detail = f"pending changes of table {name} of sink {table.sink} are to be folded"
             return Work("pending changes", detail)
     return None
 
 
 def _resync(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
-    for one in store.lake_commits.resyncs(pipeline.name):
-        sink = store.checkpoints.read(pipeline.name).get(one.sink)
+    for resync in store.lake_commits.resyncs(pipeline.name):
+        sink = store.checkpoints.read(pipeline.name).get(resync.sink)
         if sink is None or sink.state != "attached" or sink.next_attempt_at > now:
             continue
-        if one.begun or store.snapshots.unfinished(pipeline.name) is None:
-            return Work("resync", f"{one.table_name} is to be loaded again into sink {one.sink}")
+        if resync.begun or store.snapshots.unfinished(pipeline.name) is None:
+            return Work(
+                "resync", f"{resync.table_name} is to be loaded again into sink {resync.sink}"
+            )
     return None
 
 
@@ -383,4 +390,8 @@ def _paused(store: StateStore, pipeline: PipelineRow) -> str | None:
 def _lacking(store: StateStore, pipeline: PipelineRow) -> list[tuple[CheckpointRow, int]]:
     """Return the checkpoints of sinks that are behind, and by how many segments."""
     rows = store.checkpoints.read(pipeline.name).values()
-    return [(one, behind) for one in rows if (behind := segments_behind(pipeline, one))]
+    return [
+        (checkpoint, behind)
+        for checkpoint in rows
+        if (behind := segments_behind(pipeline, checkpoint))
+    ]

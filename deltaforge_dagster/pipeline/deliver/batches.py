@@ -111,8 +111,8 @@ class BatchSettings:
         Raises:
             JournalDamaged: The segment's file is missing or cannot be read.
         """
-        flags = [one.column("tx_end") for one in self._journal.batches(segment, ["tx_end"])]
-        ends: _Numbers = np.flatnonzero(np.concatenate([np.asarray(one) for one in flags]))
+        flags = [batch.column("tx_end") for batch in self._journal.batches(segment, ["tx_end"])]
+        ends: _Numbers = np.flatnonzero(np.concatenate([np.asarray(column) for column in flags]))
         return ends
 
 

@@ -15,11 +15,11 @@ class SinkConnection:
 
     Args:
         context: The sink.
-        build_sink: Makes it.
+        build_sink: Makes the sink.
         resumption: Determines where the sink resumes after it was opened.
 
     Attributes:
-        connected: Whether the sink is open and has said what it holds.
+        connected: Whether the sink is open and its own position was read.
         settled: Whether the checkpoint was compared with what the sink holds since it was opened.
     """
 
@@ -40,12 +40,13 @@ class SinkConnection:
         return None if self._sink is None else traffic_of(self._sink)
 
     def open(self, checkpoint: CheckpointRow) -> Sink:
-        """Return the sink, open; ask what it holds beyond its checkpoint if it was closed before."""
+        """Return the open sink; if it was closed, open it and read the position that it keeps."""
         # One object for the whole run: a sink may remember its last connection, to end it.
         if self._sink is None:
             self._sink = self._build_sink()
         if not self.connected:
-            self._lease.guard()  # opening may cut off an earlier sender, which must not be our successor
+            # Opening may cut off another sender, which must not be the run that succeeds this one.
+            self._lease.guard()
             self._sink.open()
             self._meter.opened()
             self._resumption.begin(self._sink, checkpoint)

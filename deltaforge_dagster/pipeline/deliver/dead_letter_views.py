@@ -59,12 +59,12 @@ def _view(origin: EventOrigin, change: pa.RecordBatch, limit: int) -> View:
 
 def _cursor(change: pa.RecordBatch) -> str:
     row: dict[str, Any] = {name: change.column(name)[0].as_py() for name in _CURSOR}
-    place = (
+    cursor = (
         {"file": row["file"], "pos": row["pos"], "gtid": row["tx_id"]}
         if row["file"] is not None
         else {"lsn": None if row["pos"] is None else format_lsn(row["pos"]), "tx_id": row["tx_id"]}
     )
-    return orjson.dumps(place | {"row": row["row"]}).decode()
+    return orjson.dumps(cursor | {"row": row["row"]}).decode()
 
 
 def _event(origin: EventOrigin, change: pa.RecordBatch) -> str | None:

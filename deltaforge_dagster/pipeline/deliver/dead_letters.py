@@ -5,9 +5,9 @@ wrong credentials never make a change a dead letter. The order of writes:
 
 1. the whole change, a row of the frame, is written to a separate file of the journal (`dead/`), so that its
    segment can be deleted on time, and a change of any size is kept;
-2. its entry in the queue, fenced, before anything after it is sent. There is one entry for a sink and an
-   event: a run that repeats the change after a crash finds the entry;
-3. the checkpoint, which then passes the change.
+2. its entry in the queue is written, fenced by the lease, before any later change is sent. There is
+   one entry for a sink and an event: a run that repeats the change after a crash finds the entry;
+3. the checkpoint is advanced past the change.
 
 With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`held_keys`), and
 nothing of that key reaches the sink before it.
@@ -130,27 +130,27 @@ class DeadLetterWriter:
         now = time.monotonic()
         if not self._changed and (not self._entries or now - self._looked_at < LOOK_SECONDS):
             return
-        known = self._store.dead_letters.state(self._pipeline, self._sink_id)
-        self._looked_at, self._entries, self._changed = now, known[0], False
-        if known == self._known:
+        state = self._store.dead_letters.state(self._pipeline, self._sink_id)
+        self._looked_at, self._entries, self._changed = now, state[0], False
+        if state == self._known:
             return
-        entries = self._store.dead_letters.places(self._pipeline, self._sink_id) if known[0] else []
-        self._held = HeldKeys(entries)
+        letters = self._store.dead_letters.places(self._pipeline, self._sink_id) if state[0] else []
+        self._held = HeldKeys(letters)
         self._ahead = {}
         reached = (checkpoint.segment, checkpoint.ordinal)
-        for entry in entries:
-            if (entry.segment, entry.ordinal) > reached:
-                self._ahead.setdefault(entry.segment, set()).add(entry.ordinal)
+        for letter in letters:
+            if (letter.segment, letter.ordinal) > reached:
+                self._ahead.setdefault(letter.segment, set()).add(letter.ordinal)
         at = checkpoint
         self._lease.write(
             lambda writer: writer.undelivered.forget_behind(
                 self._sink_id, at.segment, at.ordinal, complete=at.complete
             )
         )
-        self._known = known
+        self._known = state
 
     def passing(self, row: SegmentRow, batches: Iterable[SinkBatch]) -> Iterator[SinkBatch]:
-        """Yield a segment's batches without the changes that are set aside; these are in the queue by then.
+        """Yield a segment's batches without the changes that are set aside, after queueing these.
 
         Raises:
             QueueFull: There is no room for a change; everything before it was yielded.
@@ -159,33 +159,33 @@ class DeadLetterWriter:
             batch = self._left_in_queue(whole)
             ahead = self._ahead.get(row.segment, set())
             refused = [
-                _Refusal(one.ordinal, one.cause, str(one))
-                for one in whole.refused
-                if one.ordinal not in ahead
+                _Refusal(error.ordinal, error.cause, str(error))
+                for error in whole.refused
+                if error.ordinal not in ahead
             ]
             aside = self._aside(row, batch, refused)
             stop = None
             if aside:
                 done = self._put(row, aside)
                 stop = aside[done].ordinal if done < len(aside) else None
-                batch = _without(batch, [one.ordinal for one in aside], stop)
+                batch = _without(batch, [refusal.ordinal for refusal in aside], stop)
             if batch.messages.num_rows:
                 yield replace(batch, refused=()) if batch.refused else batch
             if stop is not None:
                 raise self._full(row, stop)
 
     def refuse(self, row: SegmentRow, error: Undeliverable | QueueFull) -> None:
-        """Set a change aside that the sink has refused.
+        """Set aside a change that the sink has refused.
 
         Raises:
             Undeliverable: This pipeline sets no changes aside; the message says how to enable that.
-            QueueFull: The queue has no room for it.
+            QueueFull: The queue has no room for the change.
         """
         if isinstance(error, QueueFull):
             raise error
         if not self.enabled:
-            place = f"segment {row.segment}, ordinal {error.ordinal}"
-            where = "" if place in str(error) else f" (the event at {place})"
+            location = f"segment {row.segment}, ordinal {error.ordinal}"
+            where = "" if location in str(error) else f" (the event at {location})"
             raise Undeliverable(
                 f"{error}{where}; it stops the sink: to put such changes aside and let the others "
                 "pass, set spec.journal.enabled: true",
@@ -204,17 +204,17 @@ class DeadLetterWriter:
         self, row: SegmentRow, batch: SinkBatch, refused: Sequence[_Refusal]
     ) -> list[_Refusal]:
         """Return the changes to set aside now, in order: refused ones, and those that wait behind held keys."""
-        numbers = np.array([one.ordinal for one in refused], np.int64)
+        numbers = np.array([refusal.ordinal for refusal in refused], np.int64)
         if self._hold_key and refused:
-            for keys, one in zip(self._keys(row, numbers), refused, strict=True):
+            for keys, refusal in zip(self._keys(row, numbers), refused, strict=True):
                 if keys.some:
-                    self._held.hold((row.segment, one.ordinal), keys)
+                    self._held.hold((row.segment, refusal.ordinal), keys)
         if not self._held or not batch.messages.num_rows:
             return list(refused)
         ordinals = np.unique(np.concatenate([_ordinals(batch), numbers]))
         behind = waiting(self._held, row.segment, self._columns(row, ordinals))
         text = "an earlier change of its key is a dead letter"
-        aside = {one.ordinal: one for one in refused}
+        aside = {refusal.ordinal: refusal for refusal in refused}
         for ordinal in ordinals[behind].tolist():
             aside.setdefault(ordinal, _Refusal(ordinal, WAITING, text))
         return [aside[ordinal] for ordinal in sorted(aside)]
@@ -226,18 +226,18 @@ class DeadLetterWriter:
         """Return the columns that the keys of some changes are derived from; a batch's file is read once."""
         first, last = int(ordinals[0]), int(ordinals[-1])
         if self._read is None or not self._read.covers(row.segment, first, last):
-            found = self._journal.share(
+            batches = self._journal.share(
                 row.path, COLUMNS, ordinals=range(first, last + 1), part=0, of=1
             )
-            self._read = _Read(row.segment, _one(found))
+            self._read = _Read(row.segment, _one(batches))
         return self._read.rows.take(pa.array(ordinals - self._read.first, pa.int64()))
 
     def _put(self, row: SegmentRow, refused: Sequence[_Refusal]) -> int:
         """Put changes into the queue; return how many of them, from the first on, had room."""
         done = 0
         while done < len(refused):
-            some = refused[done : done + _AT_ONCE]
-            letters = self._letters(row, some)
+            chunk = refused[done : done + _AT_ONCE]
+            letters = self._letters(row, chunk)
             stored = self._lease.write(
                 lambda writer, letters=letters: writer.dead_letters.add(  # type: ignore[misc]
                     self._sink_id,
@@ -252,14 +252,14 @@ class DeadLetterWriter:
             failpoint("dead-letter-written")
             self._known, self._changed = None, True
             done += stored
-            if stored < len(some):
+            if stored < len(chunk):
                 break
         self._log(row, refused[:done])
         return done
 
     def _letters(self, row: SegmentRow, refused: Sequence[_Refusal]) -> list[NewDeadLetter]:
         """Write changes to a durable file; return their entries, which are not stored yet."""
-        changes = self._changes(row, [one.ordinal for one in refused], FRAME.names)
+        changes = self._changes(row, [refusal.ordinal for refusal in refused], FRAME.names)
         writer = self._journal.dead_writer(self._pipeline, self._lease.epoch)
         try:
             for change in changes.to_pylist():
@@ -274,24 +274,24 @@ class DeadLetterWriter:
         ids = changes.column("event_id").to_pylist()
         return [
             NewDeadLetter(
-                event_id=cast("str", ids[place]),
+                event_id=cast("str", ids[index]),
                 segment=row.segment,
-                ordinal=one.ordinal,
-                state="waiting" if one.kind == WAITING else "dead",
-                error_kind=one.kind,
-                error_message=f"{one.message}{one.detail}",
-                table_name=keys[place].table,
-                row_key=keys[place].row,
-                old_key=keys[place].old,
-                holds=keys[place].some and (self._hold_key or one.kind == WAITING),
-                source_cursor=shown[place].cursor,
-                event=shown[place].event,
-                payload_truncated=shown[place].truncated,
+                ordinal=refusal.ordinal,
+                state="waiting" if refusal.kind == WAITING else "dead",
+                error_kind=refusal.kind,
+                error_message=f"{refusal.message}{refusal.detail}",
+                table_name=keys[index].table,
+                row_key=keys[index].row,
+                old_key=keys[index].old,
+                holds=keys[index].some and (self._hold_key or refusal.kind == WAITING),
+                source_cursor=shown[index].cursor,
+                event=shown[index].event,
+                payload_truncated=shown[index].truncated,
                 path=writer.path,
                 checksum=checksum,
-                place=place,
+                place=index,
             )
-            for place, one in enumerate(refused)
+            for index, refusal in enumerate(refused)
         ]
 
     def _changes(
@@ -300,11 +300,11 @@ class DeadLetterWriter:
         """Return some changes of a segment, in order."""
         wanted = pa.array(ordinals, pa.int64())
         span = range(ordinals[0], ordinals[-1] + 1)
-        found = [
+        batches = [
             batch.filter(pc.is_in(batch.column("ordinal"), value_set=wanted))
             for batch in self._journal.share(row.path, columns, ordinals=span, part=0, of=1)
         ]
-        changes = _one(found)
+        changes = _one(batches)
         if changes.num_rows != len(ordinals):
             raise JournalDamaged(f"segment {row.segment}: its journal file lacks rows")
         return changes
@@ -319,7 +319,7 @@ class DeadLetterWriter:
         )
 
     def _log(self, row: SegmentRow, done: Sequence[_Refusal]) -> None:
-        dead = [one for one in done if one.kind != WAITING]
+        dead = [refusal for refusal in done if refusal.kind != WAITING]
         if dead:
             more = f" ({len(dead)} changes like it)" if len(dead) > 1 else ""
             self._warn(
@@ -344,7 +344,7 @@ def _ordinals(batch: SinkBatch) -> npt.NDArray[np.int64]:
 
 
 def _without(batch: SinkBatch, ordinals: Sequence[int], stop: int | None) -> SinkBatch:
-    """Return a batch without the changes `ordinals`, and without everything from ordinal `stop` on."""
+    """Return a batch without the changes at `ordinals`, and without those from `stop` on."""
     numbers = _ordinals(batch)
     left = ~np.isin(numbers, ordinals)
     if stop is not None:

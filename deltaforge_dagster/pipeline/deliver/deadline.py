@@ -72,6 +72,7 @@ class Deadline:
 
     def _close(self, sink: Sink, token: object) -> None:
         with self._lock:
+            # The timer of an earlier batch must not close the sink during a later one.
             if self._sending is token:
                 self._overdue = True
                 sink.close()

@@ -1,4 +1,4 @@
-"""The thread of one sink: it has a delivery do what is due, waits while nothing is, and repeats what failed.
+"""The thread of one sink: runs the delivery while something is due, and retries it after failures.
 
 Deliverers are independent: a sink that was down catches up while the others stay at the end of the journal,
 and a sink that hangs slows no other. What is delivered, messages (`messages`) or tables (`lake.delivery`), is a
@@ -82,7 +82,7 @@ class Deliverer:
         error, moved_at = self.retries.error, self.delivery.progress.moved_at
         soon = not self.awaits_capture and self.retries.patience.lasts(moved_at)
         stuck = not soon and self.delivery.stuck(captured)
-        return stuck and self.retries.error is error  # else the thread has just gone on
+        return stuck and self.retries.error is error  # otherwise the thread has gone on meanwhile
 
     def segment_added(self) -> None:
         """Wake the deliverer: the journal has a new segment."""
@@ -149,6 +149,6 @@ class Deliverer:
 
     def _failed(self, error: DeltaforgeError) -> None:
         if self._stop.is_set():
-            return  # to interrupt the delivery under the thread is how one that hangs is ended
+            return  # no failure of the sink: `join` interrupts a delivery that hangs
         self.delivery.failed(error)
         self._stop.wait(self.retries.failed(error, self.delivery.progress.checkpoint))

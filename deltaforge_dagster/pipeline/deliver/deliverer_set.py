@@ -39,10 +39,10 @@ class DelivererSet:
         context: Makes Spark sessions and sinks.
         run: The run.
         only: Deliver to this sink alone.
-        until: Deliver nothing after this segment, and skip the wait after earlier failures: somebody
-            has asked for this delivery.
+        until: Deliver nothing after this segment, and skip the wait after earlier failures: a user
+            has requested this delivery.
         at_once: Do not let changes of tables wait for more, and skip the wait after earlier failures:
-            the run only catches up, because somebody has asked for it.
+            the run only catches up, because a user has requested that.
 
     Attributes:
         sessions: The run's Spark session.
@@ -119,7 +119,9 @@ class DelivererSet:
         for sink_id, checkpoint in checkpoints.items():
             if checkpoint.paused and sink_id in self._working:
                 self._retire(sink_id)
-        busy = {one.sink_id for one in self._retired if one.alive} | self._working.keys()
+        busy = {
+            deliverer.sink_id for deliverer in self._retired if deliverer.alive
+        } | self._working.keys()
         for sink_id, checkpoint in checkpoints.items():
             if sink_id not in self._sinks - busy or checkpoint.state != "attached":
                 continue
@@ -166,12 +168,14 @@ class DelivererSet:
         )
 
     def wind_up(self) -> bool:
-        """Let no delivery begin what takes long; return whether nothing of that kind is under way."""
-        under_way = [one for one in self._working.values() if not one.delivery.wind_up()]
+        """Keep deliveries from beginning long work; return whether none is doing such work."""
+        under_way = [
+            deliverer for deliverer in self._working.values() if not deliverer.delivery.wind_up()
+        ]
         return not under_way
 
     def _block(self, sink_id: str) -> SinkBlock:
-        return next(one for one in self._spec.spec.sinks if one.config.id == sink_id)
+        return next(block for block in self._spec.spec.sinks if block.config.id == sink_id)
 
     def detach(self, sink_id: str, why: str) -> None:
         """Detach a sink at once, even in the middle of a send.
@@ -180,7 +184,7 @@ class DelivererSet:
             LeaseLost: The lease is lost; the sink is still attached.
         """
         self._run.lease.write(lambda writer: writer.checkpoints.detach(sink_id, why))
-        if sink_id in self._working:  # a paused sink has none
+        if sink_id in self._working:  # a paused sink has no deliverer
             self._retire(sink_id).join(0)
 
     def _retire(self, sink_id: str) -> Deliverer:
@@ -198,8 +202,8 @@ class DelivererSet:
             self._processing.segment_added()
 
     def _wake(self) -> None:
-        for one in list(self._working.values()):
-            one.segment_added()
+        for deliverer in list(self._working.values()):
+            deliverer.segment_added()
         self._encode_cache.segment_added()
         if self._sensing is not None:
             self._sensing.segment_added()
@@ -210,10 +214,10 @@ class DelivererSet:
             self._processing.end()
         if self._sensing is not None:
             self._sensing.end()
-        for one in self._working.values():
-            one.request_stop()
-        for one in (*self._retired, *self._working.values()):
-            one.join(_GRACE_SECONDS)
+        for deliverer in self._working.values():
+            deliverer.request_stop()
+        for deliverer in (*self._retired, *self._working.values()):
+            deliverer.join(_GRACE_SECONDS)
         if self._sensing is not None:
             self._sensing.join(END_SECONDS)
         self._encode_cache.close()
@@ -226,7 +230,7 @@ class DelivererSet:
     def someone_waits(self) -> bool:
         """Whether a sink has everything and delivers the next segment as soon as it is captured."""
         working = list(self._working.values())
-        return any(one.waiting and one.delivery.prompt for one in working)
+        return any(deliverer.waiting and deliverer.delivery.prompt for deliverer in working)
 
     @property
     def segment_wanted(self) -> bool:
@@ -236,25 +240,28 @@ class DelivererSet:
     @property
     def awaits_capture(self) -> bool:
         """Whether a sink can continue only after changes that it already has were captured again."""
-        return any(one.awaits_capture for one in list(self._working.values()))
+        return any(deliverer.awaits_capture for deliverer in list(self._working.values()))
 
     @property
     def redriving(self) -> set[str]:
-        """The sinks with work, or what may be work, that no segment shows (`Delivery.redriving`)."""
-        return {name for name, one in self._working.items() if one.delivery.redriving}
+        """The sinks that have, or may have, work besides segments (`Delivery.redriving`)."""
+        return {name for name, deliverer in self._working.items() if deliverer.delivery.redriving}
 
     @property
     def moved_at(self) -> float:
         """Monotonic time of the last acknowledgement of any sink, 0 without sinks."""
-        return max((one.delivery.progress.moved_at for one in self._working.values()), default=0.0)
+        return max(
+            (deliverer.delivery.progress.moved_at for deliverer in self._working.values()),
+            default=0.0,
+        )
 
     @property
     def failures(self) -> dict[str, DeltaforgeError]:
         """The last error of each failing sink, and of each sink that waits for failing processors."""
         broken = None if self._processing is None else self._processing.error
         errors = {
-            name: one.retries.error or (broken if one.waiting else None)
-            for name, one in self._working.items()
+            name: deliverer.retries.error or (broken if deliverer.waiting else None)
+            for name, deliverer in self._working.items()
         }
         return {name: error for name, error in errors.items() if error is not None}
 
@@ -272,35 +279,38 @@ class DelivererSet:
     @property
     def done(self) -> bool:
         """Whether every sink has all segments up to `until`."""
-        reached = (one.delivery.progress.checkpoint.whole_segment for one in self._working.values())
+        reached = (
+            deliverer.delivery.progress.checkpoint.whole_segment
+            for deliverer in self._working.values()
+        )
         return self._until is not None and all(self._until <= segment for segment in reached)
 
     @property
     def sent(self) -> dict[str, int]:
         """Number of messages sent, by sink."""
         total: Counter[str] = Counter()
-        for one in (*self._retired, *self._working.values()):
-            total[one.sink_id] += one.delivery.progress.rows
+        for deliverer in (*self._retired, *self._working.values()):
+            total[deliverer.sink_id] += deliverer.delivery.progress.rows
         return dict(total)
 
     @property
     def latencies(self) -> dict[str, dict[str, float]]:
         """Recent delivery latencies of each sink (`meters`)."""
-        return {name: one.latencies for name, one in list(self._working.items())}
+        return {name: deliverer.latencies for name, deliverer in list(self._working.items())}
 
     @property
     def timeouts(self) -> dict[str, int]:
         """How often each sink missed its deadline; without the sinks that never did."""
         total: Counter[str] = Counter()
-        for one in (*self._retired, *self._working.values()):
-            total[one.sink_id] += one.delivery.timeouts
+        for deliverer in (*self._retired, *self._working.values()):
+            total[deliverer.sink_id] += deliverer.delivery.timeouts
         return dict(+total)
 
     def behind(self, pipeline: PipelineRow) -> dict[str, int]:
         """Return the number of missing segments for each sink that is behind."""
         lacking = {
-            name: segments_behind(pipeline, one.delivery.progress.checkpoint)
-            for name, one in self._working.items()
+            name: segments_behind(pipeline, deliverer.delivery.progress.checkpoint)
+            for name, deliverer in self._working.items()
         }
         return {name: count for name, count in lacking.items() if count}
 

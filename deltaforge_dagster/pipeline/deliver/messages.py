@@ -1,4 +1,4 @@
-"""The delivery of messages to one sink: which of its parts acts next.
+"""The delivery of messages to one sink: decides which of its parts acts next.
 
 =====================  ==============================================================================
 `connection`           open the sink; close it after a failure
@@ -92,7 +92,7 @@ class MessageDelivery:
         segment = self._segment
         if not self._connection.settled:
             self._settle()
-            return  # the checkpoint may be elsewhere now
+            return  # settling may have moved the checkpoint
         if self.redriving or segment is None:
             self._deliver_dead_letters()
             return
@@ -105,7 +105,7 @@ class MessageDelivery:
         """Close the sink; if only the store failed, it stays connected."""
         if isinstance(error, StoreUnavailable):
             if not self._connection.connected:
-                self._connection.close()  # opened, but not asked for its position
+                self._connection.close()  # it may be open already, but its position was not read
             return
         self._connection.close()
         self._context.meter.did(self._connection.traffic)

@@ -45,7 +45,7 @@ class SinkProgress:
         self._sent = None
 
     def redriven(self, checkpoint: CheckpointRow, messages: int) -> None:
-        """Count redelivered dead letters; continue after the checkpoint that redelivery has left."""
+        """Count redelivered dead letters; continue after the checkpoint of that redelivery."""
         self.resume(checkpoint)
         self._meter.redriven(messages)
         self.rows += messages
@@ -60,7 +60,7 @@ class SinkProgress:
         arrived = [part for part in cut if part.num_rows]
         self._meter.sent(arrived)
         if arrived:
-            # The sink's own position names the last one.
+            # The sink's own position names the last message that has arrived.
             self._sent = batch.segment, cast("int", arrived[-1].column("ordinal")[-1].as_py())
             self.rows += sum(part.num_rows for part in arrived)
             self.moved_at = time.monotonic()

@@ -1,10 +1,10 @@
 """Re-drive: dead letters are delivered again, by the deliverer of their sink, between two segments.
 
-Due are entries that somebody has asked for, and entries that no longer wait behind another dead letter
-(`held_keys.due_entries`). They are
-encoded from the changes stored with them, with today's pipeline file, so that corrected routing takes effect,
-and are sent in journal order, which preserves the order of each key. An entry is removed once the sink has
-acknowledged it; one that is refused again stays, and its attempts are counted.
+An entry is due if a user has requested it, or if it no longer waits behind another dead letter
+(`held_keys.due_entries`). Due entries are encoded from the changes stored with them, with the
+present pipeline file, so that corrected routing takes effect, and are sent in journal order, which
+preserves the order of each key. An entry is removed once the sink has acknowledged it; one that is
+refused again stays, and its attempts are counted.
 
 Entries beyond the checkpoint are not delivered: they stay in the queue until the sink has passed their place.
 
@@ -59,8 +59,8 @@ class Redriver:
         self._lease = run.lease
         self._encoder = encoder
         self._resumption = resumption
-        self._enabled = context.spec.spec.journal.enabled  # if not, no entries are added
-        self._watched = True
+        self._enabled = context.spec.spec.journal.enabled  # otherwise no entries are added
+        self._watched = True  # whether the queue has entries, or may get some
         self._looked_at = -LOOK_SECONDS
         self._seen: tuple[tuple[int, int, int], Place] | None = None
         self._due = False
@@ -95,10 +95,10 @@ class Redriver:
             return checkpoint, 0
         encoded = self._encoder.prepare_rows(_numbered(changes))
         batches = list(encoded.batches(self._sink_id, AT_HAND.segment, -1, set_aside=True))
-        refused = {one.ordinal: one for batch in batches for one in batch.refused}
+        refused = {refusal.ordinal: refusal for batch in batches for refusal in batch.refused}
         batches = [replace(batch, refused=()) for batch in batches if batch.messages.num_rows]
         if sink.exactly_once and batches:
-            seqs = {place: one.seq for place, one in enumerate(chunk) if place not in refused}
+            seqs = {index: letter.seq for index, letter in enumerate(chunk) if index not in refused}
             origin = self._begin(sink, checkpoint, seqs)
             assert origin.redrive is not None
             batches = [replace(batch, origin=origin) for batch in batches]
@@ -139,24 +139,24 @@ class Redriver:
     ) -> None:
         """Remove the delivered entries, those before index `passed`, and keep those that were refused again."""
         delivered = [
-            entry.seq for place, entry in enumerate(chunk[:passed]) if place not in refused
+            letter.seq for index, letter in enumerate(chunk[:passed]) if index not in refused
         ]
 
         def settle(writer: FencedWriter) -> None:
             writer.dead_letters.redriven(delivered)
-            for place, error in refused.items():
-                entry = chunk[place]
+            for index, error in refused.items():
+                letter = chunk[index]
                 text = str(error).replace(
-                    f"segment {AT_HAND.segment}, ordinal {place}",
-                    f"segment {entry.segment}, ordinal {entry.ordinal}",
+                    f"segment {AT_HAND.segment}, ordinal {index}",
+                    f"segment {letter.segment}, ordinal {letter.ordinal}",
                 )
-                writer.dead_letters.redrive_failed(entry.seq, error.cause, text + error.detail)
+                writer.dead_letters.redrive_failed(letter.seq, error.cause, text + error.detail)
 
         self._lease.write(settle)
 
     def _due_entries(self, reached: Place) -> list[DeadLetterRow]:
-        everything = self._store.dead_letters.places(self._pipeline, self._sink_id)
-        return due_entries(everything, reached)
+        letters = self._store.dead_letters.places(self._pipeline, self._sink_id)
+        return due_entries(letters, reached)
 
     def _chunk(
         self, due: Sequence[DeadLetterRow]
@@ -167,42 +167,43 @@ class Redriver:
         have arrived.
         """
         risky = HeldKeys()
-        some: list[DeadLetterRow] = []
-        for entry in due[:_CHUNK_ROWS]:
-            place, keys = (entry.segment, entry.ordinal), Keys.of_entry(entry)
-            if entry.holds and risky.holds(place, keys):
+        ready: list[DeadLetterRow] = []
+        for letter in due[:_CHUNK_ROWS]:
+            address, keys = (letter.segment, letter.ordinal), Keys.of_entry(letter)
+            if letter.holds and risky.holds(address, keys):
                 break
-            if entry.holds and entry.state == "redrive":
-                risky.hold(place, keys)
-            some.append(entry)
-        return self._kept(some)
+            if letter.holds and letter.state == "redrive":
+                risky.hold(address, keys)
+            ready.append(letter)
+        return self._kept(ready)
 
     def _kept(
-        self, entries: Sequence[DeadLetterRow]
+        self, letters: Sequence[DeadLetterRow]
     ) -> tuple[list[DeadLetterRow], list[dict[str, Any]]]:
-        """Return the first of some entries, with their stored changes, up to `_CHUNK_BYTES`.
+        """Return the first of the entries, with their stored changes, up to `_CHUNK_BYTES`.
 
-        Returns none if the file of the first is damaged; that entry is then marked as failed.
+        Returns none if the file of the first entry is damaged; the entries in that file are then
+        marked as failed.
         """
         chunk: list[DeadLetterRow] = []
         changes: list[dict[str, Any]] = []
         size = 0
         for (path, checksum), group in itertools.groupby(
-            entries, lambda entry: (entry.path, entry.checksum)
+            letters, lambda letter: (letter.path, letter.checksum)
         ):
-            wanted = {entry.place: entry for entry in group}
+            wanted = {letter.place: letter for letter in group}
             try:
-                for place, change in enumerate(self._journal.read_held(path, checksum)):
-                    if place not in wanted:
+                for index, change in enumerate(self._journal.read_held(path, checksum)):
+                    if index not in wanted:
                         continue
                     size += len(change)
                     if chunk and size > _CHUNK_BYTES:
                         return chunk, changes
-                    chunk.append(wanted[place])
+                    chunk.append(wanted[index])
                     changes.append(orjson.loads(change))
             except JournalDamaged as error:
                 if not chunk:
-                    self._give_up([entry.seq for entry in wanted.values()], error)
+                    self._give_up([letter.seq for letter in wanted.values()], error)
                 return chunk, changes
         return chunk, changes
 

@@ -146,7 +146,7 @@ def decide(
         checkpoint: The sink's checkpoint.
         position: The sink's own position.
         segment: The journal's segment with the number in the position, None if there is none.
-        journal: What else must be known of the journal.
+        journal: The journal's identity and extent.
 
     Raises:
         PositionLost: The sink can resume neither after the checkpoint nor after its position.
@@ -224,15 +224,15 @@ def find_segment(
 
     `segments` are those after its checkpoint; `stays` is returned if it has none of them.
     """
-    place = stays
+    reached = stays
     for segment in segments:
         end: Position = parse_position(segment.end_position)
         # A segment that ends where it starts contains a released hold or snapshot chunks: its position
         # does not tell whether the sink has it.
         if not end <= skip.end or segment.start_position == segment.end_position:
-            return place
-        place = JournalPlace(segment.segment, segment.rows - 1, complete=True)
-    return place if skip.end <= captured else None
+            return reached
+        reached = JournalPlace(segment.segment, segment.rows - 1, complete=True)
+    return reached if skip.end <= captured else None
 
 
 def _by_source(position: SinkPosition, journal: JournalEnd) -> SkipToEvent:

@@ -127,8 +127,8 @@ class Resumption:
             The checkpoint to resume after, None while more must be captured first.
         """
         assert checkpoint.skip is not None
-        place = self._find(SkipSegments(parse_position(checkpoint.skip)), checkpoint)
-        return None if place is None else self._resume_at(place, checkpoint)
+        goal = self._find(SkipSegments(parse_position(checkpoint.skip)), checkpoint)
+        return None if goal is None else self._resume_at(goal, checkpoint)
 
     def origin(self, row: SegmentRow, checkpoint: CheckpointRow) -> Origin:
         """Return the origin of the messages of a segment, for a sink that keeps its position."""
@@ -189,9 +189,9 @@ class Resumption:
         if row is None or ordinal < 0:
             return ""
         for batch in self._journal.batches(row, ["ordinal", "event_id"]):
-            found = pc.index(batch.column("ordinal"), ordinal).as_py()
-            if found >= 0:
-                return cast("str", batch.column("event_id")[found].as_py())
+            index = pc.index(batch.column("ordinal"), ordinal).as_py()
+            if index >= 0:
+                return cast("str", batch.column("event_id")[index].as_py())
         return ""
 
     def _find(self, skip: Skip, checkpoint: CheckpointRow) -> JournalPlace | None:
@@ -200,15 +200,15 @@ class Resumption:
         captured = parse_position(reached)
         if isinstance(skip, SkipSegments):
             after = self._segments.segments(first=checkpoint.whole_segment + 1)
-            place = resume.find_segment(skip, JournalPlace.of(checkpoint), after, captured)
+            goal = resume.find_segment(skip, JournalPlace.of(checkpoint), after, captured)
         else:
             segments = self._segments.segments()
             begin = segments[0].segment if segments else row.next_segment
             stays = JournalPlace(begin - 1, -1, complete=True)
-            place = resume.find_event(skip, stays, segments, captured, self._ordinal)
-        if place is None:
+            goal = resume.find_event(skip, stays, segments, captured, self._ordinal)
+        if goal is None:
             self.looked_up_to = reached
-        return place
+        return goal
 
     def _ordinal(self, segment: resume.Segment, event_id: str) -> int | None:
         """Return an event's ordinal in a segment; a segment that was searched without success is not read again."""
@@ -217,17 +217,17 @@ class Resumption:
             return None
         first = 0
         for batch in self._journal.batches(segment, ["event_id"]):
-            found = pc.index(batch.column("event_id"), event_id).as_py()
-            if found >= 0:
-                return first + int(found)
+            index = pc.index(batch.column("event_id"), event_id).as_py()
+            if index >= 0:
+                return first + int(index)
             first += batch.num_rows
         self._searched.add(segment.segment_id)
         return None
 
-    def _resume_at(self, place: JournalPlace, checkpoint: CheckpointRow) -> CheckpointRow:
+    def _resume_at(self, goal: JournalPlace, checkpoint: CheckpointRow) -> CheckpointRow:
         notice = None
-        if place.next_row < JournalPlace.of(checkpoint).next_row:
-            holds, had = place.next_row, JournalPlace.of(checkpoint).next_row
+        if goal.next_row < JournalPlace.of(checkpoint).next_row:
+            holds, had = goal.next_row, JournalPlace.of(checkpoint).next_row
             notice = (
                 f"the sink had lost data: it has acknowledged everything before row {had[1]} of "
                 f"segment {had[0]}, but holds only what is before row {holds[1]} of segment "
@@ -236,7 +236,7 @@ class Resumption:
         try:
             self._lease.write(
                 lambda writer: writer.checkpoints.resume_at(
-                    self._sink_id, place.segment, place.ordinal, place.complete, notice=notice
+                    self._sink_id, goal.segment, goal.ordinal, goal.complete, notice=notice
                 )
             )
         except NotAllowed as error:  # retention has deleted the segment meanwhile

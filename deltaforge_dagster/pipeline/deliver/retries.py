@@ -45,7 +45,7 @@ class Retries:
         self.patience = RetryPatience(context.spec.spec.engine.run.idle_seconds)
 
     def succeeded(self) -> None:
-        """Forget the failures before."""
+        """Forget all earlier failures."""
         self._backoff.reset()
         self._failures = 0
         self.error = None
@@ -90,12 +90,12 @@ class Retries:
         return delay
 
     def _with_way_out(self, error: JournalDamaged) -> JournalDamaged:
-        """Return the error with the command that gives the sink what it lacks, or what there is of it."""
+        """Return the error with a remedy: rebuild the journal, or recover from existing rows."""
         run, pipeline = self._context.run, self._context.run.lease.pipeline
         try:
             lost = self._context.sink_id in run.store.journals.not_recapturable(pipeline)
         except StoreUnavailable:
-            return error  # the next attempt says it
+            return error  # the next failure adds the remedy
         if lost:
             return JournalDamaged(
                 f"{error}; the source was told that it may forget what this sink lacks, so only the journal had it: bring "

@@ -65,7 +65,7 @@ class SegmentSender:
     def send(self, encoded: EncodedSegments, row: SegmentRow) -> bool:
         """Send the rest of a segment, or of its encoded part; return False if asked to stop."""
         sink = self._connection.open(self._progress.checkpoint)
-        if not row.rows:  # processors left nothing of it
+        if not row.rows:  # processors removed all of its rows
             self._progress.advance(row, -1, sink, complete=True)
             return True
         last = encoded.last_ordinal(row.segment)
@@ -144,9 +144,10 @@ class SegmentSender:
     def _keep_acknowledged(
         self, row: SegmentRow, batch: SinkBatch, error: DeltaforgeError, sink: Sink
     ) -> None:
-        """Write a checkpoint behind the part of a batch that was acknowledged before the sink failed.
+        """Write a checkpoint after the part of a batch that was acknowledged before a failure.
 
-        Without it, an endpoint that admits fewer messages than a batch has would get the same ones again and again.
+        Without it, an endpoint that accepts fewer messages than a batch has would get the same ones
+        again and again.
         """
         reached = error.acknowledged
         if reached is None or isinstance(error, LeaseLost):

@@ -52,7 +52,7 @@ def build_table_delivery(
         until: See `CommitLimits`.
     """
     lease = context.run.lease
-    sink = next(one for one in context.spec.spec.sinks if one.config.id == context.sink_id)
+    sink = next(block for block in context.spec.spec.sinks if block.config.id == context.sink_id)
     kind, config = sink_types()[sink.type], sink.config
     assert isinstance(kind, TableSinkType)
     assert isinstance(config, StagedSinkConfig)

@@ -95,33 +95,33 @@ class EncodeCache:
         """
         with self._lock:
             self._reached[sink] = (segment, ordinal)
-            self._let_go()  # first, so that the job started below can overwrite its files
-        entry = self._entry((segment, ordinal))
-        if entry is None:
+            self._let_go()  # first, so that the job started below can overwrite the dropped files
+        cached = self._entry((segment, ordinal))
+        if cached is None:
             raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
         try:
-            encoded = self._result(entry)
+            encoded = self._result(cached)
             with self._lock:
-                self._next[sink] = entry.end
-            self._begin(entry.end)
+                self._next[sink] = cached.end
+            self._begin(cached.end)
             yield encoded
         finally:
             with self._lock:
                 self._next.pop(sink, None)
-            self._release(entry)
+            self._release(cached)
 
     def segment_added(self) -> None:
         """Start encoding what a sending deliverer needs next, if it was not in the journal until now."""
         with self._lock:
-            places = set(self._next.values())
-        for place in places:
-            self._begin(place)
+            addresses = set(self._next.values())
+        for address in addresses:
+            self._begin(address)
 
     @property
     def wants_more(self) -> bool:
         """Whether a sink is being sent the last rows in the journal, and nothing is being encoded that follows them."""
         with self._lock:
-            return any(self._find(place) is None for place in self._next.values())
+            return any(self._find(address) is None for address in self._next.values())
 
     def close(self) -> None:
         """Delete all files; those of running jobs are deleted when the jobs end, without waiting for them."""
@@ -129,43 +129,43 @@ class EncodeCache:
             self._closed = True
             self._pool.shutdown(wait=False, cancel_futures=True)
             entries, self._entries = self._entries, []
-        for entry in entries:
-            entry.future.add_done_callback(_discard)
+        for cached in entries:
+            cached.future.add_done_callback(_discard)
         self._encoder.close()
 
-    def _begin(self, place: _Place) -> None:
+    def _begin(self, address: _Place) -> None:
         """Start encoding the entry that covers a row, if the row is in the journal."""
         with contextlib.suppress(DeltaforgeError):  # the deliverer that needs it gets the error
-            self._release(self._entry(place))
+            self._release(self._entry(address))
 
-    def _result(self, entry: _Entry) -> EncodedSegments:
+    def _result(self, cached: _Entry) -> EncodedSegments:
         try:
-            return entry.future.result()
+            return cached.future.result()
         except CancelledError:
             raise SparkUnavailable(f"{self._pipeline}: the run is ending") from None
 
-    def _entry(self, place: _Place) -> _Entry | None:
+    def _entry(self, address: _Place) -> _Entry | None:
         """Return the entry that covers a row, marked as used; None if there is no such segment."""
         with self._lock:
             if self._closed:
                 raise SparkUnavailable(f"{self._pipeline}: the run is ending")
-            if (entry := self._find(place)) is not None:
-                entry.users += 1
-                return entry
-            segments = self._batch_from(place[0])
+            if (cached := self._find(address)) is not None:
+                cached.users += 1
+                return cached
+            segments = self._batch_from(address[0])
             if not segments:
                 return None
-            begin, end, ordinals = self._extent(segments, place)
+            begin, end, ordinals = self._extent(segments, address)
             future = self._pool.submit(self._encode, segments, ordinals)
-            entry = _Entry(begin, end, future, users=1)
-            self._entries.append(entry)
-            return entry
+            cached = _Entry(begin, end, future, users=1)
+            self._entries.append(cached)
+            return cached
 
-    def _find(self, place: _Place) -> _Entry | None:
+    def _find(self, address: _Place) -> _Entry | None:
         """Return the entry that covers a row and has not failed, or None; call with the lock held."""
-        for entry in self._entries:
-            if entry.begin <= place < entry.end and not _failed(entry):
-                return entry
+        for cached in self._entries:
+            if cached.begin <= address < cached.end and not _failed(cached):
+                return cached
         return None
 
     def _batch_from(self, segment: int) -> list[SegmentRow]:
@@ -183,11 +183,11 @@ class EncodeCache:
         return rows
 
     def _extent(
-        self, segments: list[SegmentRow], place: _Place
+        self, segments: list[SegmentRow], address: _Place
     ) -> tuple[_Place, _Place, range | None]:
         first, last = segments[0], segments[-1]
         for part in self._parts_of(first):
-            if place[1] in part and len(part) < first.rows:
+            if address[1] in part and len(part) < first.rows:
                 begin, stop = (first.segment, part.start), part.stop
                 end = (first.segment, stop) if stop < first.rows else (first.segment + 1, 0)
                 return begin, end, part
@@ -205,33 +205,33 @@ class EncodeCache:
         failpoint("segment-encoded")
         return encoded
 
-    def _release(self, entry: _Entry | None) -> None:
-        if entry is None:
+    def _release(self, cached: _Entry | None) -> None:
+        if cached is None:
             return
         with self._lock:
-            entry.users -= 1
+            cached.users -= 1
             self._clock += 1
-            entry.used = self._clock
+            cached.used = self._clock
             self._let_go()
 
     def _let_go(self) -> None:
         """Drop entries that nobody uses or needs any more; call with the lock held."""
         passed = min(self._reached.values(), default=(0, 0))
         idle = sorted(
-            (one for one in self._entries if not one.users and one.future.done()),
-            key=lambda one: one.used,
+            (cached for cached in self._entries if not cached.users and cached.future.done()),
+            key=lambda cached: cached.used,
         )
-        needed = [one for one in idle if not _failed(one) and passed < one.end]
+        needed = [cached for cached in idle if not _failed(cached) and passed < cached.end]
         kept = needed[-self._keep :]
-        spare = [one for one in idle if one not in kept]
-        self._entries = [one for one in self._entries if one not in spare]
-        for one in spare:
-            if not _failed(one):
-                self._encoder.recycle(one.future.result())
+        spare = [cached for cached in idle if cached not in kept]
+        self._entries = [cached for cached in self._entries if cached not in spare]
+        for cached in spare:
+            if not _failed(cached):
+                self._encoder.recycle(cached.future.result())
 
 
-def _failed(entry: _Entry) -> bool:
-    return entry.future.done() and not _succeeded(entry.future)
+def _failed(cached: _Entry) -> bool:
+    return cached.future.done() and not _succeeded(cached.future)
 
 
 def _succeeded(future: Future[EncodedSegments]) -> bool:

@@ -58,7 +58,8 @@ An ordinary segment has four or five row groups and about 200,000 rows, whose me
 bytes."""
 
 _ONE_PART_BYTES = 256 << 10
-"""A file up to this size never has more row groups than that, however well it is compressed."""
+"""A segment file up to this size never has more than `PART_ROW_GROUPS` row groups, however well it
+is compressed."""
 
 TASK_BYTES = 8 << 20
 """Bytes of segment files per task: two tasks for an ordinary segment of a backlog."""
@@ -77,15 +78,15 @@ AT_HAND = SegmentRow(
 
 _SLICES = StructType(
     [
-        StructField(one.name, LongType() if one.type == pa.int64() else StringType())
-        for one in encoded_files.SLICES
+        StructField(column.name, LongType() if column.type == pa.int64() else StringType())
+        for column in encoded_files.SLICES
     ]
 )
 
 
 def are_few(segments: Sequence[SegmentRow]) -> bool:
     """Return whether segments have so few rows that a Spark job costs more than doing its work in the run."""
-    rows, size = sum(one.rows for one in segments), sum(one.bytes for one in segments)
+    rows, size = sum(row.rows for row in segments), sum(row.bytes for row in segments)
     return rows <= SMALL_ROWS and size <= SMALL_BYTES
 
 
@@ -146,7 +147,7 @@ class Encoder:
                 taken = 0
             ordinal += rows
             taken += 1
-        return [range(*one) for one in pairwise([*starts, segment.rows])]
+        return [range(*bounds) for bounds in pairwise([*starts, segment.rows])]
 
     def encode(
         self, segments: Sequence[SegmentRow], ordinals: range | None = None
@@ -163,9 +164,11 @@ class Encoder:
             SettingsError: The server lacks our package, or does not share the journal with us.
         """
         small = are_few(segments)
-        contained = (one for segment in segments for one in segment.schema_versions.items())
+        contained = (version for segment in segments for version in segment.schema_versions.items())
         plan = self._plan_for(
-            (table, one) for table, found in contained for one in fingerprints(found)
+            (table, fingerprint)
+            for table, versions in contained
+            for fingerprint in fingerprints(versions)
         )
         try:
             if small:
@@ -237,9 +240,11 @@ class Encoder:
 
     def _rows_of(self, segments: Sequence[SegmentRow]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of segments, read by this process."""
-        for one in segments:
-            if one.rows:
-                yield from self._journal.share(one.path, FRAME_COLUMNS, ordinals=None, part=0, of=1)
+        for segment in segments:
+            if segment.rows:
+                yield from self._journal.share(
+                    segment.path, FRAME_COLUMNS, ordinals=None, part=0, of=1
+                )
 
     def _write(
         self,
@@ -305,8 +310,8 @@ def share_out(segments: Sequence[SegmentRow], ordinals: range | None = None) -> 
 def _translated(
     error: PySparkException, segments: Sequence[SegmentRow]
 ) -> SparkUnavailable | Terminal:
-    what = f"segments {segments[0].segment} to {segments[-1].segment}"
+    subject = f"segments {segments[0].segment} to {segments[-1].segment}"
     condition = spark_condition(error)
     if isinstance(error, AnalysisException):
-        return Terminal(f"{what}: Spark does not accept the query ({condition})")
-    return SparkUnavailable(f"{what}: the Spark job failed ({condition}); see the server's log")
+        return Terminal(f"{subject}: Spark does not accept the query ({condition})")
+    return SparkUnavailable(f"{subject}: the Spark job failed ({condition}); see the server's log")

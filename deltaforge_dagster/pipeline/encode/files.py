@@ -54,7 +54,7 @@ blocks of 1 MiB and more. A virtual machine may have returned such blocks to its
 _ENDINGS = (".arrow", ".parquet", ".jsonl")
 
 _REPORTED: Mapping[str, type[DeltaforgeError]] = {
-    one.__name__: one for one in (JournalDamaged, StoreUnavailable, UnsupportedEvent)
+    error.__name__: error for error in (JournalDamaged, StoreUnavailable, UnsupportedEvent)
 }
 _NUMBERS = ("end", "batch", "offset", "segment", "ordinal", "ordinals", "rows", "bytes")
 _FIELDS: list[pa.Field[Any]] = [
@@ -126,7 +126,7 @@ def write_partition(
     try:
         with contextlib.ExitStack() as stack:
             file = writer = None
-            for number, batch in enumerate(one for one in batches if one.num_rows):
+            for number, batch in enumerate(batch for batch in batches if batch.num_rows):
                 if writer is None:
                     file = stack.enter_context(_writable(path, new=spare is None))
                     writer = stack.enter_context(pa.ipc.new_file(file, batch.schema))
@@ -180,7 +180,7 @@ def _writable(path: str, *, new: bool) -> Iterator[io.BufferedIOBase]:
 
 
 class SmallWrites(io.FileIO):
-    """A file that takes at most `WRITE_BYTES` at a time; `io.BufferedWriter` hands it the rest again."""
+    """A file that writes at most `WRITE_BYTES` per call; `io.BufferedWriter` repeats the call."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write the beginning of `data`; return how many bytes that was."""
@@ -212,8 +212,8 @@ def open_file(path: str) -> pa.NativeFile | IO[bytes]:
     """Open a file for random reads.
 
     Raises:
-        JournalDamaged: It is gone.
-        StoreUnavailable: It cannot be read now.
+        JournalDamaged: The file does not exist.
+        StoreUnavailable: The file cannot be read now.
     """
     storage, name = _place(path)
     return storage.open(name)
@@ -272,11 +272,14 @@ class MappedBatches:
         return self._reader.get_batch(number)
 
     def let_go(self, number: int) -> None:
-        """Take a record batch out of this process's memory; whoever reads it again gets it from the system's cache."""
+        """Release the memory of a record batch; the next read gets it from the page cache."""
         columns = self._reader.get_batch(number).columns
-        buffers = [one for column in columns for one in column.buffers() if one]
-        start = (min(one.address for one in buffers) - self._address) & -mmap.PAGESIZE
-        end = (max(one.address + one.size for one in buffers) - self._address) & -mmap.PAGESIZE
+        buffers = [buffer for column in columns for buffer in column.buffers() if buffer]
+        # Both ends are rounded down to a page, so that the page where the next batch begins stays.
+        start = (min(buffer.address for buffer in buffers) - self._address) & -mmap.PAGESIZE
+        end = (
+            max(buffer.address + buffer.size for buffer in buffers) - self._address
+        ) & -mmap.PAGESIZE
         self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
@@ -316,7 +319,7 @@ class Spares:
         remove(*spare)
 
     def clear(self) -> None:
-        """Delete all of them."""
+        """Delete all spare files."""
         remove(*self.reuse(self._most))
 
 

@@ -91,7 +91,8 @@ class MessagePlan:
         tombstones: Whether any sink gets tombstones.
         routes: By sink id, the columns that hold its messages.
         columns: The function that makes each column; columns copied from the frame are not listed.
-        avro: What makes the schemas of each column with messages in Avro; empty in a plan for tasks.
+        avro: By column with messages in Avro, what makes its schemas; empty in the plans that
+            `with_versions` returns, which go to tasks.
     """
 
     splits: bool
@@ -113,8 +114,8 @@ class MessagePlan:
         ]
         selections = [_selection(kind, config) for kind, config in sinks]
         plan = cls(
-            splits=any(one.splits for one in selections),
-            tombstones=any(one.tombstones for one in selections),
+            splits=any(selection.splits for selection in selections),
+            tombstones=any(selection.tombstones for selection in selections),
         )
         plan.columns[_IDEMPOTENCY_KEY] = functools.partial(routing.idempotency_key, origin)
         for (kind, config), selection in zip(sinks, selections, strict=True):
@@ -125,18 +126,18 @@ class MessagePlan:
         return replace(plan.with_versions(()), avro=plan.avro)
 
     def with_versions(self, versions: Iterable[tuple[VersionName, TableSchema]]) -> MessagePlan:
-        """Return the plan for rows of these table versions, which messages in Avro need; for JSON it stays as it is."""
+        """Return the plan for rows of these table versions; a plan without Avro stays as it is."""
         if not self.avro:
             return self
-        known = list(versions)
+        registered = list(versions)
         columns, schemas = dict(self.columns), {}
         for name, tables in self.avro.items():
-            made = (tables.of_no_table, *(tables.of(*one) for one in known))
-            numbers = {version: number for number, (version, _) in enumerate(known, start=1)}
+            avro_tables = (tables.of_no_table, *(tables.of(*version) for version in registered))
+            numbers = {version: number for number, (version, _) in enumerate(registered, start=1)}
             make = columns[name]
             assert isinstance(make, AvroEnvelope)
-            columns[name] = replace(make, tables=made, numbers=numbers)
-            schemas[name] = tuple(MessageSchema(one.text, one.record) for one in made)
+            columns[name] = replace(make, tables=avro_tables, numbers=numbers)
+            schemas[name] = tuple(MessageSchema(table.text, table.record) for table in avro_tables)
         routes = {
             sink: replace(route, schemas=schemas.get(route.columns["value"]))
             for sink, route in self.routes.items()
@@ -178,15 +179,15 @@ class MessagePlan:
                 unmade += self.columns
                 row = expansion.unexpanded(row)
         taken, makers = self._makers(row)
-        made: dict[str, pa.Array[Any]] = {}
+        arrays: dict[str, pa.Array[Any]] = {}
         for name, make in makers.items():
             try:
-                made[name] = make()
+                arrays[name] = make()
             except UnsupportedEvent:
                 unmade.append(name)
                 avro = isinstance(self.columns[name], AvroEnvelope)
-                made[name] = pa.nulls(row.num_rows, MESSAGES_TYPE if avro else pa.string())
-        return _table(taken | made, " ".join(unmade) or None)
+                arrays[name] = pa.nulls(row.num_rows, MESSAGES_TYPE if avro else pa.string())
+        return _table(taken | arrays, " ".join(unmade) or None)
 
     def _makers(
         self, rows: pa.RecordBatch
@@ -213,16 +214,18 @@ class MessagePlan:
         columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
         if self._expands:
             columns["change_id"] = "change_id"
-        place: _Make = functools.partial(routing.destination, template, origin)
+        destination: _Make = functools.partial(routing.destination, template, origin)
         if config.destination_is_url:
-            place = functools.partial(routing.url, template, origin)
+            destination = functools.partial(routing.url, template, origin)
         columns["destination"] = self._column(
-            "url" if config.destination_is_url else "destination", template.text, place
+            "url" if config.destination_is_url else "destination", template.text, destination
         )
         if config.header_templates:
-            made = {name: compile_template(one) for name, one in config.header_templates.items()}
+            templates = {
+                name: compile_template(text) for name, text in config.header_templates.items()
+            }
             columns["headers"] = self._column(
-                "headers", repr(made), functools.partial(routing.headers, made, origin)
+                "headers", repr(templates), functools.partial(routing.headers, templates, origin)
             )
         if kind.default_key == "row" and key is None:
             columns["key"] = self._column("row_key", "", routing.row_key)
@@ -276,7 +279,7 @@ def _table(columns: Mapping[str, pa.Array[Any]], unmade: str | None = None) -> p
 
 
 def source_origin(spec: PipelineSpec) -> EventOrigin:
-    """Return what every event of a pipeline says about where it comes from."""
+    """Return the origin that every event of a pipeline carries."""
     kind, config = source_types()[spec.spec.source.type], spec.spec.source.config
     fields = kind.position_fields(config)
     return EventOrigin(kind.connector, config.id, spec.metadata.tenant, fields)
@@ -311,6 +314,7 @@ def _maker(envelope: Envelope) -> envelopes.Envelope:
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch into slices that are neither long nor large."""
     start = 0
+    # Entry i: the text bytes of the rows before row i, plus a constant.
     ends = np.zeros(rows.num_rows + 1, np.int64)
     for name in ("before", "after", "key", "ddl", "headers", "tags"):
         column = rows.column(name)
@@ -377,9 +381,9 @@ class Job:
 
     def _frame(self, number: int) -> Iterator[pa.RecordBatch]:
         journal = Journal(self.journal_url)
-        for one in self.tasks[number]:
+        for share in self.tasks[number]:
             yield from journal.share(
-                one.path, FRAME_COLUMNS, ordinals=one.ordinals, part=one.part, of=one.of
+                share.path, FRAME_COLUMNS, ordinals=share.ordinals, part=share.part, of=share.of
             )
 
 
@@ -389,7 +393,7 @@ def _integers(batch: pa.RecordBatch) -> list[int]:
 
 
 def as_frame(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield rows from Spark, where names are plain strings, as batches of the frame."""
+    """Yield a table's rows as batches of `FRAME_COLUMNS`, dictionary-encoded like the frame."""
     columns = [
         table.column(name).dictionary_encode()
         if pa.types.is_dictionary(FRAME.field(name).type)

@@ -51,23 +51,25 @@ class EncodedSegments:
     ) -> None:
         self.first_segment = segments[0].segment
         self.last_segment = segments[-1].segment
-        self.bytes = sum(one.bytes for one in slices)
-        self._segments = {one.segment: one for one in segments}
-        self._ordinals = {one.segment: ordinals or range(one.rows) for one in segments}
+        self.bytes = sum(batch_slice.bytes for batch_slice in slices)
+        self._segments = {segment.segment: segment for segment in segments}
+        self._ordinals = {segment.segment: ordinals or range(segment.rows) for segment in segments}
         self._routes = routes
         self._empty_keys = empty_keys
         self._batches = batches
-        self._slices: dict[int, list[BatchSlice]] = {one.segment: [] for one in segments}
-        for batch_slice in sorted(slices, key=lambda one: (one.segment, one.ordinal)):
+        self._slices: dict[int, list[BatchSlice]] = {segment.segment: [] for segment in segments}
+        for batch_slice in sorted(
+            slices, key=lambda batch_slice: (batch_slice.segment, batch_slice.ordinal)
+        ):
             self._slices.setdefault(batch_slice.segment, []).append(batch_slice)
-        self._paths = {one.path for one in slices if one.path}
+        self._paths = {batch_slice.path for batch_slice in slices if batch_slice.path}
         self._files: dict[str, MappedBatches] = {}
         # By sink: path and number of each batch that it has in memory.
         self._in_memory: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
         self._opening = threading.Lock()
 
     def last_ordinal(self, segment: int) -> int:
-        """Return the last encoded ordinal of a segment: its last one, or that of the part."""
+        """Return the last encoded ordinal of a segment, or of the part of it that was encoded."""
         return self._ordinals[segment].stop - 1
 
     def check(self) -> None:
@@ -85,8 +87,8 @@ class EncodedSegments:
                 if batch_slice.ordinal != expected:
                     break
                 expected += batch_slice.ordinals
-            found = sum(one.ordinals for one in slices)
-            if not ordinals or expected != ordinals.stop or found != len(ordinals):
+            total = sum(batch_slice.ordinals for batch_slice in slices)
+            if not ordinals or expected != ordinals.stop or total != len(ordinals):
                 raise JournalDamaged(
                     f"segment {segment}: its journal file does not hold the {len(ordinals)} rows, "
                     f"numbered from {ordinals.start}, that the state store says"

@@ -37,8 +37,8 @@ class EmptyKeys:
         column = rows.column(route.empty)
         if column.null_count == len(column):
             return
-        found = cast("list[str]", column.drop_null().unique().to_pylist())
-        for path in dict.fromkeys(path for paths in found for path in paths.splitlines()):
+        empty = cast("list[str]", column.drop_null().unique().to_pylist())
+        for path in dict.fromkeys(path for paths in empty for path in paths.splitlines()):
             if (route.key.text, path) not in self._told:
                 self._told.add((route.key.text, path))
                 self._warn(
@@ -70,7 +70,7 @@ def select_messages(
         rows = rows.select(list(dict.fromkeys(names))).filter(chosen)
     refused = _refused(rows, route, sink_id, segment)
     if refused:
-        ordinals = np.array([one.ordinal for one in refused])
+        ordinals = np.array([error.ordinal for error in refused])
         rest = ~np.isin(rows.column("ordinal").to_numpy(), ordinals)
         rows = rows.filter(pa.array(rest))
     empty_keys.inspect(rows, route, sink_id)
@@ -95,19 +95,19 @@ def _part(rows: pa.RecordBatch, route: Route, name: str) -> pa.Array[Any]:
 
 def _refused(rows: pa.RecordBatch, route: Route, sink_id: str, segment: int) -> list[Undeliverable]:
     destination, unmade = rows.column(route.columns["destination"]), rows.column("unmade")
-    found: dict[int, Undeliverable] = {}
+    errors: dict[int, Undeliverable] = {}
 
-    def refuse(row: int, what: str, advice: str, cause: str) -> None:
+    def refuse(row: int, problem: str, advice: str, cause: str) -> None:
         ordinal = cast("int", rows.column("ordinal")[row].as_py())
-        place = f"the event at segment {segment}, ordinal {ordinal}"
-        text = f"sink {sink_id}: {what} {place}; {advice}"
-        found.setdefault(ordinal, Undeliverable(text, ordinal, cause))
+        event = f"the event at segment {segment}, ordinal {ordinal}"
+        text = f"sink {sink_id}: {problem} {event}; {advice}"
+        errors.setdefault(ordinal, Undeliverable(text, ordinal, cause))
 
     if unmade.null_count < len(unmade):
         for row in np.flatnonzero(unmade.is_valid()).tolist():
             if not set(route.columns.values()).isdisjoint(unmade[row].as_py().split()):
-                what = "no message of 2 GiB or more can be made of"
-                refuse(row, what, "leave out what makes it so large", "too_large")
+                problem = "no message of 2 GiB or more can be made of"
+                refuse(row, problem, "leave out what makes it so large", "too_large")
     if route.schemas is not None:
         unfit = _part(rows, route, "unfit")
         for row in np.flatnonzero(unfit.is_valid()).tolist():
@@ -115,8 +115,8 @@ def _refused(rows: pa.RecordBatch, route: Route, sink_id: str, segment: int) -> 
             refuse(row, "no message in Avro can be made of", advice, "serialization")
     if destination.null_count and route.unresolved is not None:
         for row in np.flatnonzero(destination.is_null()).tolist():
-            what = (
+            problem = (
                 f"${{{rows.column(route.unresolved)[row].as_py()}}} in {route.template.text!r} has"
             )
-            refuse(row, f"{what} no value for", "use a variable that every event has", "routing")
-    return sorted(found.values(), key=lambda one: one.ordinal)
+            refuse(row, f"{problem} no value for", "use a variable that every event has", "routing")
+    return sorted(errors.values(), key=lambda error: error.ordinal)

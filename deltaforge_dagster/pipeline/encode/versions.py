@@ -1,4 +1,4 @@
-"""The table versions that rows name: read from the state store when a new one occurs."""
+"""The table versions that rows refer to, read from the state store when a new one occurs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RegisteredVersions:
     """The registered table versions of a pipeline; thread-safe.
 
     Args:
-        schemas: Holds them.
+        schemas: The repository of table versions.
         pipeline: Name of the pipeline.
     """
 
@@ -29,22 +29,23 @@ class RegisteredVersions:
         """Return table versions; those that were never registered are left out.
 
         Args:
-            wanted: Full names of tables, and fingerprints of their versions.
+            wanted: Pairs of a table's full name and the fingerprint of a version.
 
         Raises:
             StoreUnavailable: The state store cannot be read now.
         """
         with self._lock:
-            if not self._asked >= set(
-                wanted
-            ):  # a version is registered before its first row is captured
+            # Read again for new names only: a version is registered before its rows are captured.
+            if not self._asked >= set(wanted):
                 self._known = self._read()
                 self._asked |= set(wanted)
-            return [self._known[one] for one in sorted(wanted) if one in self._known]
+            return [self._known[version] for version in sorted(wanted) if version in self._known]
 
     def _read(self) -> dict[tuple[str, str], tuple[VersionName, TableSchema]]:
         return {
             (table.full_name, name): (VersionName(table.db, table.schema, table.table, name), table)
             for history in self._schemas.histories(self._pipeline)
-            for table, name in ((one.table, one.stamp.fingerprint) for one in history.versions)
+            for table, name in (
+                (version.table, version.stamp.fingerprint) for version in history.versions
+            )
         }

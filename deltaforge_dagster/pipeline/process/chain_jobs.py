@@ -30,7 +30,7 @@ from deltaforge_dagster.processors.sql.transit import transit_schema
 
 
 def run_job(
-    sessions: SessionProvider, job: SegmentJob, numbers: int, tasks: int, what: str
+    sessions: SessionProvider, job: SegmentJob, numbers: int, tasks: int, subject: str
 ) -> pa.Table:
     """Have Spark's tasks run a chain over segments; return what they report.
 
@@ -38,8 +38,8 @@ def run_job(
         sessions: Where the Spark session comes from.
         job: What is done with each segment.
         numbers: Number of segments.
-        tasks: Number of tasks among which they are divided.
-        what: The segments, for error messages.
+        tasks: Number of tasks among which the segments are divided.
+        subject: The segments, for error messages.
 
     Raises:
         SparkUnavailable: Server or session is gone, or the job failed; a retry may help.
@@ -51,7 +51,7 @@ def run_job(
     except PySparkException as error:
         sessions.lost(error)
         # Not chained: Spark's text of a failed task may quote a value of a row.
-        raise _translated(error, job.chain, what) from None
+        raise _translated(error, job.chain, subject) from None
 
 
 def check_expressions(sessions: SessionProvider, chain: ChainSpec) -> None:
@@ -93,14 +93,14 @@ def _query(session: SparkSession, processor: SqlProcessor) -> SqlQuery:
     return _queries[text]
 
 
-def _translated(error: PySparkException, chain: ChainSpec, what: str) -> DeltaforgeError:
-    sql = [one.sql.id for one in chain.stages if one.sql is not None]
+def _translated(error: PySparkException, chain: ChainSpec, subject: str) -> DeltaforgeError:
+    sql = [stage.sql.id for stage in chain.stages if stage.sql is not None]
     condition = spark_condition(error)
     if sql and is_of_a_row(error):
         return ProcessorFailed(
-            f"processor {' or '.join(sql)}: {what}: a row makes an expression fail: {condition}"
+            f"processor {' or '.join(sql)}: {subject}: a row makes an expression fail: {condition}"
             f"{fragment(error)} (Spark's try_ functions give null instead)"
         )
     return SparkUnavailable(
-        f"{what}: the Spark job of the processors failed ({condition}); see the server's log"
+        f"{subject}: the Spark job of the processors failed ({condition}); see the server's log"
     )

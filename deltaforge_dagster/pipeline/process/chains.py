@@ -1,4 +1,4 @@
-"""From a pipeline file to its chain of processors."""
+"""Build the chain of processors of a pipeline file, and find what keeps it from being built."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def build_problems(spec: PipelineSpec) -> list[str]:
     Has the sinks' client libraries validate their settings, parses scripts, and imports Python functions.
     """
     context = SinkContext(spec.metadata.name, spec.spec.engine.run)
-    found = [
+    problems = [
         problem
         for sink in spec.spec.sinks
         for problem in sink_types()[sink.type].problems(sink.config, context)
     ]
     for number, problem in chain_of(spec).problems():
-        found.append(f"spec.processors[{number}]: {problem}")
-    return found
+        problems.append(f"spec.processors[{number}]: {problem}")
+    return problems

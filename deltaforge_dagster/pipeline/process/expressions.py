@@ -4,8 +4,8 @@ An expression sees the row's columns (`transit.READABLE`); columns that hold JSO
 analyses all expressions once, before the first row. Errors name the processor and the field of the file;
 expressions of a type that cannot be used are refused then, too.
 
-Notes (items in transit that are no rows) pass unchanged. For rows where `where` is not true no other
-expression is evaluated, so `where` guards expressions that would fail.
+Notes, which travel between the rows (`transit`), pass unchanged. If `where` is not true for a row,
+no other expression is evaluated for it, so `where` guards expressions that would fail.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class SqlQuery:
             rows = rows.select("*", sql.when(row, sql.expr(where)).alias(name))
             row = sql.col(name)
             columns.append(row)
-        for place, text in computed.items():
+        for field, text in computed.items():
             column = sql.when(row, sql.expr(text))
-            if place in self.variants:
-                columns.append(sql.to_json(column).alias(json_column(processor, place)))
+            if field in self.variants:
+                columns.append(sql.to_json(column).alias(json_column(processor, field)))
             else:
-                column = column.cast("string") if place.startswith("route.") else column
-                columns.append(column.alias(value_column(processor, place)))
+                column = column.cast("string") if field.startswith("route.") else column
+                columns.append(column.alias(value_column(processor, field)))
         return rows.select(PACKED, NOTE, *columns)
 
 
@@ -105,21 +105,21 @@ def analysed(session: SparkSession, processor: SqlProcessor) -> SqlQuery:
     )
     types = _types(rows, processor)
     variants = set()
-    for place, kind in types.items():
-        if place == "where":
-            _check(processor, place, kind, isinstance(kind, BooleanType), "must be true or false")
-        elif place.startswith("route."):
+    for field, kind in types.items():
+        if field == "where":
+            _check(processor, field, kind, isinstance(kind, BooleanType), "must be true or false")
+        elif field.startswith("route."):
             _check(
                 processor,
-                place,
+                field,
                 kind,
                 isinstance(kind, AtomicType | NullType | VariantType),
                 "must be text",
             )
         elif isinstance(kind, VariantType):
-            variants.add(place)
+            variants.add(field)
         else:
-            _check(processor, place, kind, _has_json_form(kind), "has no JSON form (cast it)")
+            _check(processor, field, kind, _has_json_form(kind), "has no JSON form (cast it)")
     return SqlQuery(processor, frozenset(variants))
 
 
@@ -131,53 +131,55 @@ def is_of_a_row(error: PySparkException) -> bool:
 
 def fragment(error: PySparkException) -> str:
     """Return the part of an expression that failed, quoted, if Spark names it; contains no values."""
-    texts = [one.fragment() for one in error.getQueryContext()]
+    texts = [context.fragment() for context in error.getQueryContext()]
     return f" in `{texts[0]}`" if texts else ""
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """Return the Spark schema for an Arrow schema of strings, binary columns and integers."""
     kinds: Mapping[pa.DataType, DataType] = {pa.int64(): LongType(), pa.binary(): BinaryType()}
-    return StructType([StructField(one.name, kinds.get(one.type, StringType())) for one in schema])
+    return StructType(
+        [StructField(field.name, kinds.get(field.type, StringType())) for field in schema]
+    )
 
 
 def _readable(frame: DataFrame, processor: SqlProcessor) -> DataFrame:
     columns: list[Column] = [
-        sql.parse_json(sql.col(one)).alias(one) if one in JSON_COLUMNS else sql.col(one)
-        for one in columns_read(processor)
+        sql.parse_json(sql.col(name)).alias(name) if name in JSON_COLUMNS else sql.col(name)
+        for name in columns_read(processor)
     ]
     return frame.select(*columns, PACKED, NOTE)
 
 
 def _types(rows: DataFrame, processor: SqlProcessor) -> dict[str, DataType]:
     """Return the type of each expression."""
-    places = processor.computed
+    expressions = processor.computed
     try:
         # Wrapped in `when`, as for evaluation: Spark refuses aggregates and generators there.
-        columns = [sql.when(sql.lit(True), sql.expr(one)) for one in places.values()]
+        columns = [sql.when(sql.lit(True), sql.expr(text)) for text in expressions.values()]
         fields = rows.select(sql.col(NOTE), *columns).schema.fields[1:]
     except AnalysisException:
-        return {place: _type(rows, processor, place, text) for place, text in places.items()}
-    return {place: one.dataType for place, one in zip(places, fields, strict=True)}
+        return {field: _type(rows, processor, field, text) for field, text in expressions.items()}
+    return {field: typed.dataType for field, typed in zip(expressions, fields, strict=True)}
 
 
-def _type(rows: DataFrame, processor: SqlProcessor, place: str, text: str) -> DataType:
+def _type(rows: DataFrame, processor: SqlProcessor, field: str, text: str) -> DataType:
     try:
         column = sql.when(sql.lit(True), sql.expr(text))
         return rows.select(sql.col(NOTE), column).schema.fields[1].dataType
     except AnalysisException as error:
-        said = error.getMessage().strip().splitlines()[0].partition(" SQLSTATE:")[0]
+        message = error.getMessage().strip().splitlines()[0].partition(" SQLSTATE:")[0]
         if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
-            said = f"{said.partition(' Did you mean')[0]} There are {', '.join(READABLE)}."
+            message = f"{message.partition(' Did you mean')[0]} There are {', '.join(READABLE)}."
         raise SpecError(
-            f"processor {processor.id}: {place}: Spark refuses `{text}`: {said}"
+            f"processor {processor.id}: {field}: Spark refuses `{text}`: {message}"
         ) from None
 
 
-def _check(processor: SqlProcessor, place: str, kind: DataType, good: bool, what: str) -> None:
+def _check(processor: SqlProcessor, field: str, kind: DataType, good: bool, problem: str) -> None:
     if not good:
         raise SpecError(
-            f"processor {processor.id}: {place}: {what}, but `{processor.computed[place]}` is "
+            f"processor {processor.id}: {field}: {problem}, but `{processor.computed[field]}` is "
             f"{kind.simpleString()}"
         )
 
@@ -188,5 +190,5 @@ def _has_json_form(kind: DataType) -> bool:
     if isinstance(kind, MapType):
         return isinstance(kind.keyType, StringType) and _has_json_form(kind.valueType)
     if isinstance(kind, StructType):
-        return all(_has_json_form(one.dataType) for one in kind.fields)
+        return all(_has_json_form(field.dataType) for field in kind.fields)
     return isinstance(kind, _SCALARS)

@@ -84,10 +84,10 @@ class Processing:
 
     @property
     def stuck(self) -> bool:
-        """Whether it fails and a run need not wait for it; read by the main thread."""
+        """Whether processing fails and the run need not wait for it; read by the main thread."""
         error = self.error
         stuck = error is not None and not self._patience.lasts()
-        return stuck and self.error is error  # else the thread has just gone on
+        return stuck and self.error is error  # otherwise the thread has gone on meanwhile
 
     def segment_added(self) -> None:
         """Wake the thread: the journal has a new segment."""
@@ -139,14 +139,14 @@ class Processing:
         if not waiting:
             return False
         began = time.monotonic()
-        made = self._made(waiting)
+        outputs = self._made(waiting)
         failpoint("processed-file-written")
         seconds = time.monotonic() - began
         tallies = {
-            one.segment: processed(row, one.counts, seconds)
-            for row, one in zip(waiting, made, strict=True)
+            output.segment: processed(row, output.counts, seconds)
+            for row, output in zip(waiting, outputs, strict=True)
         }
-        self._lease.write(lambda writer: writer.segments.add_processed(made, tallies))
+        self._lease.write(lambda writer: writer.segments.add_processed(outputs, tallies))
         failpoint("processed-noted")
         self._done = waiting[-1].segment
         self._processed()
@@ -171,8 +171,8 @@ class Processing:
             self._lease.epoch,
             [(row.segment, row.path) for row in rows],
         )
-        what = f"segments {rows[0].segment} to {rows[-1].segment}"
-        return processed_by(run_job(self._sessions, job, len(rows), len(rows), what))
+        subject = f"segments {rows[0].segment} to {rows[-1].segment}"
+        return processed_by(run_job(self._sessions, job, len(rows), len(rows), subject))
 
     def _failed(self, error: DeltaforgeError, backoff: Backoff) -> None:
         if self._stop.is_set():
@@ -185,13 +185,15 @@ class Processing:
         fields = {"reason": str(error), "kind": error.kind, "sleep_seconds": round(delay, 1)}
         logger.warning("processing failed", extra={"fields": fields})
         with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop will meet the same error
-            tally = processing_failed(error, {one.id for one in self._spec.spec.processors})
+            tally = processing_failed(
+                error, {processor.id for processor in self._spec.spec.processors}
+            )
             self._lease.write(lambda writer: writer.metrics.count(tally))
             waiting = self._waiting()
             first = waiting[0].segment if waiting else 0
             at = self._store.now() + delay
-            for name, one in self._store.checkpoints.read(self._pipeline).items():
-                if one.state == "attached" and one.whole_segment + 1 >= first:
+            for name, checkpoint in self._store.checkpoints.read(self._pipeline).items():
+                if checkpoint.state == "attached" and checkpoint.whole_segment + 1 >= first:
                     self._lease.write(
                         lambda writer, sink=name: writer.checkpoints.failed(  # type: ignore[misc]
                             sink, error.text, at, remedy=error.remedy

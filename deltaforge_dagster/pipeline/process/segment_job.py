@@ -56,18 +56,18 @@ class ProcessingJob:
         yield from Journal(self.journal_url).share(path, FRAME.names, ordinals=None, part=0, of=1)
 
     def finish(
-        self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+        self, number: int, output: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
     ) -> dict[str, Any]:
         """Write the chain's output of a segment; return the fields of its `Processed`."""
-        return asdict(self._written(number, made, counts))
+        return asdict(self._written(number, output, counts))
 
     def _written(
-        self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+        self, number: int, output: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
     ) -> Processed:
         segment, _ = self.segments[number]
         writer = Journal(self.journal_url).writer(self.pipeline, self.uid, segment, self.epoch)
         try:
-            for rows in made:
+            for rows in output:
                 writer.write(rows.select(PROCESSED.names))
         except BaseException:
             writer.abort()
@@ -94,5 +94,5 @@ def processed_by(report: pa.Table) -> list[Processed]:
     Raises:
         DeltaforgeError: The error of a task that failed.
     """
-    made = [Processed(**one) for one in read_report(report)]
-    return sorted(made, key=lambda one: one.segment)
+    outputs = [Processed(**fields) for fields in read_report(report)]
+    return sorted(outputs, key=lambda output: output.segment)

@@ -57,14 +57,14 @@ class SegmentJob(Protocol):
         ...
 
     def finish(
-        self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+        self, number: int, output: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
     ) -> dict[str, Any]:
         """Consume the output of the chain for a segment; return the segment's report, JSON values.
 
         Args:
             number: Index of the segment in the job.
-            made: The chain's output.
-            counts: Returns the processors' counts; complete once `made` is exhausted.
+            output: The chain's output.
+            counts: Returns the processors' counts; complete once `output` is exhausted.
         """
         ...
 
@@ -85,25 +85,25 @@ def run_stage(
     segments = _read(job, batches) if number == 0 else _arrived(unpacked(batches))
     following = job.chain.sql_behind(number)
     columns = columns_read(following)
-    for one in segments:
+    for segment in segments:
         if following:
-            yield note(columns, {"segment": one.number})
+            yield note(columns, {"segment": segment.number})
         try:
             chain = _kept(job, number)
             chain.counts.clear()
-            counts = _StageCounts(one, chain)
-            made = chain.run(one.rows)
+            counts = _StageCounts(segment, chain)
+            output = chain.run(segment.rows)
             if following:
-                for rows in made:
+                for rows in output:
                     yield packed(columns, rows)
                 yield note(columns, {"counts": counts()})
             else:
-                yield _report(made=json.dumps(job.finish(one.number, made, counts)))
+                yield _report(made=json.dumps(job.finish(segment.number, output, counts)))
         except DeltaforgeError as error:  # Spark would hide a raised error's class
             failed = {"error": type(error).__name__, "text": str(error)}
             yield note(columns, failed) if following else _report(**failed)
         if number:
-            one.skip()
+            segment.skip()
 
 
 def read_report(report: pa.Table) -> Iterator[dict[str, Any]]:
@@ -148,7 +148,7 @@ class _StageCounts:
     def __call__(self) -> Counts:
         return {
             **self.segment.counts,
-            **{name: dict(one) for name, one in self.chain.counts.items()},
+            **{name: dict(tally) for name, tally in self.chain.counts.items()},
         }
 
 
@@ -167,12 +167,12 @@ def _arrived(items: Iterator[Item]) -> Iterator[_Segment]:
 
 def _rows(items: Iterator[Item], counts: dict[str, Mapping[str, int]]) -> Iterator[pa.RecordBatch]:
     """Yield rows up to the note that closes their segment."""
-    for item in items:
-        if isinstance(item, dict):
-            _raise(item)
-            counts.update(item["counts"])
+    for batch_or_note in items:
+        if isinstance(batch_or_note, dict):
+            _raise(batch_or_note)
+            counts.update(batch_or_note["counts"])
             return
-        yield item
+        yield batch_or_note
 
 
 def _raise(report: Mapping[str, Any]) -> None:
@@ -190,8 +190,8 @@ _chains: dict[tuple[str, int], Chain] = {}
 def _kept(job: SegmentJob, stage: int) -> Chain:
     """Return this worker's processors for a stage; they are kept until a job with another key comes."""
     if any(key != job.key for key, _ in _chains):
-        for one in _chains.values():
-            one.close()
+        for chain in _chains.values():
+            chain.close()
         _chains.clear()
     if (job.key, stage) not in _chains:
         _chains[job.key, stage] = Chain(job.chain, stage)

@@ -1,4 +1,4 @@
-"""The closed ranges that somebody names, and which of them a sink has."""
+"""Look up closed ranges by number, and determine which of them a sink has."""
 
 from __future__ import annotations
 

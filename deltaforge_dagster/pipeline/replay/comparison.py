@@ -40,7 +40,7 @@ _SHOWN = {
 """Names of columns in an event, where they differ from the column's name."""
 _READ = ("ordinal", "event_id", *_COMPARED)
 _KINDS = {"ordinal": pa.int64(), "ts_us": pa.int64(), "raw_payload": pa.bool_()}
-_SCHEMA = pa.schema([pa.field(one, _KINDS.get(one, pa.string())) for one in (*_READ, "name")])
+_SCHEMA = pa.schema([pa.field(name, _KINDS.get(name, pa.string())) for name in (*_READ, "name")])
 _NOTHING = _SCHEMA.empty_table()
 _BATCH_ROWS = 20_000
 
@@ -68,9 +68,9 @@ class ReplayDifference:
         sample: Iterable[dict[str, Any]],
     ) -> None:
         """Add the difference of further segments."""
-        for mine, more in ((self.tables, tables), (self.fields, fields)):
+        for total, more in ((self.tables, tables), (self.fields, fields)):
             for name, counts in more.items():
-                mine.setdefault(name, Counter()).update(counts)
+                total.setdefault(name, Counter()).update(counts)
         self.sample += sample
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class ReplayDifference:
 
 def compared(
     recorded: Iterable[pa.RecordBatch],
-    made: Iterable[pa.RecordBatch],
+    current: Iterable[pa.RecordBatch],
     *,
     sample: int,
     values: bool,
@@ -94,11 +94,11 @@ def compared(
 
     Args:
         recorded: The recorded rows in order, as batches of the change frame.
-        made: Today's rows, likewise.
+        current: The rows that today's processors make, likewise.
         sample: Maximum number of events of each kind in the sample.
         values: Whether the sample contains values.
     """
-    return _Comparison(sample, values=values).run(recorded, made)
+    return _Comparison(sample, values=values).run(recorded, current)
 
 
 class _Comparison:
@@ -112,10 +112,12 @@ class _Comparison:
         self._pairs: list[tuple[npt.NDArray[Any], Longs, Longs]] = []
 
     def run(
-        self, recorded: Iterable[pa.RecordBatch], made: Iterable[pa.RecordBatch]
+        self, recorded: Iterable[pa.RecordBatch], current: Iterable[pa.RecordBatch]
     ) -> ReplayDifference:
         old = new = _NOTHING
-        for more_old, more_new in zip_longest(_tables(recorded), _tables(made), fillvalue=_NOTHING):
+        for more_old, more_new in zip_longest(
+            _tables(recorded), _tables(current), fillvalue=_NOTHING
+        ):
             old, new = self._settle(
                 pa.concat_tables([old, more_old]), pa.concat_tables([new, more_new])
             )
@@ -126,9 +128,9 @@ class _Comparison:
 
     def _settle(self, old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Compare the events that are on both sides; return the unmatched events of each side."""
-        places = pc.index_in(new.column("event_id"), value_set=old.column("event_id"))
-        both = places.is_valid()
-        pair_new, pair_old = new.filter(both), old.take(places.drop_null())
+        indexes = pc.index_in(new.column("event_id"), value_set=old.column("event_id"))
+        both = indexes.is_valid()
+        pair_new, pair_old = new.filter(both), old.take(indexes.drop_null())
         self._pair(pair_old, pair_new)
         left = pc.invert(pc.is_in(old.column("event_id"), value_set=new.column("event_id")))
         return old.filter(left), new.filter(pc.invert(both))
@@ -145,10 +147,10 @@ class _Comparison:
         pairs = zip(old.take(rows).to_pylist(), new.take(rows).to_pylist(), strict=True)
         for number, (before, after) in enumerate(pairs):
             fields = [
-                one
+                path
                 for name in _COMPARED
                 if which[name][number]
-                for one in _fields(name, before[name], after[name])
+                for path in _fields(name, before[name], after[name])
             ]
             self._found.fields.setdefault(before["name"], Counter()).update(fields)
             self._show("changed", after, fields, before, after)
@@ -166,10 +168,11 @@ class _Comparison:
         """Count the matched events that now come after an event that they preceded."""
         if not self._pairs:
             return
-        names, old, new = (np.concatenate(one) for one in zip(*self._pairs, strict=True))
+        names, old, new = (np.concatenate(parts) for parts in zip(*self._pairs, strict=True))
+        # In the new order, an event whose old ordinal is below an earlier one's was overtaken.
         order = np.argsort(new)
-        places = old[order]
-        self._count("moved", names[order][places < np.maximum.accumulate(places)])
+        ordinals = old[order]
+        self._count("moved", names[order][ordinals < np.maximum.accumulate(ordinals)])
 
     def _show(
         self,
@@ -177,7 +180,7 @@ class _Comparison:
         row: dict[str, Any],
         fields: list[str],
         recorded: dict[str, Any] | None,
-        made: dict[str, Any] | None,
+        current: dict[str, Any] | None,
     ) -> None:
         if self._sampled[kind] == self._sample:
             return
@@ -190,7 +193,7 @@ class _Comparison:
             "fields": fields,
         }
         if self._values:
-            shown |= {"recorded": _values(recorded), "made": _values(made)}
+            shown |= {"recorded": _values(recorded), "made": _values(current)}
         self._found.sample.append(shown)
 
 
@@ -203,7 +206,7 @@ def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         parts: Any = (first, plain[_READ.index("table")], ".")
         names = pc.binary_join_element_wise(*parts)
         waiting.append(pa.RecordBatch.from_arrays([*plain, names], schema=_SCHEMA))
-        if sum(one.num_rows for one in waiting) >= _BATCH_ROWS:
+        if sum(part.num_rows for part in waiting) >= _BATCH_ROWS:
             yield pa.Table.from_batches(waiting)
             waiting.clear()
     if waiting:
@@ -230,17 +233,17 @@ def _fields(column: str, old: Any, new: Any) -> list[str]:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return [whole]
     names = dict.fromkeys((*before, *after))
-    found = [
+    paths = [
         f"{whole}.{name}"
         for name in names
         if (name in before) != (name in after) or dumps(before.get(name)) != dumps(after.get(name))
     ]
-    return found or [whole]
+    return paths or [whole]
 
 
 def _values(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if row is None:
         return None
     row = {**row, "ts_us": row["ts_us"] // 1000}
-    known = {name: row[name] for name in _COMPARED if row[name] not in {None, False}}
-    return {_SHOWN.get(name, name): value for name, value in known.items()}
+    filled = {name: row[name] for name in _COMPARED if row[name] not in {None, False}}
+    return {_SHOWN.get(name, name): value for name, value in filled.items()}

@@ -59,22 +59,22 @@ class Wanted:
 
     def fits(self, key: str) -> bool:
         """Return whether a key of the journal, JSON text, matches."""
-        known = _texts(key)
+        columns = _texts(key)
         if self._columns is not None:
-            return all(known.get(name) == value for name, value in self._columns.items())
-        values = list(known.values())
+            return all(columns.get(name) == value for name, value in self._columns.items())
+        values = list(columns.values())
         return values in ([self._alone], self._values)
 
     def among(self, keys: pa.Array[Any]) -> list[int]:
         """Return the indexes of the keys that match."""
-        found: npt.NDArray[np.bool_] = keys.is_valid().to_numpy(zero_copy_only=False).copy()
+        candidates: npt.NDArray[np.bool_] = keys.is_valid().to_numpy(zero_copy_only=False).copy()
         for value in self._values:
             if _PLAIN.fullmatch(value):
                 matches: Any = pc.match_substring(keys, value)
-                found &= matches.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+                candidates &= matches.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
         return [
             int(index)
-            for index in np.flatnonzero(found)
+            for index in np.flatnonzero(candidates)
             if self.fits(cast("str", keys[int(index)].as_py()))
         ]
 
@@ -146,7 +146,7 @@ def search(
                     yield from _of_segment(journal, segment, wanted, tables, sinks)
                 except JournalDamaged:
                     if store.segments.get(pipeline, segment.segment) is not None:
-                        raise  # else retention has removed it meanwhile
+                        raise  # otherwise retention has removed it meanwhile
             progress(segment)
         after = page[-1].segment + 1
 
@@ -202,11 +202,11 @@ class _Sinks:
         self, journal: Journal, segment: SegmentRow, ordinal: int, event_id: str
     ) -> dict[str, str]:
         """Return the state of a change at each sink (`Found.sinks`)."""
-        place: int | None = ordinal
+        output_ordinal: int | None = ordinal
         if segment.chain_hash:
-            place = self._places(journal, segment).get(event_id)
+            output_ordinal = self._places(journal, segment).get(event_id)
         return {
-            sink: self._one(checkpoint, segment.segment, place, event_id)
+            sink: self._one(checkpoint, segment.segment, output_ordinal, event_id)
             if segment.is_for(sink)
             else "never"
             for sink, checkpoint in self._checkpoints.items()
@@ -238,16 +238,16 @@ class _Sinks:
 
     def _places(self, journal: Journal, segment: SegmentRow) -> Mapping[str, int]:
         """Return, by event id, the ordinals of a segment's events in the output of its processors."""
-        known, places = self._processed
-        if known != segment.segment:
-            places = {}
+        number, by_event = self._processed
+        if number != segment.segment:
+            by_event = {}
             if segment.processed_path is not None:
                 for batch in journal.batches(segment.delivered, ["ordinal", "event_id"]):
                     ids = cast("list[str]", batch.column("event_id").to_pylist())
                     ordinals = cast("list[int]", batch.column("ordinal").to_pylist())
-                    places.update(zip(ids, ordinals, strict=True))
-            self._processed = (segment.segment, places)
-        return places
+                    by_event.update(zip(ids, ordinals, strict=True))
+            self._processed = (segment.segment, by_event)
+        return by_event
 
 
 def _texts(key: str) -> dict[str, str]:
@@ -256,12 +256,12 @@ def _texts(key: str) -> dict[str, str]:
     Raises:
         ValueError: The key is no JSON object.
     """
-    found = json.loads(key, parse_int=str, parse_float=str)
-    if not isinstance(found, dict):
+    columns = json.loads(key, parse_int=str, parse_float=str)
+    if not isinstance(columns, dict):
         raise ValueError("it has no columns")  # noqa: TRY004 - as json's own
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in found.items()
+        for name, value in columns.items()
     }
 
 
@@ -283,7 +283,7 @@ def segments_of(store: StateStore, pipeline: str, ranges: Sequence[int]) -> tupl
     """Return the first and the last segment of consecutive ranges.
 
     Raises:
-        NotAllowed: One of them does not exist (any more).
+        NotAllowed: The first or the last range does not exist (any more).
     """
     first, last = store.ranges.get(pipeline, ranges[0]), store.ranges.get(pipeline, ranges[-1])
     for number, row in ((ranges[0], first), (ranges[-1], last)):

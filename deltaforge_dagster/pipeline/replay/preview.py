@@ -74,20 +74,20 @@ def preview(
     row = closed_range(context.store, pipeline, number)
     segments = context.store.segments.read(pipeline, first=row.first_segment, last=row.last_segment)
     check_contiguous(row, segments)
-    paths = [(one.path, one.delivered.path) for one in segments]
+    paths = [(segment.path, segment.delivered.path) for segment in segments]
     job = PreviewJob(chain, str(uuid.uuid4()), context.journal.url, paths, sample, values)
     tasks = min(len(paths), _TASKS)
     with context.replay_sessions() as sessions:
         report = run_job(sessions, job, len(paths), tasks, f"range {number}")
-    counts: dict[str, Counter[str]] = {one.id: Counter() for one in chain.processors}
+    counts: dict[str, Counter[str]] = {processor.id: Counter() for processor in chain.processors}
     difference = ReplayDifference()
-    for made in read_report(report):
-        for name, more in made["processors"].items():
+    for segment_report in read_report(report):
+        for name, more in segment_report["processors"].items():
             counts[name].update(more)
-        difference.add(made["tables"], made["fields"], made["sample"])
+        difference.add(segment_report["tables"], segment_report["fields"], segment_report["sample"])
     difference.sample = _first_of_each(difference.sample, sample)
     per_table = difference.tables.values()
-    out = sum(one["same"] + one["changed"] + one["added"] for one in per_table)
+    out = sum(tally["same"] + tally["changed"] + tally["added"] for tally in per_table)
     return Preview(number, row.rows, out, counts, difference)
 
 
@@ -95,8 +95,8 @@ def _first_of_each(sample: Sequence[dict[str, object]], most: int) -> list[dict[
     """Return the first events of each kind."""
     seen: Counter[object] = Counter()
     chosen = []
-    for one in sample:
-        seen[one["kind"]] += 1
-        if seen[one["kind"]] <= most:
-            chosen.append(one)
+    for event in sample:
+        seen[event["kind"]] += 1
+        if seen[event["kind"]] <= most:
+            chosen.append(event)
     return chosen

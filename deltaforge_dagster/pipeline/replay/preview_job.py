@@ -47,13 +47,15 @@ class PreviewJob:
         return _rows(Journal(self.journal_url), captured)
 
     def finish(
-        self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+        self, number: int, output: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
     ) -> dict[str, Any]:
         """Compare the chain's output of a segment with the recorded rows."""
         _, recorded = self.segments[number]
         journal = Journal(self.journal_url)
-        found = compared(_rows(journal, recorded), made, sample=self.sample, values=self.values)
-        return {**found.to_json(), "processors": counts()}
+        difference = compared(
+            _rows(journal, recorded), output, sample=self.sample, values=self.values
+        )
+        return {**difference.to_json(), "processors": counts()}
 
 
 def _rows(journal: Journal, path: str) -> Iterator[pa.RecordBatch]:

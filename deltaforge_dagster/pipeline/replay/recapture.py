@@ -107,10 +107,12 @@ def recapture(
     segments: list[SegmentRow] = []
     for number in ranges:
         row = closed_range(store, pipeline, number)
-        found = store.segments.read(pipeline, first=row.first_segment, last=row.last_segment)
-        check_contiguous(row, found)
+        stored = store.segments.read(pipeline, first=row.first_segment, last=row.last_segment)
+        check_contiguous(row, stored)
         # Segments of released holds or snapshot chunks end where they start: they cover no part of the log.
-        segments += [one for one in found if one.start_position != one.end_position]
+        segments += [
+            segment for segment in stored if segment.start_position != segment.end_position
+        ]
     if not segments:
         return
     start: Position = parse_position(segments[0].start_position)
@@ -124,8 +126,8 @@ def recapture(
             continue
         while waiting and _reached(waiting[0], batch.end):
             segment = waiting.pop(0)
-            mine, rows = _split(rows, segment.end_position)
-            yield _compare(journal, segment, mine)
+            recaptured, rows = _split(rows, segment.end_position)
+            yield _compare(journal, segment, recaptured)
         if not waiting:
             return
 
@@ -162,14 +164,14 @@ def _compare(journal: Journal, segment: SegmentRow, batches: Sequence[pa.RecordB
     differs = np.zeros(both, np.bool_)
     columns = []
     for name in CAPTURED.names:
-        mine, theirs = _plain(kept, name, both), _plain(again, name, both)
-        same = pc.fill_null(pc.equal(mine, theirs), False)
-        nulls = pc.and_(pc.is_null(mine), pc.is_null(theirs))
+        recorded, recaptured = _plain(kept, name, both), _plain(again, name, both)
+        same = pc.fill_null(pc.equal(recorded, recaptured), False)
+        nulls = pc.and_(pc.is_null(recorded), pc.is_null(recaptured))
         wrong = ~np.asarray(pc.or_(same, nulls), np.bool_)
         if wrong.any():
             columns.append(name)
             differs |= wrong
-    ordinals = [int(one) for one in np.flatnonzero(differs)[:_NAMED]] or [both]
+    ordinals = [int(ordinal) for ordinal in np.flatnonzero(differs)[:_NAMED]] or [both]
     return Compared(segment.segment, segment.rows, again.num_rows, tuple(ordinals), tuple(columns))
 
 

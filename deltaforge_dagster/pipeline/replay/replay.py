@@ -87,8 +87,8 @@ def replay(
                     encode_cache = EncodeCache(encoder, Chosen(group), pipeline, max_bytes, sinks=1)
                     with contextlib.closing(encode_cache):
                         messages += sum(
-                            _send(encode_cache, sink, sink_id, one, run_id, set_aside=set_aside)
-                            for one in group
+                            _send(encode_cache, sink, sink_id, segment, run_id, set_aside=set_aside)
+                            for segment in group
                         )
             progress(ReplayedRange(row.range, len(segments), messages))
     finally:

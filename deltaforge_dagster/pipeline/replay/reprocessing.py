@@ -1,7 +1,7 @@
 """Run today's chain over captured segments, without changing the output that the journal has recorded.
 
-The new output is in journal files that no row names: they are deleted as soon as it was delivered, and those of a
-killed run are swept like any orphan.
+The new output is in journal files without a row in the state store: they are deleted as soon as
+their content was delivered, and those of a killed run are swept like any orphan.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Reprocessing:
         """
         while segments:
             group = first_together(segments, _SEGMENTS_PER_JOB, self._max_bytes)
-            with self._made(group) as made:
-                yield made
+            with self._made(group) as processed:
+                yield processed
             segments = segments[len(group) :]
 
     @contextmanager
@@ -84,23 +84,23 @@ class Reprocessing:
             0 if lease is None else lease.epoch,
             [(row.segment, row.path) for row in rows],
         )
-        what = f"segments {rows[0].segment} to {rows[-1].segment}"
-        made = processed_by(run_job(self._sessions, job, len(rows), len(rows), what))
+        subject = f"segments {rows[0].segment} to {rows[-1].segment}"
+        outputs = processed_by(run_job(self._sessions, job, len(rows), len(rows), subject))
         try:
-            yield [_with(row, one).delivered for row, one in zip(rows, made, strict=True)]
+            yield [_with(row, output).delivered for row, output in zip(rows, outputs, strict=True)]
         finally:
-            for one in made:
-                if one.path is not None:
-                    self._journal.delete(one.path)
+            for output in outputs:
+                if output.path is not None:
+                    self._journal.delete(output.path)
 
 
-def _with(row: SegmentRow, made: Processed) -> SegmentRow:
+def _with(row: SegmentRow, processed: Processed) -> SegmentRow:
     return replace(
         row,
-        chain_hash=made.chain_hash,
-        processed_path=made.path,
-        processed_checksum=made.checksum,
-        processed_content_hash=made.content_hash,
-        processed_rows=made.rows,
-        processed_bytes=made.bytes,
+        chain_hash=processed.chain_hash,
+        processed_path=processed.path,
+        processed_checksum=processed.checksum,
+        processed_content_hash=processed.content_hash,
+        processed_rows=processed.rows,
+        processed_bytes=processed.bytes,
     )

@@ -45,12 +45,12 @@ class CaptureWatch:
             self._trouble(capture, over=over)
 
     def _works(self, capture: Capture) -> bool:
-        """Return whether an earlier failure is over; one of the journal is only over after a write."""
+        """Return whether an earlier failure is over; for one of the journal, only after a write."""
         if not capture.has_read or capture.has_written:
             return capture.has_read
         row = self._store.pipelines.get(self._name)
-        known = None if row is None else failure_of(row)
-        return known is None or known.subject == "source" or known.next_attempt_at is None
+        failure = None if row is None else failure_of(row)
+        return failure is None or failure.subject == "source" or failure.next_attempt_at is None
 
     def _trouble(self, capture: Capture, *, over: bool) -> None:
         """Record a retryable error once it has lasted for `_BRIEF_SECONDS`, and at each further attempt."""

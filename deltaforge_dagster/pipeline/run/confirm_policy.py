@@ -27,10 +27,10 @@ _DEFAULT_SHARE = 0.25
 """The part of the server's limit above which the log is confirmed early, unless the file says otherwise."""
 
 _DEFAULT_BYTES = 10 << 30
-"""The same, where the server has no limit."""
+"""The retained bytes above which the log is confirmed early, if the server has no limit."""
 
-_BEHIND_SECONDS = 3600.0
-_CAUGHT_UP_SECONDS = 10.0
+_BEHIND_SECONDS = 3600.0  # sinks that are further behind make the log be confirmed early
+_CAUGHT_UP_SECONDS = 10.0  # sinks that are less behind than this end it
 _DECIDE_SECONDS = 1.0
 
 
@@ -89,7 +89,7 @@ class ConfirmPolicy:
             or log.retained is None
             or self._run.store.now() - log.seen_at > LOOK_SECONDS
         ):
-            return None  # the server keeps nothing because of us, or nobody knows how much
+            return None  # the server retains nothing for this pipeline, or the amount is unknown
         if behind > _BEHIND_SECONDS:
             return "sinks have lacked changes for more than an hour"
         above = self._above
@@ -97,7 +97,7 @@ class ConfirmPolicy:
             above = _DEFAULT_BYTES if log.limit is None else round(_DEFAULT_SHARE * log.limit)
         if log.limit is not None:  # it may be lower than when the file was written
             above = min(above, round(CAUTION * log.limit))
-        # A transaction that is open for long, and a log that is read too slowly, retain log as well. That is not freed.
+        # A long open transaction and a slow reader retain log, too; confirming does not free that.
         freed = (log.unconfirmed or 0) - (log.bytes or 0)
         if log.retained > above and freed > above / 2:
             return (

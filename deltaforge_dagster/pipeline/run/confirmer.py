@@ -1,4 +1,8 @@
-"""Confirm the committed position: move it in the store first, then tell the source."""
+"""Confirm the committed position: move it in the store first, then tell the source.
+
+In this order, a crash in between never leaves a position in the store from which the source has
+already discarded its log.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ class Confirmer:
         holds = self._store.holds.read(self._loaded.name)
         early = self._policy.confirms_early(row, checkpoints)
         position = committed_position(self._loaded.spec, row, checkpoints, holds, undelivered=early)
-        delivered = not any(segments_behind(row, one) for one in checkpoints.values())
+        delivered = not any(segments_behind(row, checkpoint) for checkpoint in checkpoints.values())
         journaled = early or self._loaded.spec.spec.engine.journal.confirm == "captured"
         passes = passed is not None and (delivered or journaled)
         if passed is not None and passes and (last or self._idle_progress_due()):
@@ -78,7 +82,9 @@ class Confirmer:
 
         In one transaction: once a hold's row is gone, the position must be beyond its events.
         """
-        attached = [one.whole_segment for one in checkpoints.values() if one.attached]
+        attached = [
+            checkpoint.whole_segment for checkpoint in checkpoints.values() if checkpoint.attached
+        ]
         delivered = min(attached, default=0)
         passed = any(hold.passed(delivered) for hold in holds)
         if position is None and not passed:

@@ -1,13 +1,13 @@
 """Decide when a run ends by itself.
 
 A run ends after `run.max_seconds`, or when nothing was captured and no sink made progress for
-`run.idle_seconds`. A source that is still decoding a long transaction is not idle: the reader must have
-reached the source's head. A run that only catches up ends as soon as everything that the source had when the
-run began is captured and delivered. A failing sink is waited for only while its next attempt is near
-(`backoff.RetryPatience`). After `run.max_seconds`, a sink that writes tables finishes the commit that it has begun;
-changes that wait for the next one are left to the next run.
-Otherwise such changes keep a run from being idle. If the source cannot be read, or
-the journal cannot be written, for `run.idle_seconds`, capture has failed, and so has the run.
+`run.idle_seconds`. A source that is still decoding a long transaction is not idle: the reader must
+have reached the source's head. A run that only catches up ends as soon as everything that the
+source had when the run began is captured and delivered. A failing sink is waited for only while its
+next attempt is near (`backoff.RetryPatience`). After `run.max_seconds`, a sink that writes tables
+finishes the commit that it has begun, and changes that wait for the next commit are left to the
+next run; before that, such changes keep a run from being idle. If the source cannot be read, or the
+journal cannot be written, for `run.idle_seconds`, capture has failed, and so has the run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunEnd:
         self._quiet_since = 0.0
 
     def reason(self) -> str | None:
-        """Return why the run should end now (see `run.RunOutcome`), None if it should continue.
+        """Return why the run should end now (see `outcome.RunOutcome`), None if it should continue.
 
         Raises:
             StoreUnavailable: The store cannot be read; call again.

@@ -1,4 +1,4 @@
-"""Protect the end of a run from further signals, and what it imports from all."""
+"""Shield the end of a run from further signals, and its imports from any signal."""
 
 from __future__ import annotations
 

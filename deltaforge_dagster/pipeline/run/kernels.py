@@ -1,7 +1,8 @@
-"""The kernels that a run needs are compiled before it reads anything, once for each version on a machine.
+"""Compile the kernels that a run needs before it reads anything, once per version and machine.
 
-That takes a minute or more, so a run says what it is doing. `deltaforge warm` compiles everything beforehand. What was
-compiled is noted beside the machine code, so that a run that finds it all there loads nothing for that.
+That takes a minute or more, so a run says what it is doing. `deltaforge warm` compiles everything
+beforehand. A mark beside the machine code says that a part was compiled, so a run need not load the
+kernels to find out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from deltaforge_dagster.typed_rows import rows as typed_rows
 
 
 def all_kernels() -> Mapping[str, Callable[[], None]]:
-    """Return what compiles each part of the kernels, or loads it from the cache, by a name for people and for files."""
+    """Return, by name, what compiles each part of the kernels or loads it from the cache.
+
+    The names are shown to users, and are parts of file names.
+    """
     sources = [kind for kind in source_types().values() if type(kind).warm is not SourceType.warm]
     sinks = [kind for kind in sink_types().values() if type(kind).warm is not SinkType.warm]
     return {
@@ -43,13 +47,13 @@ def all_kernels() -> Mapping[str, Callable[[], None]]:
 
 
 def kernels_of(spec: PipelineSpec) -> list[str]:
-    """Return which parts the live runs of a pipeline need, first that which takes longest."""
+    """Return the names of the parts that the live runs of a pipeline need, the slowest first."""
     declared = spec.spec
-    sinks = {one.type for one in declared.sinks}
-    names = {f"source {declared.source.type}", *(f"sink {one}" for one in sinks), "messages"}
-    if any(isinstance(sink_types()[one], TableSinkType) for one in sinks):
+    kinds = {sink.type for sink in declared.sinks}
+    names = {f"source {declared.source.type}", *(f"sink {kind}" for kind in kinds), "messages"}
+    if any(isinstance(sink_types()[kind], TableSinkType) for kind in kinds):
         names |= {"typed rows", "keys of tables"}
-    if any(isinstance(one, SqlProcessor) for one in declared.processors):
+    if any(isinstance(processor, SqlProcessor) for processor in declared.processors):
         names.add("sql")
     if declared.engine.columns != ColumnOptions():
         names.add("hidden columns")
@@ -70,7 +74,7 @@ def make_ready(name: str) -> None:
 
 
 def prepare(spec: PipelineSpec, tell: Callable[[str], None]) -> None:
-    """Compile what the runs of a pipeline need and the cache lacks; tell before each part what that is."""
+    """Compile the parts that a pipeline's runs need and the cache lacks; `tell` announces each."""
     missing = [name for name in kernels_of(spec) if not is_ready(name)]
     for number, name in enumerate(missing, 1):
         tell(

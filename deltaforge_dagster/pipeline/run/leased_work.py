@@ -1,7 +1,7 @@
 """The work of a live run while it holds the lease.
 
-It is separate from the run (`live`), because what it imports takes longer to load than the lease to take: Arrow,
-Spark and the kernels.
+It is separate from the run (`live`), because what it imports (Arrow, Spark and the kernels) takes
+longer to load than the lease takes to acquire.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class LeasedWork:
         return pipeline, head
 
     def _waits(self, what: str) -> None:
-        """Tell people what the start waits for, when that changes.
+        """Tell users what the start waits for, when that changes.
 
         Raises:
             LeaseLost: The lease is gone.
@@ -304,8 +304,8 @@ class LeasedWork:
         error = None if capture is None else capture.error
         row = self._store.pipelines.get(self._loaded.name)
         assert row is not None
-        sinks = self._store.checkpoints.read(self._loaded.name).values()
-        found = health(self._store, self._loaded)
+        checkpoints = self._store.checkpoints.read(self._loaded.name).values()
+        status = health(self._store, self._loaded)
         return RunOutcome(
             reason=reason,
             captured=self._captured(),
@@ -318,12 +318,14 @@ class LeasedWork:
             sink_timeouts=self._deliverers.timeouts,
             pauses=self._pressure.pauses,
             paused=self._pressure.paused,
-            detached=tuple(one.sink for one in sinks if not one.attached),
-            paused_sinks=tuple(one.sink for one in sinks if one.paused),
-            problems=found.problems,
+            detached=tuple(
+                checkpoint.sink for checkpoint in checkpoints if not checkpoint.attached
+            ),
+            paused_sinks=tuple(checkpoint.sink for checkpoint in checkpoints if checkpoint.paused),
+            problems=status.problems,
         )
 
     def _captured(self) -> int:
-        """Return how many changes the journal's ranges have from this run."""
+        """Return how many changes this run has put into the journal's ranges."""
         rows = self._store.ranges.read(self._loaded.name, first=self._first_range)
-        return sum(one.rows for one in rows if one.epoch == self._run.lease.epoch)
+        return sum(row.rows for row in rows if row.epoch == self._run.lease.epoch)

@@ -126,18 +126,18 @@ class LiveRun:
             if reading and any(hold.state == "released" for hold in self._holds()):
                 self.request_end("hold released")
             # A half-written or broken file is reported by its own failing check; this run continues.
-            now = reread(self._store, self._loaded)
-            if isinstance(now, LoadedPipeline) and self._differs(now):
+            current = reread(self._store, self._loaded)
+            if isinstance(current, LoadedPipeline) and self._differs(current):
                 self.request_end("pipeline file changed")
             # Some editors delete a file before they write it again.
-            if now is None and self._missing:
+            if current is None and self._missing:
                 self.request_end("pipeline file removed")
-            self._missing = now is None
+            self._missing = current is None
 
-    def _differs(self, now: LoadedPipeline) -> bool:
-        """Whether the file says something else than what this run works with, be it only another secret."""
+    def _differs(self, current: LoadedPipeline) -> bool:
+        """Return whether the file differs from that of this run, even if only in a secret."""
         before = self._loaded
-        return now.hash != before.hash or now.spec.secrets() != before.spec.secrets()
+        return current.hash != before.hash or current.spec.secrets() != before.spec.secrets()
 
     def _holds(self) -> list[HoldRow]:
         return self._store.holds.read(self._loaded.name)

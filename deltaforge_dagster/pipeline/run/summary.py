@@ -97,6 +97,6 @@ class RunSummary:
             return {}
         now = self._store.now()
         return {
-            sink: sink_lag_seconds(self._store, row, one, now)
-            for sink, one in self._store.checkpoints.read(self._pipeline).items()
+            sink: sink_lag_seconds(self._store, row, checkpoint, now)
+            for sink, checkpoint in self._store.checkpoints.read(self._pipeline).items()
         }

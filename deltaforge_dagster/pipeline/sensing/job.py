@@ -58,12 +58,12 @@ class SensingJob:
         """
         for _ in numbers:
             try:
-                rows = [_row(one) for one in self._learned()]
+                rows = [_row(learned) for learned in self._learned()]
             except DeltaforgeError as error:
                 rows = [{"error": type(error).__name__, "text": str(error)}]
             except Exception as error:  # noqa: BLE001 - its text may quote a value of a row
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                text = f"sensing broke: {type(error).__name__} in {place.name}, line {place.lineno}"
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                text = f"sensing broke: {type(error).__name__} in {frame.name}, line {frame.lineno}"
                 rows = [{"error": DeltaforgeError.__name__, "text": text}]
             yield pa.RecordBatch.from_pylist(rows, REPORT)
 

@@ -1,9 +1,11 @@
-"""The sensing thread of a run, beside delivery: learn from journaled segments what tables and documents look like.
+"""The sensing thread of a run: learns from segments what tables and documents look like.
 
-It takes segments in the journal's order once they are ready for sinks, has one Spark task examine them, and stores
-the findings together with the segment's number, in one fenced transaction. So a segment counts once, however often
-runs are killed. Few rows are examined in the run, as they are encoded there: a short run has no Spark. Nothing waits for
-sensing but the end of a run, for a time; not even retention: a segment that was deleted before its turn is counted as skipped.
+It takes segments in the journal's order once they are ready for sinks, has one Spark task examine
+them, and stores the findings together with the segment's number, in one fenced transaction. So a
+segment counts once, however often runs are killed. A few rows are examined in the run itself, like
+encoding (`encode.encoder`), so that a short run needs no Spark. Only the end of a run waits for
+sensing, for up to `END_SECONDS`. Retention does not: a segment that was deleted before it was
+examined is counted as skipped.
 
 Errors are stored for the check `sensing`, and retried with back-off.
 """
@@ -116,7 +118,7 @@ class Sensing:
         self._news.set()
 
     def end(self) -> None:
-        """Ask the thread to end after all segments were examined, or after `END_SECONDS`."""
+        """Ask the thread to end when all segments are examined, or after `END_SECONDS`."""
         self._ends_at = time.monotonic() + END_SECONDS
         self._ending.set()
         self._news.set()
@@ -183,9 +185,9 @@ class Sensing:
         findings = Findings(
             segment=last,
             skipped=skipped,
-            tables={one.table: one.state for one in learned},
-            facts={one.table: one.facts for one in learned},
-            evolutions=[evolution for one in learned for evolution in one.evolutions],
+            tables={sensed.table: sensed.state for sensed in learned},
+            facts={sensed.table: sensed.facts for sensed in learned},
+            evolutions=[evolution for sensed in learned for evolution in sensed.evolutions],
             tally=_tally(learned, seconds),
         )
         self._lease.write(lambda writer: writer.sensing.note(findings))
@@ -202,10 +204,10 @@ class Sensing:
         versions = self._versions_of(
             named,
             {
-                one
+                fingerprint
                 for row in rows
                 for versions in row.schema_versions.values()
-                for one in fingerprints(versions)
+                for fingerprint in fingerprints(versions)
             },
         )
         job = SensingJob(
@@ -224,7 +226,7 @@ class Sensing:
 
     def _by_spark(self, job: SensingJob, rows: Sequence[SegmentRow]) -> pa.Table:
         """Return the report of one Spark task."""
-        what = f"segments {rows[0].segment} to {rows[-1].segment}"
+        subject = f"segments {rows[0].segment} to {rows[-1].segment}"
         try:
             return (
                 self._sessions.session()
@@ -236,7 +238,7 @@ class Sensing:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise SparkUnavailable(
-                f"{what}: the Spark job of sensing failed ({spark_condition(error)}); see the "
+                f"{subject}: the Spark job of sensing failed ({spark_condition(error)}); see the "
                 "server's log"
             ) from None
 
@@ -244,8 +246,10 @@ class Sensing:
         self, tables: Collection[str], fingerprints: Collection[str]
     ) -> dict[str, Versions]:
         """Return the registered versions of some tables; reload them if a fingerprint is unknown."""
-        known = {one for versions in self._versions.values() for one in versions}
-        if not known.issuperset(fingerprints):
+        registered = {
+            fingerprint for versions in self._versions.values() for fingerprint in versions
+        }
+        if not registered.issuperset(fingerprints):
             self._versions = {
                 history.name: {
                     version.stamp.fingerprint: tuple(
@@ -273,13 +277,13 @@ class Sensing:
 
 def _tally(learned: list[Learned], seconds: float) -> Tally:
     tally = Tally()
-    for one in learned:
-        labels = {"table": one.table}
-        tally.add(SCHEMA_EVENTS, one.counts["sampled"], **labels)
-        tally.add(SCHEMA_EVOLUTIONS, len(one.evolutions), **labels)
-        tally.add(SCHEMA_CACHE_HITS, one.counts["hits"], **labels)
-        tally.add(SCHEMA_CACHE_MISSES, one.counts["misses"], **labels)
+    for sensed in learned:
+        labels = {"table": sensed.table}
+        tally.add(SCHEMA_EVENTS, sensed.counts["sampled"], **labels)
+        tally.add(SCHEMA_EVOLUTIONS, len(sensed.evolutions), **labels)
+        tally.add(SCHEMA_CACHE_HITS, sensed.counts["hits"], **labels)
+        tally.add(SCHEMA_CACHE_MISSES, sensed.counts["misses"], **labels)
         tally.observe(SENSING_SECONDS, seconds / len(learned), **labels)
-        tally.add(PIPELINE_EVOLUTIONS, len(one.evolutions))
-        tally.add(DRIFT_DETECTED, one.counts["drifted"])
+        tally.add(PIPELINE_EVOLUTIONS, len(sensed.evolutions))
+        tally.add(DRIFT_DETECTED, sensed.counts["drifted"])
     return tally

@@ -51,7 +51,7 @@ def options_of(loaded: LoadedPipeline) -> SchemaSensing:
     """Return a pipeline's `schema_sensing`.
 
     Raises:
-        SensingDisabled: It is not enabled.
+        SensingDisabled: Sensing is not enabled.
     """
     options = loaded.spec.spec.schema_sensing
     if options is None or is_off(options):
@@ -65,7 +65,7 @@ def check_exposed(loaded: LoadedPipeline) -> None:
     """Check that the API may show the findings of sensing.
 
     Raises:
-        SensingDisabled: It may not, or sensing is disabled.
+        SensingDisabled: The pipeline file does not allow that, or sensing is disabled.
     """
     if not options_of(loaded).output.expose_api:
         raise SensingDisabled(f"{loaded.name}: spec.schema_sensing.output.expose_api is false")
@@ -82,11 +82,11 @@ def schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
     Raises:
         NotAllowed: There is no such schema.
     """
-    found = _found(store, loaded, table)
+    requested = _found(store, loaded, table)
     null_rates = options_of(loaded).tracking.null_rates
-    inside = [one for one in children(found.schema.fields, ()) if one[-1] != ELEMENT]
-    fields = [_field(found.schema, one, null_rates=null_rates) for one in inside]
-    return _head(found.name, found.table, found.schema) | {"fields": fields}
+    inside = [path for path in children(requested.schema.fields, ()) if path[-1] != ELEMENT]
+    fields = [_field(requested.schema, path, null_rates=null_rates) for path in inside]
+    return _head(requested.name, requested.table, requested.schema) | {"fields": fields}
 
 
 def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
@@ -101,8 +101,8 @@ def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
         raise SensingDisabled(
             f"{loaded.name}: spec.schema_sensing.output.export_json_schema is false"
         )
-    found = _found(store, loaded, table)
-    return exported.json_schema(found.name, found.schema, output.json_schema_format)
+    requested = _found(store, loaded, table)
+    return exported.json_schema(requested.name, requested.schema, output.json_schema_format)
 
 
 def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
@@ -111,28 +111,31 @@ def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> Vi
     Raises:
         NotAllowed: There is no such schema.
     """
-    found = _found(store, loaded, table)
-    schema = found.schema
+    requested = _found(store, loaded, table)
+    schema = requested.schema
     objects = [path for path, field in schema.fields.items() if field.counts[OBJECT]]
-    return {"table": found.name, "paths": {dotted(path): _names(schema, path) for path in objects}}
+    return {
+        "table": requested.name,
+        "paths": {dotted(path): _names(schema, path) for path in objects},
+    }
 
 
 def stats(store: StateStore, loaded: LoadedPipeline) -> View:
     """Return the size of the structure cache of each schema, and its hits and misses."""
     most = options_of(loaded).sampling.structure_cache_size
-    found = list(_schemas(store, loaded))
-    hits = sum(one.hits for _, _, one in found)
-    misses = sum(one.misses for _, _, one in found)
+    listed = list(_schemas(store, loaded))
+    hits = sum(schema.hits for _, _, schema in listed)
+    misses = sum(schema.misses for _, _, schema in listed)
     return {
         "tables": [
             {
                 "table": name,
-                "cached_structures": one.structures,
+                "cached_structures": schema.structures,
                 "max_cache_size": most,
-                "cache_hits": one.hits,
-                "cache_misses": one.misses,
+                "cache_hits": schema.hits,
+                "cache_misses": schema.misses,
             }
-            for name, _, one in found
+            for name, _, schema in listed
         ],
         "total_cache_hits": hits,
         "total_cache_misses": misses,
@@ -144,7 +147,7 @@ def drifts(store: StateStore, loaded: LoadedPipeline) -> list[View]:
     """Return the drift of every table whose rows were compared with its schema, by name."""
     options = options_of(loaded)
     tables = _tables(store, loaded)
-    return [_drift(name, one, options) for name, one in tables.items() if one.drift.analyzed]
+    return [_drift(name, sense, options) for name, sense in tables.items() if sense.drift.analyzed]
 
 
 def drift(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
@@ -154,7 +157,9 @@ def drift(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
         NotAllowed: No rows of a table of that name were compared.
     """
     options = options_of(loaded)
-    compared = {name: one for name, one in _tables(store, loaded).items() if one.drift.analyzed}
+    compared = {
+        name: sense for name, sense in _tables(store, loaded).items() if sense.drift.analyzed
+    }
     name = _chosen(loaded, table, list(compared))
     return _drift(name, compared[name], options)
 
@@ -165,15 +170,15 @@ def recent_drift(store: StateStore, loaded: LoadedPipeline, since: float) -> dic
     A column of the schema that no event had at all is listed as `missing_column`, whatever the time.
     """
     enough = options_of(loaded).sampling.warmup_events
-    found: dict[str, list[str]] = {}
+    drifted: dict[str, list[str]] = {}
     for name, table in _tables(store, loaded).items():
-        for column, one in sorted(table.drift.columns.items()):
-            kinds = [kind for kind, at in one.last_us.items() if at >= since * 1e6]
+        for column, column_drift in sorted(table.drift.columns.items()):
+            kinds = [kind for kind, at in column_drift.last_us.items() if at >= since * 1e6]
             if kinds:
-                found[f"{name}.{column}"] = sorted(kinds)
+                drifted[f"{name}.{column}"] = sorted(kinds)
         for column in table.drift.missing(enough):
-            found[f"{name}.{column}"] = ["missing_column"]
-    return dict(sorted(found.items()))
+            drifted[f"{name}.{column}"] = ["missing_column"]
+    return dict(sorted(drifted.items()))
 
 
 def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[View]:
@@ -183,11 +188,13 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
         NotAllowed: There is no such schema.
     """
     parts = _found(store, loaded, table).parts
-    entries = [entry for one in parts for entry in store.sensing.evolutions(loaded.name, one)]
+    recorded = [
+        evolution for part in parts for evolution in store.sensing.evolutions(loaded.name, part)
+    ]
     return [
-        _evolution(orjson.loads(entry.value))
-        | {"table": entry.key, "noted_at": _moment(entry.ts * 1e6)}
-        for entry in sorted(entries, key=lambda entry: entry.seq)
+        _evolution(orjson.loads(evolution.value))
+        | {"table": evolution.key, "noted_at": _moment(evolution.ts * 1e6)}
+        for evolution in sorted(recorded, key=lambda evolution: evolution.seq)
     ]
 
 
@@ -198,28 +205,28 @@ def _evolution(stored: View) -> View:
 
 def _tables(store: StateStore, loaded: LoadedPipeline) -> dict[str, TableSense]:
     options = options_of(loaded)
-    found = store.sensing.tables(loaded.name)
-    return {name: restored(options, state) for name, state in sorted(found.items())}
+    states = store.sensing.tables(loaded.name)
+    return {name: restored(options, state) for name, state in sorted(states.items())}
 
 
 def _schemas(
     store: StateStore, loaded: LoadedPipeline
 ) -> Iterator[tuple[str, TableSense, DocumentSchema]]:
     for name, table in _tables(store, loaded).items():
-        for key, one in named_schemas(name, table).items():
-            yield key, table, one
+        for key, schema in named_schemas(name, table).items():
+            yield key, table, schema
 
 
 def _found(store: StateStore, loaded: LoadedPipeline, table: str) -> _Found:
     options = options_of(loaded)
-    known: dict[str, _Found] = {}
+    by_name: dict[str, _Found] = {}
     for name, sense in _tables(store, loaded).items():
         named = named_schemas(name, sense)
         if named and name not in named:
             rows = combined(options, sense.columns, sense.drift.analyzed)
-            known[name] = _Found(name, sense, rows, tuple(named))
-        known |= {key: _Found(key, sense, one, (key,)) for key, one in named.items()}
-    return known[_chosen(loaded, table, list(known))]
+            by_name[name] = _Found(name, sense, rows, tuple(named))
+        by_name |= {key: _Found(key, sense, schema, (key,)) for key, schema in named.items()}
+    return by_name[_chosen(loaded, table, list(by_name))]
 
 
 def _chosen(loaded: LoadedPipeline, wanted: str, names: list[str]) -> str:
@@ -228,8 +235,8 @@ def _chosen(loaded: LoadedPipeline, wanted: str, names: list[str]) -> str:
         return wanted
     bare = [name for name in names if name.partition(".")[2] == wanted]
     if len(bare) != 1:
-        known = ", ".join(names) or "none"
-        raise NotAllowed(f"{loaded.name}: nothing is known of {wanted!r} (there is: {known})")
+        listing = ", ".join(names) or "none"
+        raise NotAllowed(f"{loaded.name}: nothing is known of {wanted!r} (there is: {listing})")
     return bare[0]
 
 
@@ -256,7 +263,9 @@ def _field(schema: DocumentSchema, path: Path, *, null_rates: bool) -> View:
     }
     if (*path, ELEMENT) in schema.fields:
         view["array_element_types"] = schema.fields[*path, ELEMENT].types
-    inside = [one for one in schema.fields if len(one) > len(path) and one[: len(path)] == path]
+    inside = [
+        inner for inner in schema.fields if len(inner) > len(path) and inner[: len(path)] == path
+    ]
     if field.counts[OBJECT]:
         view["nested_field_count"] = len(inside)
     if null_rates and field.total:
@@ -269,10 +278,10 @@ def _field(schema: DocumentSchema, path: Path, *, null_rates: bool) -> View:
 
 
 def _names(schema: DocumentSchema, path: Path) -> View:
-    inside = [one for one in children(schema.fields, path) if one[-1] not in {ANY, ELEMENT}]
+    inside = [inner for inner in children(schema.fields, path) if inner[-1] not in {ANY, ELEMENT}]
     names = schema.maps.get(path)
     view: View = {
-        "stable_fields": sorted(name_of(one) for one in inside),
+        "stable_fields": sorted(name_of(inner) for inner in inside),
         "has_dynamic_fields": names is not None,
         "unique_keys": len(inside) + (names.unique if names is not None else 0),
     }
@@ -280,19 +289,25 @@ def _names(schema: DocumentSchema, path: Path) -> View:
 
 
 def _drift(name: str, table: TableSense, options: SchemaSensing) -> View:
-    found = table.drift
-    columns = [_column(column, one) for column, one in sorted(found.columns.items())]
+    table_drift = table.drift
+    columns = [
+        _column(column, column_drift)
+        for column, column_drift in sorted(table_drift.columns.items())
+    ]
     columns += [
-        _column(column, ColumnDrift(found.declared[column]))
-        | {"mismatch_count": found.compared, "problems": {"missing_column": found.compared}}
-        for column in found.missing(options.sampling.warmup_events)
+        _column(column, ColumnDrift(table_drift.declared[column]))
+        | {
+            "mismatch_count": table_drift.compared,
+            "problems": {"missing_column": table_drift.compared},
+        }
+        for column in table_drift.missing(options.sampling.warmup_events)
     ]
     return {
         "table": name,
         "has_drift": bool(columns),
         "columns": columns,
-        "events_analyzed": found.analyzed,
-        "events_with_drift": found.drifted,
+        "events_analyzed": table_drift.analyzed,
+        "events_with_drift": table_drift.drifted,
     }
 
 
