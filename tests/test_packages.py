@@ -52,3 +52,15 @@ def test_a_class_name_means_one_class() -> None:
     )
 
     assert {name for name, count in counts.items() if count > 1} == set()
+
+
+def test_threads_of_a_run_log_its_name() -> None:
+    """Each thread that the engine starts has the fields of the run's log lines (`config.logs.in_context`)."""
+    without = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "pipeline").rglob("*.py")
+        if len(re.findall(r"threading\.Thread\(", text := path.read_text()))
+        != len(re.findall(r"target=in_context\(", text))
+    }
+
+    assert without == set()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.unread_log import ReadAhead, note_unread_log
@@ -108,7 +109,7 @@ class SourceWatch:
         self._said: set[str] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(
-            target=self._watch, name=f"source watch {loaded.name}", daemon=True
+            target=in_context(self._watch), name=f"source watch {loaded.name}", daemon=True
         )
         self._thread.start()
 

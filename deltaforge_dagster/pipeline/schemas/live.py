@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SourceMisconfigured
 from deltaforge_dagster.pipeline.failover import differences
 from deltaforge_dagster.pipeline.schemas import views as schema_views
@@ -148,7 +149,7 @@ class WarmStart:
         self._warn = warn
         self._over = threading.Event()
         self._thread = threading.Thread(
-            target=self._compare, name=f"warm start {pipeline}", daemon=True
+            target=in_context(self._compare), name=f"warm start {pipeline}", daemon=True
         )
         self._thread.start()
 

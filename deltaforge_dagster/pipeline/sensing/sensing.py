@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 import pyarrow as pa
 from pyspark.errors import PySparkException
 
+from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.sensing import SchemaSensing
 from deltaforge_dagster.errors import (
@@ -109,7 +110,7 @@ class Sensing:
         assert row is not None
         self._done = row.next_segment - 1  # replaced by the recorded progress, if there is any
         self._thread = threading.Thread(
-            target=self._run, name=f"sense {self._pipeline}", daemon=True
+            target=in_context(self._run), name=f"sense {self._pipeline}", daemon=True
         )
         self._thread.start()
 

@@ -70,8 +70,14 @@ class TursoSnapshots:
         with self._opened() as ways:
             way = ways.chosen(_QUESTION_SECONDS)
             for table in _tables(ways, way, tables):
-                with way.database.session(_QUESTION_SECONDS) as session:
-                    yield from list(self._chunks(session, table, chunk_rows, where))
+                yield from self._planned(way, table, chunk_rows, where)
+
+    def _planned(
+        self, way: Way, table: Definition, chunk_rows: int, where: str | None
+    ) -> list[Chunk]:
+        """Return a table's chunks; a generator's session would keep the file locked in between."""
+        with way.database.session(_QUESTION_SECONDS) as session:
+            return list(self._chunks(session, table, chunk_rows, where))
 
     @contextmanager
     def reader(self) -> Generator[TursoReader]:

@@ -326,6 +326,18 @@ def test_a_file_that_is_open_elsewhere_is_waited_for(bench: NativeBench) -> None
     assert take(bench, start, whole(1)).changes == [("orders", "c", {"id": 1, "v": "1"})]
 
 
+def test_a_plan_does_not_keep_the_file_open(bench: NativeBench) -> None:
+    """While the chunks of a snapshot are stored, an application may open the file."""
+    for number in range(3):
+        bench.execute(insert("orders", number))
+    chunks = bench.source().snapshots().plan(["main.orders"], 1)
+
+    assert next(iter(chunks)).table == "main.orders"
+    subprocess.run(
+        [sys.executable, "-c", _OPEN, str(bench.path)], stdin=subprocess.DEVNULL, check=True
+    )
+
+
 def test_without_a_change_table(tmp_path: Path) -> None:
     """The message says what the application has to do."""
     with NativeBench(tmp_path / "shop.db") as bench:
