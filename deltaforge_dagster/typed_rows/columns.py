@@ -53,7 +53,7 @@ def _array(cells: ColumnCells, type_: pa.DataType, *buffers: npt.NDArray[Any]) -
     fits = cells.status == FITS
     nulls = len(fits) - int(np.count_nonzero(fits))
     bitmap = pa.py_buffer(np.packbits(fits, bitorder="little").data) if nulls else None
-    data = [bitmap, *(pa.py_buffer(one.data) for one in buffers)]
+    data = [bitmap, *(pa.py_buffer(buffer.data) for buffer in buffers)]
     return pa.Array.from_buffers(type_, len(fits), data, nulls)
 
 
@@ -158,17 +158,17 @@ def _documents(cells: ColumnCells, _type: ValueType) -> pa.Array[Any]:
 
 
 def _geometries(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
-    """Return geometries in WKB, one by one: they are rare, and large where they are not."""
+    """Return geometries in WKB, one by one: they are rare, or large where they are frequent."""
     stored = _bytes(cells, type_) if type_.form == "srid" else _texts(cells, type_)
     convert: Callable[[Any], bytes] = _from_srid if type_.form == "srid" else _from_hex
-    found: list[bytes | None] = []
+    geometries: list[bytes | None] = []
     for row, value in enumerate(stored.to_pylist()):
         try:
-            found.append(None if value is None else convert(value))
+            geometries.append(None if value is None else convert(value))
         except NoFitError as error:
             cells.status[row] = error.status
-            found.append(None)
-    return pa.array(found, pa.binary())
+            geometries.append(None)
+    return pa.array(geometries, pa.binary())
 
 
 def _from_srid(value: bytes) -> bytes:
@@ -191,7 +191,7 @@ def _from_hex(text: str) -> bytes:
 
 
 def _lists(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
-    """Return lists; one fits if all of its elements do, for the same reason as the first that does not."""
+    """Return lists; a list with elements that do not fit gets the status of the first of them."""
     assert type_.element is not None
     ends = np.zeros(cells.status.size + 1, np.int32)
     texts = cells.source, cells.starts, cells.stops, cells.status
