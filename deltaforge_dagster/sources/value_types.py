@@ -44,15 +44,15 @@ class ValueType:
 
     Attributes:
         kind: What values are.
-        bits: Of integers and floats.
-        signed: Of integers.
+        bits: Width of integers and floats.
+        signed: Whether integers have a sign.
         precision, scale: Digits of a decimal, and how many of them are decimals.
         zone: Whether a timestamp is a moment, in UTC.
-        element: Of a list, the type of its elements.
-        form: Another form than the usual one, which stays allowed, except for geometries. `text`: a string is the
-            bytes of its UTF-8. `micros`: a number is a moment in microseconds since 1970, 0 none. `srid`: Base64
-            of 4 bytes SRID, little-endian, and WKB. `hex`: WKB in hexadecimal digits, as PostGIS writes it. `finite`:
-            NaN and infinities do not fit.
+        element: The type of a list's elements.
+        form: Another form than the usual one, which stays allowed, except for geometries. `text`: a
+            string is the bytes of its UTF-8. `micros`: a number above 0 is a moment in microseconds
+            since 1970. `srid`: Base64 of 4 bytes SRID, little-endian, and WKB. `hex`: WKB in
+            hexadecimal digits, as PostGIS writes it. `finite`: NaN and infinities do not fit.
     """
 
     kind: Kind
@@ -93,8 +93,8 @@ UINT8, UINT16, UINT32, UINT64 = (ValueType("integer", bits, signed=False) for bi
 GEOMETRY = ValueType("geometry", form="hex")
 
 _NAMED = {
-    one.name: one
-    for one in (
+    value_type.name: value_type
+    for value_type in (
         BOOLEAN, TEXT, JSON, BINARY, UUID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, FLOAT32, FLOAT64, GEOMETRY,
         INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64,
     )
@@ -129,9 +129,9 @@ def parse_value_type(name: str) -> ValueType:
         return _NAMED[compact]
     if compact.startswith("list<") and compact.endswith(">"):
         return list_of(parse_value_type(compact[5:-1]))
-    found = _DECIMAL.fullmatch(compact)
-    if found is not None:
-        precision, scale = int(found[1]), int(found[2] or 0)
+    digits = _DECIMAL.fullmatch(compact)
+    if digits is not None:
+        precision, scale = int(digits[1]), int(digits[2] or 0)
         if 1 <= precision <= MAX_DIGITS and scale <= precision:
             return decimal(precision, scale)
     raise ValueError(
