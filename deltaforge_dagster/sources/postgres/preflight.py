@@ -65,8 +65,8 @@ def preflight(
     version = connection.info.parameter_status("server_version") or "unknown"
     existing = catalog.slot(connection, slot)
     service = recognized(connection)
-    of = f", {service.name}" if service.managed else ""
-    connected = Finding("connection", "ok", f"{server.where}, version {version}{of}")
+    suffix = f", {service.name}" if service.managed else ""
+    connected = Finding("connection", "ok", f"{server.where}, version {version}{suffix}")
     if catalog.settings(connection).standby:  # whether it has a slot says nothing about the primary
         text = f"this is a standby; changes are read from the primary: in source.config.dsn use {service.primary}"
         return [connected, Finding("server", "error", text)]
@@ -321,7 +321,7 @@ def _reading(
     role = sql.Identifier(server.user)
     closed = sorted({schema for _, schema, usable, *_ in rows if not usable})
     unreadable = [by_oid[oid] for oid, _, _, readable, *_ in rows if not readable]
-    filtered = [(by_oid[oid], *by) for oid, _, _, _, policies, *by in rows if policies]
+    filtered = [(by_oid[oid], *owner) for oid, _, _, _, policies, *owner in rows if policies]
     grants = []
     if closed:
         schemas = sql.SQL(", ").join(map(sql.Identifier, closed))

@@ -609,7 +609,7 @@ class PostgresSource:
         stream = ReplicationStream(connected, server.where, min(STATUS_SECONDS, silence / 4))
         with self._lock:
             self._stream = stream
-            closed = self._closed
+            closed = self._closed  # perhaps by another thread, while this one was connecting
         try:
             if closed:
                 stream.close()

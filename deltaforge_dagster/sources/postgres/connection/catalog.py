@@ -408,11 +408,11 @@ def _matching(patterns: TablePatterns, schema: str, name: str) -> tuple[str, lis
     """Return the patterns as an SQL condition on the expressions `schema` and `name`, and its parameters."""
     conditions, parameters = [], []
     for parts in patterns.parts:
-        both = []
+        pair = []
         for column, part in zip((schema, name), parts, strict=True):
-            both.append(f"starts_with({column}, %s)" if part.prefix else f"{column} = %s")
+            pair.append(f"starts_with({column}, %s)" if part.prefix else f"{column} = %s")
             parameters.append(part.text)
-        conditions.append(" AND ".join(both))
+        conditions.append(" AND ".join(pair))
     return "(" + " OR ".join(conditions) + ")", parameters
 
 

@@ -41,8 +41,9 @@ def relocate(
     """Return where reading continues on this server after a failover from `previous`.
 
     On a promoted server of the same cluster that is `position`, if it is before the promotion. On
-    another cluster positions mean something else. There reading starts where the slot starts, which somebody must have
-    created or migrated for that. Whether it misses a change cannot be verified, so a warning is logged.
+    another cluster, positions mean something else. Reading then starts where the slot starts, which
+    must have been created or migrated for this purpose. Whether a change was missed cannot be
+    verified, so a warning is logged.
 
     Args:
         connection: A connection to the server.

@@ -275,13 +275,15 @@ def _replaced_within(
         return {}
     if previous is None or previous.numbers is None or not previous.types:
         return None
-    had = dict(zip(previous.numbers, zip(previous.names, previous.types, strict=True), strict=True))
+    previous_columns = dict(
+        zip(previous.numbers, zip(previous.names, previous.types, strict=True), strict=True)
+    )
     types = {column.name: column.type_oid for column in relation.columns}
     replaced: dict[str, int] = {}
     for number in dropped:
-        if number not in had:
+        if number not in previous_columns:
             return None
-        name, type_ = had[number]
+        name, type_ = previous_columns[number]
         if name in new:
             current_type = catalog[numbers[name]].type_oid
             if type_ == current_type or types[name] not in {type_, current_type}:

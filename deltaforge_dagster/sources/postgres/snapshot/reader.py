@@ -293,6 +293,7 @@ class PostgresReader:
             self._sample(connection)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS}")
+            # The lock must precede the transaction's snapshot; see the module's docstring.
             only = sql.SQL("") if table.partitioned else sql.SQL("ONLY ")
             connection.execute(
                 sql.SQL("LOCK TABLE {}{} IN ACCESS SHARE MODE").format(only, table.identifier)
@@ -308,7 +309,7 @@ class PostgresReader:
             ).fetchone()
             assert row is not None
             snapshot, block, ts_us, oid = row
-            end = insert_lsn(connection)
+            end = insert_lsn(connection)  # after the snapshot: all that it sees was logged before
             if oid != table.oid:
                 raise SourceUnavailable(
                     f"{self.snapshots.server.where}: table {table.full_name} was just replaced"

@@ -118,6 +118,7 @@ def create(
     tables = [table for table in tables if table.full_name not in bare]
     statement = _creating(name, tables, version)
     try:
+        # One transaction: without its comment, the publication would count as somebody else's.
         with connection.transaction():
             connection.execute(statement)
             connection.execute(
@@ -327,14 +328,14 @@ def creation(
     if may_create and not foreign_tables:
         findings.append(Finding("publication", "ok", f"publication {name!r} will be created"))
         return findings
-    lacks = [] if may_create else ["it lacks CREATE on the database"]
-    lacks += [f"it does not own {listed(foreign_tables)}"] if foreign_tables else []
+    obstacles = [] if may_create else ["it lacks CREATE on the database"]
+    obstacles += [f"it does not own {listed(foreign_tables)}"] if foreign_tables else []
     findings.append(
         Finding(
             "publication",
             "error",
             f"publication {name!r} is not there, and role {server.user!r} may not create it: "
-            f"{', '.join(lacks)}; let an owner of the tables create it",
+            f"{', '.join(obstacles)}; let an owner of the tables create it",
             _creating(name, good, version).as_string(connection),
         )
     )

@@ -44,6 +44,7 @@ def ensure_start(
     """
     existing = prepare(connection, server, config, patterns, facts=facts, at=at)
     if existing is None:
+        # After the publication (`prepare`): the log from the slot's start on must know it already.
         slots.create(connection, server, config.slot, failover=failover, version=facts.version)
         existing = catalog.slot(connection, config.slot)
     slot = slots.check(existing, server, config.slot)
@@ -93,7 +94,7 @@ def _wanted_lsn(config: PostgresSourceConfig) -> int | None:
 def _refuse_position(
     server: PostgresSourceServer, config: PostgresSourceConfig, wanted: int | None
 ) -> None:
-    """Refuse a position without a slot: a slot that is made now begins later, even on an idle server."""
+    """Refuse a position without a slot: a slot created now begins later, even on an idle server."""
     if wanted is not None:
         raise PositionLost(
             f"{server.where}: start position {format_lsn(wanted)}: there is no replication slot {config.slot!r} "
