@@ -500,7 +500,7 @@ class MeasuredSource(Source, Protocol):
 
 @runtime_checkable
 class RemovableSource(Source, Protocol):
-    """A source for which the server keeps something that grows when nobody reads it."""
+    """A source for which the server keeps something, such as log, that grows while nobody reads."""
 
     def remove(self, *, spared: Collection[str], dry_run: bool) -> list[str]:
         """Drop everything that the server keeps for this pipeline; the pipeline cannot continue afterwards.

@@ -304,6 +304,7 @@ def identify_position(text: str) -> tuple[SourceType[Any], Position]:
     """
     try:
         fields = json.loads(text)
+        # The built-in kinds last, as `SourceType.position` says.
         for kind in reversed(tuple(source_types().values())):
             position = kind.position(fields)
             if position is not None:

@@ -1,15 +1,15 @@
 """The types of values in row images: what a source's type means to a destination that has columns with types.
 
-Row images are JSON text. How a value of a column stands in it is decided by the kind of source, which says so with a
-`ValueType` for each column (`SourceType.value_type`). `typed_rows` makes Arrow columns of it. Users declare types by
-name (`parse_value_type`):
+Row images are JSON text. The kind of source decides how the values of a column are written in it,
+and describes that with a `ValueType` for each column (`SourceType.value_type`). `typed_rows` makes
+Arrow columns of the images. Users declare types by name (`parse_value_type`):
 
 =============================================  ===========================================================
 name                                           values
 =============================================  ===========================================================
 `boolean`                                      true and false
-`int8`, `int16`, `int32`, `int64`              integers of so many bits
-`uint8`, `uint16`, `uint32`, `uint64`          the same without a sign
+`int8`, `int16`, `int32`, `int64`              signed integers of that many bits
+`uint8`, `uint16`, `uint32`, `uint64`          unsigned integers of that many bits
 `float32`, `float64`                           numbers of IEEE 754
 `decimal(P,S)`                                 at most P digits, S of them decimals; P is at most 38
 `text`                                         any value: the characters of a string, or else its JSON text
@@ -40,7 +40,7 @@ Form = Literal["plain", "text", "micros", "srid", "hex", "finite"]
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """The values of a column, and how they stand in JSON text.
+    """The values of a column, and how they are written in JSON text.
 
     Attributes:
         kind: What values are.
@@ -103,7 +103,7 @@ _DECIMAL = re.compile(r"decimal\((\d{1,2})(?:,(\d{1,2}))?\)")
 
 
 def decimal(precision: int, scale: int) -> ValueType:
-    """Return the type of decimals with so many digits, text if no destination has decimals of that size.
+    """Return the type of decimals of this size; text if no destination has decimals that large.
 
     A scale may be negative, or above the precision, as PostgreSQL's may be.
     """
