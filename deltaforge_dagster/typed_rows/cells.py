@@ -45,7 +45,7 @@ class ColumnCells:
     Attributes:
         source: The text of all rows.
         starts, stops: Where each value is in it; without meaning where there is none.
-        status: One of the numbers above for each value; whoever reads values changes it.
+        status: One of the numbers above for each value; reading a value changes it.
     """
 
     source: Bytes
@@ -62,7 +62,7 @@ class ColumnCells:
         self.status[nulls[self.source[stops] == TAB]] = VALUE
 
     def text(self, row: int) -> str:
-        """Return a value as it stands."""
+        """Return the JSON text of a value."""
         return self.source[self.starts[row] : self.stops[row]].tobytes().decode()
 
     def read_rare(self, read: Callable[[str], _Value]) -> Iterator[tuple[int, _Value]]:

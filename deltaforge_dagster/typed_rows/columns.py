@@ -95,7 +95,7 @@ def _decimals(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
 
 
 def _floats(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
-    """Return floats: numbers all at once by Arrow, which takes the nearest; the few in quotes one by one."""
+    """Return floats: Arrow reads all numbers at once, to the nearest; the few in quotes follow."""
     values = np.flatnonzero(cells.status == VALUE)
     first = cells.source[cells.starts[values]]
     is_number = (first == MINUS) | (first <= NINE) & (first != QUOTE)
@@ -172,7 +172,7 @@ def _geometries(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
 
 
 def _from_srid(value: bytes) -> bytes:
-    """Return the WKB after an SRID, which stands inside it if it is not 0."""
+    """Return WKB from an SRID and WKB; an SRID other than 0 is written into the WKB ("EWKB")."""
     srid, wkb = value[:_SRID], value[_SRID:]
     if len(wkb) < _WKB_HEADER or wkb[0] > 1:
         raise NoFitError(NOT_OF_TYPE)
@@ -208,6 +208,7 @@ def _lists(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
         elements.find_null_documents()
     values = typed_column(elements, type_.element)
     cells.status[cells.status == VALUE] = FITS
+    # Backwards, so that of several elements in a list that do not fit, the first one decides.
     failed = np.flatnonzero(elements.status > FITS)[::-1]
     cells.status[np.searchsorted(ends, failed, side="right") - 1] = elements.status[failed]
     fits = cells.status == FITS

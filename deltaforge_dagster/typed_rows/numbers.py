@@ -27,7 +27,7 @@ _HALF, _LOW_HALF = np.uint64(32), np.uint64((1 << 32) - 1)
 _WIDE = np.uint64(10**18)
 """From here on another digit may need more than 64 bits."""
 _MOST_DIGITS = 19
-"""So many digits are always below 2^64."""
+"""A number with this many digits is always below 2^64."""
 
 
 @kernel

@@ -44,7 +44,10 @@ def _write_characters(source: Bytes, at: int, stop: int, out: Bytes, out_at: int
 def read_texts(
     source: Bytes, starts: Ints, stops: Ints, status: Bytes, out: Bytes, ends: Ints
 ) -> None:
-    """Write the characters of strings, and all other values as they stand; `ends` is where each ends, after a 0."""
+    """Write the characters of strings, and other values as their JSON text.
+
+    `ends` is where the text of each row ends, after a 0.
+    """
     out_at = int(np.int64(0))
     for row in range(status.size):
         if status[row] == VALUE:
@@ -68,7 +71,7 @@ def _skip_blanks(source: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _base64_start(source: Bytes, at: int, stop: int) -> int:
-    """Return where the text in `{"_base64":"..."}` begins, -1 where something else stands."""
+    """Return where the text in `{"_base64":"..."}` begins; -1 for any other value."""
     # The name in the middle of `BASE64_OPEN`, between its brace and its colon; white space may be around it.
     at = _skip_blanks(source, at + 1, stop)
     for i in range(1, BASE64_OPEN.size - 2):

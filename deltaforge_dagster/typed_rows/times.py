@@ -51,7 +51,7 @@ _DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
 
 @kernel
 def _digits(source: Bytes, at: int, count: int) -> int:
-    """Return the number in so many digits, -1 if one is no digit."""
+    """Return the number that `count` digits from `at` on form; -1 if one of them is no digit."""
     value = int(np.int64(0))
     for i in range(count):
         digit = np.int64(source[at + i]) - ZERO
