@@ -226,7 +226,7 @@ def _misses_older(
     catalog: Mapping[int, NumberedColumn],
     xid: int | None,
 ) -> bool:
-    """Return whether the log's description lacks an older column, so that names prove nothing.
+    """Return whether the log's description lacks an older column, so that names may mislead.
 
     A column whose row in the catalog changed since the transaction began may have got its name only
     later. Numbers increase: if that column existed in the transaction, so did those with lower

@@ -113,9 +113,8 @@ class PostgresSnapshots:
                     # The stream's key differs, so it does not show when a row's primary key changes.
                     target = replace(target, key=())
                 elif self.rules.hides(sent, target.key):
-                    target = replace(
-                        target, operators=None
-                    )  # the bounds stored with chunks would show hidden keys
+                    # Bounds by key are stored with the chunks, and would show hidden values.
+                    target = replace(target, operators=None)
                 connection.execute(_select(target, [], _conditions(where)) + sql.SQL(" LIMIT 0"))
                 yield from chunks.plan(connection, target, chunk_rows, where)
 
