@@ -149,7 +149,7 @@ class Journal:
 
         Args:
             path: The segment's file, as in its row.
-            columns: The columns to read; a column that the file does not have yet is null.
+            columns: The columns to read; a column that is newer than the file is null.
             ordinals: Count and read only row groups that contain some of these rows; None for all.
             part: The index of the share, from 0.
             of: The number of shares.
@@ -185,7 +185,7 @@ class Journal:
         """
         with self.open(path) as file:
             metadata = file.metadata
-            return [metadata.row_group(one).num_rows for one in range(metadata.num_row_groups)]
+            return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
     def verify(self, row: SegmentFile) -> None:
         """Verify that a segment's file is unchanged: size, checksum, ordinals, rows and content hash.
@@ -251,15 +251,15 @@ class Journal:
                 yield from rows.select(CAPTURED.names).combine_chunks().cast(CAPTURED).to_batches()
 
     def sweep_staged(
-        self, pipeline: str, known: Collection[str], *, older_than: float
+        self, pipeline: str, referenced: Collection[str], *, older_than: float
     ) -> list[str]:
-        """Remove staging files that are not in `known` and older than `older_than` seconds.
+        """Remove staging files that are not in `referenced` and older than `older_than` seconds.
 
         Returns:
             The paths of the removed files.
         """
         paths = self._storage.list(_staged(pipeline))
-        return self._sweep((path for path in paths if path not in known), older_than)
+        return self._sweep((path for path in paths if path not in referenced), older_than)
 
     def held_writer(self, pipeline: str, epoch: int) -> HeldWriter:
         """Create a file of held events, and return its writer.
@@ -289,11 +289,11 @@ class Journal:
         return read_held(self._storage, path, checksum)
 
     def sweep_held(
-        self, pipeline: str, known: Collection[str], *, epoch: int, older_than: float
+        self, pipeline: str, referenced: Collection[str], *, epoch: int, older_than: float
     ) -> list[str]:
         """Remove orphaned files of held events and dead letters; see `sweep`. Return their paths."""
         paths = [path for folder in folders(pipeline) for path in self._storage.list(folder)]
-        return self._sweep(orphans(paths, known, epoch), older_than)
+        return self._sweep(orphans(paths, referenced, epoch), older_than)
 
     def exists(self, path: str) -> bool:
         """Return whether a file exists."""
@@ -304,7 +304,7 @@ class Journal:
         self._storage.delete(path)
 
     def sweep(
-        self, pipeline: str, uid: str, known: Collection[str], *, epoch: int, older_than: float
+        self, pipeline: str, uid: str, referenced: Collection[str], *, epoch: int, older_than: float
     ) -> list[str]:
         """Remove the orphaned files of killed runs; return their paths.
 
@@ -314,14 +314,14 @@ class Journal:
         Args:
             pipeline: Name of the pipeline.
             uid: Its uid.
-            known: Paths that have a row.
+            referenced: Paths that have a row.
             epoch: The lease's epoch; files of this epoch or a newer one may still be written.
             older_than: Files written less than this many seconds ago are kept, too.
         """
         orphaned = []
         for path in self._storage.list(f"{pipeline}/{uid}"):
             name = _NAME.match(path.rpartition("/")[2])
-            if name is not None and path not in known and int(name["epoch"]) < epoch:
+            if name is not None and path not in referenced and int(name["epoch"]) < epoch:
                 orphaned.append(path)
         return self._sweep(orphaned, older_than)
 
@@ -416,6 +416,6 @@ def _damaged(row: SegmentFile, what: str) -> JournalDamaged:
     return JournalDamaged(f"journal file {row.path} (segment {row.segment}): {what}")
 
 
-def _compare(row: SegmentFile, what: str, found: object, expected: object) -> None:
-    if found != expected:
-        raise _damaged(row, f"{what} {found}, but {expected} when it was written")
+def _compare(row: SegmentFile, what: str, actual: object, expected: object) -> None:
+    if actual != expected:
+        raise _damaged(row, f"{what} {actual}, but {expected} when it was written")

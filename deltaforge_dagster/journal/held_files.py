@@ -106,11 +106,11 @@ def read_held(storage: JournalStorage, path: str, checksum: str) -> Iterator[byt
                 yield event.as_py()
 
 
-def orphans(paths: Collection[str], known: Collection[str], epoch: int) -> list[str]:
+def orphans(paths: Collection[str], referenced: Collection[str], epoch: int) -> list[str]:
     """Return those of `paths` that no row names and that no live run is writing."""
-    found = []
+    orphaned = []
     for path in paths:
         name = _NAME.match(path.rpartition("/")[2])
-        if name is not None and path not in known and int(name["epoch"]) < epoch:
-            found.append(path)
-    return found
+        if name is not None and path not in referenced and int(name["epoch"]) < epoch:
+            orphaned.append(path)
+    return orphaned

@@ -177,7 +177,7 @@ class LocalStorage:
         """Return the paths of a folder's files; empty if it does not exist."""
         target = self._root / folder
         with _translated(str(target)), contextlib.suppress(FileNotFoundError):
-            return [f"{folder}/{entry.name}" for entry in target.iterdir()]
+            return [f"{folder}/{file.name}" for file in target.iterdir()]
         return []
 
     def age(self, path: str) -> float:
@@ -204,31 +204,31 @@ class LocalStorage:
 
     def check_writable(self, folder: str) -> None:
         """Raise an error if this process may not create files in a folder, or may not create the folder."""
-        there = self._existing(folder)
-        if not there.is_dir():
-            raise StoreUnavailable(f"journal folder {there}: not a directory")
-        if os.access(there, os.W_OK | os.X_OK):
+        existing = self._existing(folder)
+        if not existing.is_dir():
+            raise StoreUnavailable(f"journal folder {existing}: not a directory")
+        if os.access(existing, os.W_OK | os.X_OK):
             return
-        if os.statvfs(there).f_flag & os.ST_RDONLY:
-            raise StoreUnavailable(f"journal folder {there}: its file system is read-only")
+        if os.statvfs(existing).f_flag & os.ST_RDONLY:
+            raise StoreUnavailable(f"journal folder {existing}: its file system is read-only")
         user = os.geteuid()
-        command = "chmod u+rwx" if there.stat().st_uid == user else f"chown {user}"
+        command = "chmod u+rwx" if existing.stat().st_uid == user else f"chown {user}"
         raise StoreUnavailable(
-            f"journal folder {there}: user {user} may not create files in it",
-            remedy=f"{command} {there}",
+            f"journal folder {existing}: user {user} may not create files in it",
+            remedy=f"{command} {existing}",
         )
 
     def free_bytes(self, folder: str) -> int | None:
         """Return the free space on the folder's disk that is available to this user, in bytes."""
-        there = self._existing(folder)
-        with _translated(str(there)):
-            disk = os.statvfs(there)
+        existing = self._existing(folder)
+        with _translated(str(existing)):
+            disk = os.statvfs(existing)
             return disk.f_bavail * disk.f_frsize
 
     def _existing(self, folder: str) -> Path:
         """Return the folder, or the nearest one above it that exists."""
         wanted = self._root / folder
-        return next(one for one in (wanted, *wanted.parents) if one.exists())
+        return next(path for path in (wanted, *wanted.parents) if path.exists())
 
 
 class _LocalFile:

@@ -119,8 +119,8 @@ class SegmentWriter:
             StoreUnavailable: The storage cannot be written; the message says so if it is full.
         """
         if batch.schema.equals(CAPTURED):
-            nobody = pa.nulls(batch.num_rows, PROCESSED.field("synthetic").type)
-            batch = pa.RecordBatch.from_arrays([*batch.columns, nobody], schema=PROCESSED)
+            synthetic = pa.nulls(batch.num_rows, PROCESSED.field("synthetic").type)
+            batch = pa.RecordBatch.from_arrays([*batch.columns, synthetic], schema=PROCESSED)
         if not batch.schema.equals(PROCESSED):
             raise ValueError(f"not the change frame: {batch.schema}")
         if not batch.num_rows:

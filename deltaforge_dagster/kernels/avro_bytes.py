@@ -34,7 +34,7 @@ UNION = b"\x02"
 _CHUNK = 1024
 """How many rows are written together, so that the output stays in the processor's cache."""
 _SHORT = 16
-"""Up to so many bytes, a loop is faster than memcpy."""
+"""Up to this many bytes, a loop is faster than memcpy."""
 _LONGEST_ONE_BYTE = 127
 
 _NO_MASK = np.empty(0, np.bool_)
@@ -64,17 +64,17 @@ class SlicePiece:
     otherwise: bytes = b""
 
     def spread(self, rows: Mask) -> SlicePiece:
-        """Return the values, which are those of some rows, as values of all rows, null for the others.
+        """Return a piece for all rows: these values where `rows` is true, null elsewhere.
 
         Args:
-            rows: True for as many rows as there are values.
+            rows: The mask of all rows; it is true for as many rows as there are values.
         """
         if rows.all():
             return self
-        places = np.cumsum(rows) - 1
-        places[~rows] = 0
-        valid = rows if self.valid is None else rows & self.valid[places]
-        return replace(self, starts=self.starts[places], stops=self.stops[places], valid=valid)
+        indices = np.cumsum(rows) - 1
+        indices[~rows] = 0
+        valid = rows if self.valid is None else rows & self.valid[indices]
+        return replace(self, starts=self.starts[indices], stops=self.stops[indices], valid=valid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ class EncodedColumn:
 def varint(number: int) -> bytes:
     """Return an int or long: zigzag, then seven bits per byte, the least significant first."""
     coded = (number << 1) ^ (number >> 63)
-    found = bytearray()
+    encoded = bytearray()
     while coded > _LONGEST_ONE_BYTE:
-        found.append(coded & 127 | 128)
+        encoded.append(coded & 127 | 128)
         coded >>= 7
-    return bytes([*found, coded])
+    return bytes([*encoded, coded])
 
 
 def text(value: str) -> bytes:
@@ -157,9 +157,9 @@ def encode(rows: int, pieces: Sequence[Piece]) -> EncodedColumn:
         if len(last):
             _write_constant(last, start, stop, out, cursors)
     out.flags.writeable = False
-    found = ends.astype(np.int32)
-    found.flags.writeable = False
-    return EncodedColumn(found, out)
+    offsets = ends.astype(np.int32)
+    offsets.flags.writeable = False
+    return EncodedColumn(offsets, out)
 
 
 _Varying: TypeAlias = LongPiece | SlicePiece | FixedPiece | DecimalPiece
@@ -174,7 +174,7 @@ class _PieceKernels:
 
 
 def _melted(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
-    """Merge constants into the pieces behind them; return these, and the last constant."""
+    """Merge constants into the pieces that follow them; return those, and the last constant."""
     parts = []
     constant = b""
     for piece in pieces:
@@ -218,11 +218,11 @@ def _part(piece: _Varying, before: bytes, otherwise: bytes) -> _PieceKernels:
 
 def _frozen(array: Any) -> Any:
     """Return an array that is contiguous and read-only, so that Numba compiles a single kernel."""
-    found = np.ascontiguousarray(array)
-    if found.flags.writeable:
-        found = found.view()
-        found.flags.writeable = False
-    return found
+    frozen = np.ascontiguousarray(array)
+    if frozen.flags.writeable:
+        frozen = frozen.view()
+        frozen.flags.writeable = False
+    return frozen
 
 
 @kernel
@@ -369,7 +369,7 @@ def _write_fixed(
 
 @kernel
 def _decimal_size(data: Bytes, first: int) -> int:
-    """Return how many bytes of a decimal's 16 are needed: those above them only repeat the sign."""
+    """Return how many of a decimal's 16 bytes are needed; the higher ones only repeat the sign."""
     top = np.int64(data[first + 15])
     sign = 255 if top & 128 != 0 else 0
     size = 16
@@ -422,7 +422,7 @@ def _write_constant(constant: Bytes, start: int, stop: int, out: Bytes, cursors:
 
 @kernel
 def put_schema_ids(out: Bytes, ends: _Ints, numbers: _Ints, ids: Longs) -> None:
-    """Write the id of each row's schema over the four bytes behind its first one, the most significant byte first.
+    """Write the id of each row's schema over the row's bytes 1 to 4 (from 0), big-endian.
 
     Args:
         out: The rows' bytes.
@@ -440,14 +440,14 @@ def put_schema_ids(out: Bytes, ends: _Ints, numbers: _Ints, ids: Longs) -> None:
 
 def warm() -> None:
     """Compile every kernel, or load it from the cache."""
-    one, ends = np.zeros(1, np.int64), np.array([0, 1], np.int32)
+    number, ends = np.zeros(1, np.int64), np.array([0, 1], np.int32)
     bits = np.zeros(16, np.uint8)
     pieces: list[Piece] = [
-        LongPiece(one),
+        LongPiece(number),
         SlicePiece(bits, ends[:-1], ends[1:], sized=True),
         FixedPiece(bits, 1),
         DecimalPiece(bits),
         b"-",
     ]
-    made = encode(1, pieces)
-    put_schema_ids(np.zeros(5, np.uint8), made.ends.copy(), np.array([0], np.int32), one)
+    encoded = encode(1, pieces)
+    put_schema_ids(np.zeros(5, np.uint8), encoded.ends.copy(), np.array([0], np.int32), number)

@@ -37,20 +37,20 @@ def compiled_from(package: Path) -> dict[str, bytes]:
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
         texts[name.removesuffix(".__init__")] = path.read_bytes()
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     unread = [name for name, text in texts.items() if b"@kernel" in text or b"kernel(" in text]
     while unread:
         name = unread.pop()
-        if name in texts and name not in found:
-            found[name] = texts[name]
+        if name in texts and name not in sources:
+            sources[name] = texts[name]
             for imported, names in _IMPORT.findall(texts[name]):
                 # An imported name may be a module; if it is not, it is not in `texts`.
                 module = imported.decode()
                 unread += [
                     module,
-                    *(f"{module}.{one}" for one in re.findall(r"\w+", names.decode())),
+                    *(f"{module}.{attribute}" for attribute in re.findall(r"\w+", names.decode())),
                 ]
-    return found
+    return sources
 
 
 @functools.cache
@@ -59,8 +59,8 @@ def cache_folder() -> Path:
     digest = hashlib.sha256()
     for name, text in sorted(compiled_from(Path(__file__).parents[1]).items()):
         digest.update(f"{name} {len(text)} ".encode() + text)
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    return Path(given or user_cache() / "kernels") / digest.hexdigest()[:16]
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(folder or user_cache() / "kernels") / digest.hexdigest()[:16]
 
 
 numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]  # set at import
@@ -92,10 +92,10 @@ def _type_of_copy(_context: Any) -> Callable[..., Any]:
 
 def _copy_natively(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Call the C library's memcpy; gets Numba types, and generates LLVM code."""
-    target, place, text, begin, count = arguments
+    target, offset, text, begin, count = arguments
     target = context.make_array(signature.args[0])(context, builder, target).data
     text = context.make_array(signature.args[2])(context, builder, text).data
-    target, text = builder.gep(target, [place]), builder.gep(text, [begin])
+    target, text = builder.gep(target, [offset]), builder.gep(text, [begin])
     cgutils.raw_memcpy(builder, target, text, count, 1)  # type: ignore[no-untyped-call]
     return context.get_dummy_value()
 

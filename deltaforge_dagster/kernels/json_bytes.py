@@ -66,20 +66,20 @@ def write_utf_8(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int
 def write_base64(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Write `{"_base64":"..."}` (RFC 4648, with padding); at most 2 n + 18 bytes."""
     at = copy(BASE64_OPEN, 0, BASE64_OPEN.size, out, at)
-    place = start
-    while place < end:
-        count = min(3, end - place)
+    position = start
+    while position < end:
+        count = min(3, end - position)
         group = np.int64(0)
         for i in range(3):
             group <<= 8
             if i < count:
-                group |= np.int64(source[place + i])
+                group |= np.int64(source[position + i])
         for digit in range(4):
             if digit <= count:
                 out[at + digit] = BASE64[(group >> (18 - 6 * digit)) & 63]
             else:
                 out[at + digit] = EQUALS
-        place += 3
+        position += 3
         at += 4
     out[at] = QUOTE
     out[at + 1] = CLOSE_BRACE

@@ -61,21 +61,21 @@ def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArra
     escaped = np.flatnonzero(kinds == _ESCAPED)
     if not len(escaped):
         return texts
-    made = texts.to_pylist()
+    values = texts.to_pylist()
     for row in escaped.tolist():
-        made[row] = _walked(documents[row].as_py(), path)
-    return pa.array(made, pa.string())
+        values[row] = _walked(documents[row].as_py(), path)
+    return pa.array(values, pa.string())
 
 
 def _walked(document: str, path: Sequence[str]) -> str | None:
     """Return a field's text, found with Python's JSON scanner, which handles escapes."""
     start, stop = 0, len(document)
     for name in path:
-        found = members(document, start) if document[start] == "{" else iter(())
-        place = next((one for one in found if one[0] == name), None)
-        if place is None:
+        fields = members(document, start) if document[start] == "{" else iter(())
+        wanted = next((field for field in fields if field[0] == name), None)
+        if wanted is None:
             return None
-        _, _, start, stop = place
+        _, _, start, stop = wanted
     if document[start] == '"':
         return cast("str", json.loads(document[start:stop]))
     return None if document.startswith("null", start) else document[start:stop]
@@ -165,10 +165,10 @@ def _find(source: Bytes, name: Bytes, starts: _Ints, stops: _Ints, kinds: Bytes)
                 break
             end = string_end(source, at, stop)
             same = end - at - 2 == name.size
-            for place in range(at + 1, end - 1):
-                if source[place] == BACKSLASH:
+            for position in range(at + 1, end - 1):
+                if source[position] == BACKSLASH:
                     kinds[row] = _ESCAPED
-                if same and source[place] != name[place - at - 1]:
+                if same and source[position] != name[position - at - 1]:
                     same = False
             if kinds[row] == _ESCAPED:
                 break
@@ -194,7 +194,7 @@ def _unwrap(source: Bytes, starts: _Ints, stops: _Ints, kinds: Bytes) -> None:
         elif source[starts[row]] == QUOTE:
             starts[row] += 1
             stops[row] -= 1
-            for place in range(starts[row], stops[row]):
-                if source[place] == BACKSLASH:
+            for position in range(starts[row], stops[row]):
+                if source[position] == BACKSLASH:
                     kinds[row] = _ESCAPED
                     break

@@ -1,6 +1,7 @@
 r"""Kernels that read the strings in JSON text: their characters without escapes, and bytes in Base64.
 
-A character is a code point, however it is written: `\u` twice for one beyond the 16th bit counts once.
+A character is a code point, however it is written: a surrogate pair of two `\u` escapes counts
+once.
 """
 
 from __future__ import annotations
@@ -51,23 +52,23 @@ def character_end(source: Bytes, at: int, end: int) -> int:
 
 
 @kernel
-def write_plain(source: Bytes, at: int, end: int, out: Bytes, place: int) -> int:
+def write_plain(source: Bytes, at: int, end: int, out: Bytes, out_at: int) -> int:
     """Write the characters of a JSON string in UTF-8, unescaped; never more bytes than the input."""
     while at < end:
         if source[at] != BACKSLASH:
-            out[place] = source[at]
-            place += 1
+            out[out_at] = source[at]
+            out_at += 1
             at += 1
             continue
         unit = code_unit(source, at, end)
         after = character_end(source, at, end)
         if unit < 0:
-            out[place] = _ESCAPED[source[min(at + 1, end - 1)]]
-            place += 1
+            out[out_at] = _ESCAPED[source[min(at + 1, end - 1)]]
+            out_at += 1
         else:
             if after - at > 6:
                 low = code_unit(source, at + 6, end)
                 unit = 0x10000 + ((unit - 0xD800) << 10 | (low - 0xDC00))
-            place = write_code_point(unit, out, place)
+            out_at = write_code_point(unit, out, out_at)
         at = after
-    return place
+    return out_at

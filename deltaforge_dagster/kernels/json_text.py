@@ -93,7 +93,7 @@ _DAY_AND_CLOCK = np.frombuffer(b"-00-00 00:00:00", np.uint8).copy()
 _NO_MINUTES = np.frombuffer(b":00", np.uint8).copy()
 BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
 UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
-"""In place of a value that the log does not have."""
+"""Written in place of a value that the log does not contain."""
 
 STRING_GROWTH = 6
 """The most bytes of a JSON string per byte of input (a control character), apart from two quotes."""
@@ -252,11 +252,11 @@ def _write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Decode pairs of hexadecimal digits, and write the bytes in Base64."""
     if (end - start) & 1 != 0:
         return INVALID
-    for place in range(start, end, 6):
+    for position in range(start, end, 6):
         group, wrong = np.int64(0), np.uint8(0)
-        digits = min(6, end - place)
+        digits = min(6, end - position)
         for i in range(digits):
-            value = HEX_VALUES[source[place + i]]
+            value = HEX_VALUES[source[position + i]]
             wrong |= value
             group |= np.int64(value) << (20 - 4 * i)
         if wrong > 15:
@@ -269,23 +269,23 @@ def _write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
 def _write_escaped(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Decode `bytea` text in the escape format, and write its bytes in Base64."""
     group, count = np.int64(0), 0
-    place = start
-    while place < end:
-        byte = np.int64(source[place])
-        place += 1
+    position = start
+    while position < end:
+        byte = np.int64(source[position])
+        position += 1
         if byte < 32 or byte > 126:
             return INVALID
         if byte == BACKSLASH:
-            if place < end and source[place] == BACKSLASH:
-                place += 1
-            elif end - place >= 3:
+            if position < end and source[position] == BACKSLASH:
+                position += 1
+            elif end - position >= 3:
                 byte = np.int64(0)
                 for _ in range(3):
-                    digit = np.int64(source[place]) - ZERO
+                    digit = np.int64(source[position]) - ZERO
                     if digit < 0 or digit > 7:
                         return INVALID
                     byte = byte << 3 | digit
-                    place += 1
+                    position += 1
                 if byte > 255:
                     return INVALID
             else:
@@ -438,11 +438,11 @@ def write_document(source: Bytes, start: int, end: int, out: Bytes, at: int, sta
     """
     depth = 0
     state = _VALUE
-    place = start
-    while place < end:
-        byte = source[place]
+    position = start
+    while position < end:
+        byte = source[position]
         if byte == 32 or byte == 10 or byte == 13 or byte == 9:
-            place += 1
+            position += 1
             continue
         opens = byte == OPEN_BRACE or byte == OPEN_BRACKET
         if opens and (state == _VALUE or state == _VALUE_OR_END):
@@ -466,24 +466,24 @@ def write_document(source: Bytes, start: int, end: int, out: Bytes, at: int, sta
             is_key = (state == _KEY or state == _KEY_OR_END) and byte == QUOTE
             if not (is_key or state == _VALUE or state == _VALUE_OR_END):
                 return INVALID
-            token_end = _scalar_end(source, place, end)
+            token_end = _scalar_end(source, position, end)
             if token_end == INVALID:
                 return INVALID
-            at = copy(source, place, token_end, out, at)
-            place = token_end
+            at = copy(source, position, token_end, out, at)
+            position = token_end
             state = _BEFORE_VALUE if is_key else _AFTER
             continue
         out[at] = byte
         at += 1
-        place += 1
+        position += 1
     return at if depth == 0 and state == _AFTER else INVALID
 
 
 @kernel
 def write_null_document(out: Bytes, at: int) -> int:
-    """Write the JSON document `null`, with a tab behind it: so it is not the `null` that stands for no value.
+    """Write the JSON document `null` and a tab, unlike the `null` that stands for a missing value.
 
-    For whoever reads JSON, both are the same.
+    JSON parsers ignore the tab, so to them both are the same.
     """
     at = write_null(out, at)
     out[at] = TAB
@@ -494,7 +494,8 @@ def write_null_document(out: Bytes, at: int) -> int:
 def write_json_value(source: Bytes, start: int, end: int, out: Bytes, at: int, stack: Bytes) -> int:
     """Write a JSON document as the value of a column; at most n + 1 bytes.
 
-    White space tells documents apart from what has their text without being one: `null` for no value, and `UNCHANGED`.
+    A document whose text is `null` or `UNCHANGED` gets white space, which tells it apart from the
+    markers with the same text: `null` for a missing value, and `UNCHANGED` for an unchanged one.
     """
     after = write_document(source, start, end, out, at, stack)
     if equals(out, at, after, NULL):
@@ -509,7 +510,7 @@ def write_json_value(source: Bytes, start: int, end: int, out: Bytes, at: int, s
 def write_scalar(
     kind: int, source: Bytes, start: int, end: int, out: Bytes, at: int, stack: Bytes
 ) -> int:
-    """Write a text of the given kind as JSON; at most `STRING_GROWTH` n + `OVERHEAD` bytes."""
+    """Write a text of kind `kind` as JSON; at most `STRING_GROWTH` n + `OVERHEAD` bytes."""
     if kind == STRING:
         return write_string(source, start, end, out, at)
     if kind == INTEGER:

@@ -251,8 +251,8 @@ for _empty in (_NO_BYTES, _NO_INTS, _NO_MASK):
 def _gather(source: Bytes, starts: _Ints | Longs, ends: _Ints, out: Bytes) -> None:
     """Write the texts that begin at `starts` one after another; `ends` are their bounds in `out`."""
     for row in range(len(starts)):
-        at, place = int(starts[row]), int(ends[row])
-        copy(source, at, at + int(ends[row + 1]) - place, out, place)
+        at, out_at = int(starts[row]), int(ends[row])
+        copy(source, at, at + int(ends[row + 1]) - out_at, out, out_at)
 
 
 @kernel
@@ -309,15 +309,16 @@ def _write_decimals(numbers: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> 
             out[at] = 45  # -
             at += 1
         digits = 1
+        # Negative numbers are not negated first: -2**63 has no positive counterpart in 64 bits.
         rest = number // 10 if number >= 0 else -(number // -10)
         while rest != 0:
             rest = rest // 10 if rest >= 0 else -(rest // -10)
             digits += 1
         rest = number
-        for place in range(at + digits - 1, at - 1, -1):
+        for position in range(at + digits - 1, at - 1, -1):
             quotient = rest // 10 if rest >= 0 else -(rest // -10)
             digit = rest - quotient * 10
-            out[place] = 48 + (digit if digit >= 0 else -digit)
+            out[position] = 48 + (digit if digit >= 0 else -digit)
             rest = quotient
         stops[row] = at + digits
 
@@ -397,7 +398,7 @@ def _write_times(micros: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None
 @kernel
 def _padded(out: Bytes, at: int, number: int, width: int) -> int:
     """Write a number with leading zeros; return the position after it."""
-    for place in range(at + width - 1, at - 1, -1):
-        out[place] = 48 + number % 10
+    for position in range(at + width - 1, at - 1, -1):
+        out[position] = 48 + number % 10
         number //= 10
     return at + width

@@ -81,7 +81,7 @@ class Kernel:
 
     @property
     def _numba_type_(self) -> Any:
-        """What Numba asks for when it compiles a kernel that calls this one."""
+        """The type that Numba queries when it compiles a kernel that calls this one."""
         return self.compiled._numba_type_
 
 

@@ -55,12 +55,12 @@ def _rotated(word: int, bits: int) -> int:
 def _mix(message: Bytes, at: int, words: Longs) -> None:
     """Process one block of the message: update the state in `words`."""
     for i in range(16):
-        place = at + 4 * i
+        position = at + 4 * i
         words[i] = (
-            np.int64(message[place]) << 24
-            | np.int64(message[place + 1]) << 16
-            | np.int64(message[place + 2]) << 8
-            | np.int64(message[place + 3])
+            np.int64(message[position]) << 24
+            | np.int64(message[position + 1]) << 16
+            | np.int64(message[position + 2]) << 8
+            | np.int64(message[position + 3])
         )
     for i in range(16, 64):
         old, new = words[i - 15], words[i - 2]
@@ -99,8 +99,8 @@ def write_sha256(message: Bytes, size: int, words: Longs, out: Bytes, at: int) -
     blocks = (size + 9 + _BLOCK - 1) // _BLOCK
     end = blocks * _BLOCK
     message[size] = 0x80
-    for place in range(size + 1, end - 8):
-        message[place] = 0
+    for position in range(size + 1, end - 8):
+        message[position] = 0
     bits = np.int64(size) * 8
     for i in range(8):
         message[end - 1 - i] = (bits >> (8 * i)) & 255

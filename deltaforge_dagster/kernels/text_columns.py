@@ -51,11 +51,11 @@ def text_columns(columns: Mapping[str, pa.Array[Any]]) -> TextColumns:
         SinkRejected: A text is null in a column that must not have nulls.
     """
     nullable = ("key", "headers")
-    found = {n: _text_column(n, one, nullable=n in nullable) for n, one in columns.items()}
-    key, headers = (found[name] for name in nullable)
+    buffers = {n: _text_column(n, column, nullable=n in nullable) for n, column in columns.items()}
+    key, headers = (buffers[name] for name in nullable)
     return TextColumns(
-        tuple(one.offsets for one in found.values()),
-        tuple(one.data for one in found.values()),
+        tuple(column.offsets for column in buffers.values()),
+        tuple(column.data for column in buffers.values()),
         (key.valid, headers.valid),
         (key.first_bit, headers.first_bit),
     )
@@ -89,7 +89,7 @@ def digits_of(number: int) -> int:
 def put_number(out: Bytes, at: int, number: int) -> int:
     """Write a non-negative number in decimal at index `at` and return the index after it."""
     digits = digits_of(number)
-    for place in range(at + digits - 1, at - 1, -1):
-        out[place] = 48 + number % 10
+    for position in range(at + digits - 1, at - 1, -1):
+        out[position] = 48 + number % 10
         number //= 10
     return at + digits

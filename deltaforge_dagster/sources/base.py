@@ -73,11 +73,12 @@ class SourceNotes(SchemaRegistry, Protocol):
     def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
         """Record what a statement does to the columns of a table, for a log that has columns by name only.
 
-        It is durable when this returns, and counts for the version of the table that is registered next. What is recorded of
-        later positions is forgotten.
+        The record is durable when this returns, and applies to the version of the table that is
+        registered next. Earlier records for later positions are deleted.
 
         Args:
-            table: The table; only its name matters. Nothing is recorded of a table that has no version yet.
+            table: The table; only its name matters. Nothing is recorded for a table without a
+                version.
             changes: What the statement does.
             position: Position of the statement.
 
@@ -87,12 +88,14 @@ class SourceNotes(SchemaRegistry, Protocol):
         ...
 
     def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
-        """Record what a statement does to tables, in order: a table that is made after one of its name was dropped is another.
+        """Record what a statement does to tables, such as dropping them, in order.
 
-        The log has each change of both, but not the end of the rows that the former one had.
+        A table that is created after one of the same name was dropped is another table. The log
+        contains the changes of both, but no event that ends the rows of the former one.
 
         Args:
-            fates: Full name of each table, `DATABASE.*` for all of a database, and what became of it.
+            fates: Full name of each table (`DATABASE.*` for all tables of a database), and what the
+                statement does to it.
         """
         ...
 
@@ -209,9 +212,9 @@ class AwaitableStart(Protocol):
         """Do what `Source.ensure_start` does, however long it takes.
 
         Args:
-            at: See there.
-            waits: Called about twice a second with what the start waits for, in a sentence; may raise an error, which
-                ends the wait.
+            at: As in `Source.ensure_start`.
+            waits: Called about twice a second with a sentence that says what the start waits for;
+                may raise an error, which ends the wait.
 
         Raises:
             StartDelayed: It took too long.
@@ -421,7 +424,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class IdentifyingSource(Source, Protocol):
-    """A source that can say which tables its log has now, and tell a table from another one of its name."""
+    """A source that can list the tables in its log, and tell tables of the same name apart."""
 
     def logged_tables(self) -> Mapping[str, LoggedTable]:
         """Return the tables that the pipeline captures and whose changes are in the log from now on, by full name.
@@ -439,13 +442,14 @@ class WatchableSource(Source, Protocol):
     """A source that can say at next to no cost, several times a second, whether its log may have grown."""
 
     def log_ends(self, seconds: float) -> Generator[object]:
-        """Yield where the log ends, each time one asks; nothing where that would not be cheap.
+        """Yield the current end of the log each time the generator is advanced.
 
-        A value differs from the one before if a change was committed in between, and perhaps without
-        one. Reading it neither reads the log nor disturbs who writes to the database.
+        Yields nothing if that would not be cheap. A value differs from the previous one if a change
+        was committed in between; it may also differ without a change. Asking for it neither reads
+        the log nor disturbs other sessions that write to the database.
 
         Args:
-            seconds: How long the asking may last, on one connection.
+            seconds: How long the generator may be used; all its queries share one connection.
 
         Raises:
             SourceUnavailable: The server does not answer, or the time is up.
@@ -455,17 +459,17 @@ class WatchableSource(Source, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RetainedLog:
-    """What a server has of its log, seen from where a pipeline stands. Bytes are those of log of whatever tables.
+    """How much log a server has, relative to a pipeline's positions; the log of all tables counts.
 
     Attributes:
         end: Where the log ends.
         bytes: Bytes after the captured position.
         unconfirmed: Bytes after the confirmed position; None if there is no such position yet.
         retained: Bytes that the server keeps because of this pipeline; None if it keeps none for pipelines.
-        limit: How many of them it keeps at most; None if any amount.
-        room: Bytes that it still has before the captured position, where it discards its log whether somebody has read
-            it or not; None elsewhere.
-        kept_seconds: For how long it keeps its log there; None if age does not matter.
+        limit: The most bytes that it keeps because of this pipeline; None if any amount.
+        room: For a server that discards its log whether or not it was read: bytes of log that it
+            still has before the captured position. None for other servers.
+        kept_seconds: For how long such a server keeps its log; None if age does not matter.
         limited_by: The server's setting for `limit` or `kept_seconds`; None without either.
     """
 
@@ -496,12 +500,12 @@ class MeasuredSource(Source, Protocol):
 
 @runtime_checkable
 class RemovableSource(Source, Protocol):
-    """A source for which the server keeps something that grows when nobody reads it."""
+    """A source for which the server keeps something, such as log, that grows while nobody reads."""
 
     def remove(self, *, spared: Collection[str], dry_run: bool) -> list[str]:
         """Drop everything that the server keeps for this pipeline; the pipeline cannot continue afterwards.
 
-        What somebody else made is kept. Takes at most 5 seconds.
+        Objects that somebody else created are kept. Takes at most 5 seconds.
 
         Args:
             spared: Names (`SourceType.names`) of what other pipelines use on this server, which is kept as well.

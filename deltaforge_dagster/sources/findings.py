@@ -65,12 +65,12 @@ def one_line(text: str) -> str:
 
 
 @contextmanager
-def finding_errors(subject: str, found: list[Finding]) -> Iterator[None]:
-    """Catch a `DeltaforgeError` raised in the block and append it to `found` as a finding."""
+def finding_errors(subject: str, findings: list[Finding]) -> Iterator[None]:
+    """Catch a `DeltaforgeError` raised in the block and append it to `findings` as a finding."""
     try:
         yield
     except DeltaforgeError as error:
-        found.append(Finding(subject, "error", error.text, error.remedy or None))
+        findings.append(Finding(subject, "error", error.text, error.remedy or None))
 
 
 def retention_level(used: float) -> Level:

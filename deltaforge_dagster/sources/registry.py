@@ -194,7 +194,7 @@ class SourceType(ABC, Generic[_Config]):
         return {}
 
     def kept_log(self, config: _Config, size: int | None) -> str | None:  # noqa: ARG002
-        """Return what the server keeps for a pipeline that nobody works on, as a clause; None if it keeps nothing.
+        """Return what the server keeps for an idle pipeline, as a clause; None if it keeps nothing.
 
         `size` is the number of bytes when it was last measured, None if unknown.
         """
@@ -205,7 +205,10 @@ class SourceType(ABC, Generic[_Config]):
         return False
 
     def with_secret(self, config: _Config, secret: str | None) -> _Config:  # noqa: ARG002
-        """Return a config that was stored with its secret masked, with this one, or with None: its client looks elsewhere."""
+        """Return a stored config whose secret was masked, with `secret` in place of the mask.
+
+        With None it has no secret; the client library may then find one elsewhere.
+        """
         return config
 
     def database_place(self, config: _Config) -> tuple[str, ...]:
@@ -277,8 +280,8 @@ def parse_read_view(text: str) -> ReadView:
     """
     try:
         fields = json.loads(text)
-        found = (kind.read_view(fields) for kind in reversed(tuple(source_types().values())))
-        view: ReadView = next(one for one in found if one is not None)
+        candidates = (kind.read_view(fields) for kind in reversed(tuple(source_types().values())))
+        view: ReadView = next(candidate for candidate in candidates if candidate is not None)
     except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise CorruptLog("not what a snapshot's read saw") from error
     return view
@@ -301,6 +304,7 @@ def identify_position(text: str) -> tuple[SourceType[Any], Position]:
     """
     try:
         fields = json.loads(text)
+        # The built-in kinds last, as `SourceType.position` says.
         for kind in reversed(tuple(source_types().values())):
             position = kind.position(fields)
             if position is not None:

@@ -1,15 +1,15 @@
 """The types of values in row images: what a source's type means to a destination that has columns with types.
 
-Row images are JSON text. How a value of a column stands in it is decided by the kind of source, which says so with a
-`ValueType` for each column (`SourceType.value_type`). `typed_rows` makes Arrow columns of it. Users declare types by
-name (`parse_value_type`):
+Row images are JSON text. The kind of source decides how the values of a column are written in it,
+and describes that with a `ValueType` for each column (`SourceType.value_type`). `typed_rows` makes
+Arrow columns of the images. Users declare types by name (`parse_value_type`):
 
 =============================================  ===========================================================
 name                                           values
 =============================================  ===========================================================
 `boolean`                                      true and false
-`int8`, `int16`, `int32`, `int64`              integers of so many bits
-`uint8`, `uint16`, `uint32`, `uint64`          the same without a sign
+`int8`, `int16`, `int32`, `int64`              signed integers of that many bits
+`uint8`, `uint16`, `uint32`, `uint64`          unsigned integers of that many bits
 `float32`, `float64`                           numbers of IEEE 754
 `decimal(P,S)`                                 at most P digits, S of them decimals; P is at most 38
 `text`                                         any value: the characters of a string, or else its JSON text
@@ -40,19 +40,19 @@ Form = Literal["plain", "text", "micros", "srid", "hex", "finite"]
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """The values of a column, and how they stand in JSON text.
+    """The values of a column, and how they are written in JSON text.
 
     Attributes:
         kind: What values are.
-        bits: Of integers and floats.
-        signed: Of integers.
+        bits: Width of integers and floats.
+        signed: Whether integers have a sign.
         precision, scale: Digits of a decimal, and how many of them are decimals.
         zone: Whether a timestamp is a moment, in UTC.
-        element: Of a list, the type of its elements.
-        form: Another form than the usual one, which stays allowed, except for geometries. `text`: a string is the
-            bytes of its UTF-8. `micros`: a number is a moment in microseconds since 1970, 0 none. `srid`: Base64
-            of 4 bytes SRID, little-endian, and WKB. `hex`: WKB in hexadecimal digits, as PostGIS writes it. `finite`:
-            NaN and infinities do not fit.
+        element: The type of a list's elements.
+        form: Another form than the usual one, which stays allowed, except for geometries. `text`: a
+            string is the bytes of its UTF-8. `micros`: a number above 0 is a moment in microseconds
+            since 1970. `srid`: Base64 of 4 bytes SRID, little-endian, and WKB. `hex`: WKB in
+            hexadecimal digits, as PostGIS writes it. `finite`: NaN and infinities do not fit.
     """
 
     kind: Kind
@@ -93,8 +93,8 @@ UINT8, UINT16, UINT32, UINT64 = (ValueType("integer", bits, signed=False) for bi
 GEOMETRY = ValueType("geometry", form="hex")
 
 _NAMED = {
-    one.name: one
-    for one in (
+    value_type.name: value_type
+    for value_type in (
         BOOLEAN, TEXT, JSON, BINARY, UUID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, FLOAT32, FLOAT64, GEOMETRY,
         INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64,
     )
@@ -103,7 +103,7 @@ _DECIMAL = re.compile(r"decimal\((\d{1,2})(?:,(\d{1,2}))?\)")
 
 
 def decimal(precision: int, scale: int) -> ValueType:
-    """Return the type of decimals with so many digits, text if no destination has decimals of that size.
+    """Return the type of decimals of this size; text if no destination has decimals that large.
 
     A scale may be negative, or above the precision, as PostgreSQL's may be.
     """
@@ -129,9 +129,9 @@ def parse_value_type(name: str) -> ValueType:
         return _NAMED[compact]
     if compact.startswith("list<") and compact.endswith(">"):
         return list_of(parse_value_type(compact[5:-1]))
-    found = _DECIMAL.fullmatch(compact)
-    if found is not None:
-        precision, scale = int(found[1]), int(found[2] or 0)
+    digits = _DECIMAL.fullmatch(compact)
+    if digits is not None:
+        precision, scale = int(digits[1]), int(digits[2] or 0)
         if 1 <= precision <= MAX_DIGITS and scale <= precision:
             return decimal(precision, scale)
     raise ValueError(

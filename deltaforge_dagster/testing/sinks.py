@@ -103,8 +103,8 @@ class Subject:
 
     def rows(self, values: list[str], *names: str) -> list[tuple[str, str]]:
         """Return messages with these values, distributed in turn over the named destinations."""
-        places = [self.destination(name) for name in names or ("a",)]
-        return list(zip(itertools.cycle(places), values, strict=False))
+        destinations = [self.destination(name) for name in names or ("a",)]
+        return list(zip(itertools.cycle(destinations), values, strict=False))
 
 
 def numbered(count: int, size: int = 1) -> list[str]:
@@ -245,7 +245,7 @@ class ExactlyOnceContract:
     """What a sink that stores its own position promises in addition; needs a fixture `exact`, like `subject`."""
 
     def test_position_is_that_of_the_last_message(self, exact: Subject) -> None:
-        """Whoever opens the sink next reads the origin and place of the last message that arrived."""
+        """Reopening the sink returns the origin and place of the last message that arrived."""
         assert exact.sink.position() is None
         first = messages(exact.rows(numbered(7000, size=300), "a", "b"), origin=ORIGIN)
         second = messages(exact.rows(numbered(1), "c"), first=7000, origin=ORIGIN)
@@ -264,7 +264,7 @@ class ExactlyOnceContract:
         batches = [messages(rows[n : n + 10], first=n, origin=ORIGIN) for n in range(0, 30, 10)]
         last = batches[-1]
         if exact.sink.takes_parts:
-            earlier = tuple(one.messages for one in batches[:-1])
+            earlier = tuple(batch.messages for batch in batches[:-1])
             batches = [replace(last, earlier=earlier)]
 
         acknowledged = [exact.sink.send(batch, allow) for batch in batches]
@@ -323,7 +323,7 @@ class ExactlyOnceContract:
         exact.sink.open()
 
         arrived = exact.delivered("a")
-        found = exact.sink.position()
+        position = exact.sink.position()
         assert values[: len(arrived)] == arrived
-        assert found == (batch.position_at(len(arrived) - 1) if arrived else None)
+        assert position == (batch.position_at(len(arrived) - 1) if arrived else None)
         assert len(arrived) % 4 == 0

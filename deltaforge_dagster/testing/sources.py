@@ -122,11 +122,11 @@ class Versions:
 
     def defined(self, position: Position) -> dict[str, str]:
         """Return the table definitions at a position."""
-        found: dict[str, str | None] = {}
+        merged: dict[str, str | None] = {}
         for noted, definitions in self.definitions:
             if noted <= position:
-                found |= definitions
-        return {table: text for table, text in found.items() if text is not None}
+                merged |= definitions
+        return {table: text for table, text in merged.items() if text is not None}
 
     def held(self) -> dict[str, str]:
         """Return the tables that are held."""
@@ -483,7 +483,7 @@ class SourceContract:
         assert bench.source().has_changes(end)
 
     def test_changes_move_the_end_of_the_log(self, bench: Bench) -> None:
-        """`log_ends` yields another value once something was committed; of files, whose times are coarse, soon."""
+        """`log_ends` yields another value soon after a commit; files have only coarse times."""
         source = bench.source()
         _only_if(isinstance(source, WatchableSource), "the source cannot be watched")
         assert isinstance(source, WatchableSource)
@@ -504,10 +504,12 @@ class SourceContract:
         _only_if(bench.maintained and not bench.appends_only, "`maintain` does not look at tables")
         bench.execute("ALTER TABLE items RENAME TO others")
 
-        for found in (bench.source().maintain(start), bench.source().maintain(None)):
-            assert [(one.subject, one.level) for one in found] == [("tables", "error")]
-            assert "no such table is there" in found[0].text
-            assert "items" in found[0].text
+        for findings in (bench.source().maintain(start), bench.source().maintain(None)):
+            assert [(finding.subject, finding.level) for finding in findings] == [
+                ("tables", "error")
+            ]
+            assert "no such table is there" in findings[0].text
+            assert "items" in findings[0].text
 
     def test_a_look_at_lost_log(self, bench: Bench) -> None:
         """`maintain` reports, as reading would, that the log after the captured position is gone."""
@@ -517,7 +519,7 @@ class SourceContract:
         _only_if(bench.maintained, "`maintain` does not look at the log")
 
         if bench.lost_log_is_finding:
-            assert [one.subject for one in bench.source().maintain(start)] == ["changes"]
+            assert [finding.subject for finding in bench.source().maintain(start)] == ["changes"]
         else:
             with pytest.raises(PositionLost, match="Re-snapshot required"):
                 bench.source().maintain(start)

@@ -1,4 +1,4 @@
-"""The texts of one column's values in row images, and what has become of each."""
+"""The texts of one column's values in row images, and the status of each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deltaforge_dagster.kernels.runtime import Bytes
 Ints: TypeAlias = npt.NDArray[np.int32]
 
 ABSENT, NULL, VALUE, FITS, RARE, NOT_OF_TYPE, OUT_OF_RANGE, TOO_PRECISE, NOT_UNICODE = range(9)
-"""The status of a cell. The image lacks it; it is null; it has a value that is not read yet; the value was read; its form
-is left to Python; and why it does not fit.
+"""The status of a cell: the image lacks it; it is null; it has a value that is not read yet; the
+value was read; it has a rare form, which is left to Python; and the reasons why it does not fit.
 """
 
 REASONS = {
@@ -45,7 +45,7 @@ class ColumnCells:
     Attributes:
         source: The text of all rows.
         starts, stops: Where each value is in it; without meaning where there is none.
-        status: One of the numbers above for each value; whoever reads values changes it.
+        status: One of the numbers above for each value; reading a value changes it.
     """
 
     source: Bytes
@@ -54,7 +54,7 @@ class ColumnCells:
     status: Bytes
 
     def find_null_documents(self) -> None:
-        """Give nulls that are documents (`json_text.write_null_document`) the status of values."""
+        """Mark each `null` that is a JSON document (`json_text.write_null_document`) as a value."""
         nulls = np.flatnonzero(self.status == NULL)
         stops = self.stops[nulls]
         inside = stops < self.source.size
@@ -62,11 +62,11 @@ class ColumnCells:
         self.status[nulls[self.source[stops] == TAB]] = VALUE
 
     def text(self, row: int) -> str:
-        """Return a value as it stands."""
+        """Return the JSON text of a value."""
         return self.source[self.starts[row] : self.stops[row]].tobytes().decode()
 
     def read_rare(self, read: Callable[[str], _Value]) -> Iterator[tuple[int, _Value]]:
-        """Read the values that kernels left, and yield their rows and what was read; note which do not fit."""
+        """Read the values that the kernels left; yield row and result of each that fits."""
         for row in np.flatnonzero(self.status == RARE).tolist():
             try:
                 value = read(self.text(row))

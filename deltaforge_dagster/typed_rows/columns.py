@@ -53,7 +53,7 @@ def _array(cells: ColumnCells, type_: pa.DataType, *buffers: npt.NDArray[Any]) -
     fits = cells.status == FITS
     nulls = len(fits) - int(np.count_nonzero(fits))
     bitmap = pa.py_buffer(np.packbits(fits, bitorder="little").data) if nulls else None
-    data = [bitmap, *(pa.py_buffer(one.data) for one in buffers)]
+    data = [bitmap, *(pa.py_buffer(buffer.data) for buffer in buffers)]
     return pa.Array.from_buffers(type_, len(fits), data, nulls)
 
 
@@ -95,7 +95,7 @@ def _decimals(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
 
 
 def _floats(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
-    """Return floats: numbers all at once by Arrow, which takes the nearest; the few in quotes one by one."""
+    """Return floats: Arrow reads all numbers at once, to the nearest; the few in quotes follow."""
     values = np.flatnonzero(cells.status == VALUE)
     first = cells.source[cells.starts[values]]
     is_number = (first == MINUS) | (first <= NINE) & (first != QUOTE)
@@ -158,21 +158,21 @@ def _documents(cells: ColumnCells, _type: ValueType) -> pa.Array[Any]:
 
 
 def _geometries(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
-    """Return geometries in WKB, one by one: they are rare, and large where they are not."""
+    """Return geometries in WKB, one by one: they are rare, or large where they are frequent."""
     stored = _bytes(cells, type_) if type_.form == "srid" else _texts(cells, type_)
     convert: Callable[[Any], bytes] = _from_srid if type_.form == "srid" else _from_hex
-    found: list[bytes | None] = []
+    geometries: list[bytes | None] = []
     for row, value in enumerate(stored.to_pylist()):
         try:
-            found.append(None if value is None else convert(value))
+            geometries.append(None if value is None else convert(value))
         except NoFitError as error:
             cells.status[row] = error.status
-            found.append(None)
-    return pa.array(found, pa.binary())
+            geometries.append(None)
+    return pa.array(geometries, pa.binary())
 
 
 def _from_srid(value: bytes) -> bytes:
-    """Return the WKB after an SRID, which stands inside it if it is not 0."""
+    """Return WKB from an SRID and WKB; an SRID other than 0 is written into the WKB ("EWKB")."""
     srid, wkb = value[:_SRID], value[_SRID:]
     if len(wkb) < _WKB_HEADER or wkb[0] > 1:
         raise NoFitError(NOT_OF_TYPE)
@@ -191,7 +191,7 @@ def _from_hex(text: str) -> bytes:
 
 
 def _lists(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
-    """Return lists; one fits if all of its elements do, for the same reason as the first that does not."""
+    """Return lists; a list with elements that do not fit gets the status of the first of them."""
     assert type_.element is not None
     ends = np.zeros(cells.status.size + 1, np.int32)
     texts = cells.source, cells.starts, cells.stops, cells.status
@@ -208,6 +208,7 @@ def _lists(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
         elements.find_null_documents()
     values = typed_column(elements, type_.element)
     cells.status[cells.status == VALUE] = FITS
+    # Backwards, so that of several elements in a list that do not fit, the first one decides.
     failed = np.flatnonzero(elements.status > FITS)[::-1]
     cells.status[np.searchsorted(ends, failed, side="right") - 1] = elements.status[failed]
     fits = cells.status == FITS

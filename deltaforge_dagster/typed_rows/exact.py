@@ -77,7 +77,7 @@ def _unquoted(text: str) -> str:
 
 
 def integer(text: str, bits: int, *, signed: bool) -> int:
-    """Return an integer of so many bits.
+    """Return an integer of `bits` bits.
 
     Raises:
         NoFitError: It is no number, no integer, or too large.
@@ -90,7 +90,7 @@ def integer(text: str, bits: int, *, signed: bool) -> int:
 
 
 def floating(text: str, bits: int, *, not_finite: bool) -> float:
-    """Return the nearest number of IEEE 754 with so many bits.
+    """Return the nearest IEEE 754 number of `bits` bits.
 
     Args:
         text: A JSON number, or one in quotes, or in quotes `NaN`, `Infinity` or `-Infinity`.

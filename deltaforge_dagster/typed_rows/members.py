@@ -60,7 +60,7 @@ def _find(
 
 @kernel
 def _skip(source: Bytes, at: int, stop: int, byte: int) -> int:
-    """Return the place after white space and any number of `byte`."""
+    """Return the offset after white space and any number of `byte`."""
     while at < stop and (source[at] == byte or blank(source[at])):
         at += 1
     return at
@@ -79,8 +79,8 @@ def locate_members(
     stops: Ints,
     status: Bytes,
     kinds: Bytes,
-    stranger_starts: Ints,
-    stranger_stops: Ints,
+    unknown_starts: Ints,
+    unknown_stops: Ints,
 ) -> None:
     """Find the columns of each image.
 
@@ -92,7 +92,7 @@ def locate_members(
         starts, stops, status: A line per column: where its values are, and `ABSENT`, `NULL` or `VALUE`; all are `ABSENT`
             before.
         kinds: One of the numbers above for each row.
-        stranger_starts, stranger_stops: Where the first name is, in quotes, that is none of `names`.
+        unknown_starts, unknown_stops: Where the first name that is not among `names` is, in quotes.
     """
     for row in range(valid.size):
         kinds[row] = KNOWN
@@ -113,8 +113,8 @@ def locate_members(
             at = string_end(source, name, stop)
             column = _find(source, name + 1, at - 1, names, name_ends, expected)
             if column < 0:
-                for place in range(name + 1, at - 1):
-                    if source[place] == BACKSLASH:
+                for position in range(name + 1, at - 1):
+                    if source[position] == BACKSLASH:
                         size = write_plain(source, name + 1, at - 1, scratch, 0)
                         column = _find(scratch, 0, size, names, name_ends, expected)
                         if not is_utf_8(scratch, 0, size):
@@ -128,7 +128,7 @@ def locate_members(
             if column < 0:
                 if kinds[row] == KNOWN:
                     kinds[row] = STRANGER
-                    stranger_starts[row], stranger_stops[row] = name, name_end
+                    unknown_starts[row], unknown_stops[row] = name, name_end
                 continue
             expected = column + 1
             if expected == name_ends.size - 1:
@@ -153,10 +153,10 @@ def locate_elements(
     element_stops: Ints,
     element_status: Bytes,
 ) -> int:
-    """Find the elements of arrays, and return how many there are; only count them where the memory for them is empty.
+    """Find the elements of arrays, and return how many there are.
 
-    The status of a value that is no array becomes `NOT_OF_TYPE`. `ends` is where the elements of each row end, after
-    a 0.
+    If the arrays for the elements are empty, they are only counted. The status of a value that is
+    no array becomes `NOT_OF_TYPE`. `ends` is where the elements of each row end, after a 0.
     """
     count = int(np.int64(0))
     for row in range(status.size):

@@ -27,7 +27,7 @@ _HALF, _LOW_HALF = np.uint64(32), np.uint64((1 << 32) - 1)
 _WIDE = np.uint64(10**18)
 """From here on another digit may need more than 64 bits."""
 _MOST_DIGITS = 19
-"""So many digits are always below 2^64."""
+"""A number with this many digits is always below 2^64."""
 
 
 @kernel
@@ -54,8 +54,8 @@ def read_integers(
         is_plain = 0 < size <= _MOST_DIGITS and (source[at] != ZERO or size == 1)
         value = np.uint64(0)
         if is_plain:
-            for place in range(at, stop):
-                digit = np.int64(source[place]) - ZERO
+            for position in range(at, stop):
+                digit = np.int64(source[position]) - ZERO
                 if digit < 0 or digit > 9:
                     is_plain = False
                     break
@@ -111,16 +111,16 @@ def read_decimals(
         point = stop
         digits = int(np.int64(0))
         too_precise = False
-        for place in range(at, stop):
-            if source[place] == DOT and point == stop and at < place < stop - 1:
-                point = place
+        for position in range(at, stop):
+            if source[position] == DOT and point == stop and at < position < stop - 1:
+                point = position
                 continue
-            digit = np.int64(source[place]) - ZERO
+            digit = np.int64(source[position]) - ZERO
             if digit < 0 or digit > 9:
                 is_plain = False
             if not is_plain:
                 break
-            if place - point > scale:
+            if position - point > scale:
                 too_precise = bool(too_precise or digit > 0)
                 continue
             if digits > 0 or digit > 0:

@@ -41,7 +41,7 @@ _WITH_KERNELS = (
     ),
     "list<int64>",
 )
-"""Types that have all kernels between them."""
+"""Types whose columns together use every kernel."""
 
 _NO_ROW = {
     NO_OBJECT: "it is not a JSON object",
@@ -69,9 +69,10 @@ class TypedRows:
     """Rows whose columns have types.
 
     Attributes:
-        schema: The columns: those that were asked for, then the fields that no column was known for.
+        schema: The requested columns, then those of fields that had no column.
         batch: The values. Null stands for null, for a value that the image lacks, and for one that does not fit.
-        present: For columns that some images lack: which have a value, or null. All others are in every image.
+        present: For each column that some images lack: which images have it, be it null. Every
+            image has all other columns.
         misfits: The values that do not fit, in the order of the rows. Such a row cannot be stored.
     """
 
@@ -86,8 +87,9 @@ def typed_rows(
 ) -> TypedRows:
     """Return row images with types.
 
-    A field that the schema does not have becomes a column of text, behind the others, in alphabetical order. Looking for such fields costs
-    time, so give the next batch the schema of the result.
+    A field that the schema does not have becomes a column of text, after the others, in
+    alphabetical order. Finding such fields costs time, so pass the schema of the result with the
+    next batch.
 
     Args:
         images: Row images; null has no columns.
@@ -102,13 +104,13 @@ def typed_rows(
     valid = np.ones(count, np.uint8)
     if images.null_count:
         valid[:] = images.is_valid().to_numpy(zero_copy_only=False)
-    known, added = schema, set[str]()
+    original, added = schema, set[str]()
     scratch = np.empty(int(np.diff(ends).max(initial=0)), np.uint8)
     while True:
         shape = len(schema.columns), count
         starts, stops = np.empty(shape, np.int32), np.empty(shape, np.int32)
         status, kinds = np.full(shape, ABSENT, np.uint8), np.empty(count, np.uint8)
-        strangers = np.empty((2, count), np.int32)
+        unknown_names = np.empty((2, count), np.int32)
         locate_members(
             source,
             ends,
@@ -120,20 +122,20 @@ def typed_rows(
             stops,
             status,
             kinds,
-            strangers[0],
-            strangers[1],
+            unknown_names[0],
+            unknown_names[1],
         )
         if not other_fields:
             kinds[kinds == STRANGER] = KNOWN
         rows = np.flatnonzero(kinds == STRANGER)
         if not rows.size:
             break
-        names = slices(source, strangers[0, rows], strangers[1, rows])
-        found = _strangers(images, names, rows, schema)
-        if not found:
+        names = slices(source, unknown_names[0, rows], unknown_names[1, rows])
+        fields = _strangers(images, names, rows, schema)
+        if not fields:
             raise CorruptLog("a row image is not valid JSON")
-        added |= found
-        schema = known.with_added(sorted(added))
+        added |= fields
+        schema = original.with_added(sorted(added))
     columns: list[pa.Array[Any]] = []
     misfits = [Misfit(row, None, _NO_ROW[kinds[row]]) for row in np.flatnonzero(kinds).tolist()]
     present = {}
@@ -148,7 +150,7 @@ def typed_rows(
             Misfit(row, column.name, REASONS[int(cells.status[row])])
             for row in np.flatnonzero(cells.status > FITS).tolist()
         ]
-    misfits.sort(key=lambda one: one.row)
+    misfits.sort(key=lambda misfit: misfit.row)
     batch = pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
     return TypedRows(schema, batch, present, tuple(misfits))
 
@@ -164,12 +166,13 @@ def _strangers(
 ) -> set[str]:
     """Return the names of fields that the schema does not have.
 
-    Of each image that has any, the first is known. The others are looked for in one image of each of these.
+    `names` has the first such field of each image in `rows`. The others are looked for in one image
+    for each distinct name.
     """
-    known = {column.name for column in schema.columns}
+    columns = {column.name for column in schema.columns}
     samples = dict(zip(names.to_pylist(), rows.tolist(), strict=True))
-    found = {json.loads(name) for row in samples.values() for name in members(images[row].as_py())}
-    return found - known
+    fields = {json.loads(name) for row in samples.values() for name in members(images[row].as_py())}
+    return fields - columns
 
 
 def warm() -> None:

@@ -48,15 +48,16 @@ _CUT = {"text", "binary"}
 
 @dataclass(frozen=True, slots=True)
 class TargetTypes:
-    """What a destination's columns can be. What it lacks is replaced by something that holds the same values.
+    """Which types a destination has; a type that it lacks is replaced by one with the same values.
 
     Attributes:
         unsigned: Unsigned integers; else the next wider signed ones, and `decimal(20,0)` for 64 bits.
         time: Times of a day; else text.
         uuid: UUIDs; else text.
         not_finite: NaN and infinities in floats; else they do not fit.
-        own_equality: Whether columns that get texts may compare them in their own way, so that it takes different ones for
-            the same key: `10.0` and `10.00` in a number, `a` and `A` where case does not matter.
+        own_equality: Whether columns that get texts may compare them in their own way, so that
+            different texts are the same key: `10.0` and `10.00` in a number, `a` and `A` if case
+            does not matter.
     """
 
     unsigned: bool = True
@@ -109,7 +110,7 @@ class TypedSchema:
         return pa.schema([column.field for column in self.columns])
 
     def with_added(self, names: Iterable[str]) -> Self:
-        """Return the schema with more fields, which are text, behind the others."""
+        """Return the schema with more fields, which are text, after the others."""
         return replace(self, columns=(*self.columns, *(TypedColumn(name, TEXT) for name in names)))
 
 
@@ -122,7 +123,7 @@ def typed_schema(
 ) -> TypedSchema:
     """Return the columns that rows of a table version have, as they are delivered.
 
-    The result depends on nothing else than the arguments, so a column has the same type in every batch and run.
+    The result depends only on the arguments, so a column has the same type in every batch and run.
 
     Args:
         table: The version as it is registered: without excluded columns, with hashed and masked ones as text.
@@ -132,16 +133,16 @@ def typed_schema(
         target: What the destination's columns can be.
 
     Raises:
-        SourceMisconfigured: A column rule asks for what cannot be.
+        SourceMisconfigured: A column rule would exclude, mask or truncate a key column.
     """
     wanted = dict(declared or {})
     rules = ColumnRules(engine.columns).of(table)
     columns = []
     for number, column in enumerate(table.columns):
-        found = kind.value_type(column, engine.values)
-        if rules is not None and rules[number].action == TRUNCATE and found.kind not in _CUT:
-            found = TEXT
-        type_ = fitted(wanted.pop(column.name, found), target)
+        value_type = kind.value_type(column, engine.values)
+        if rules is not None and rules[number].action == TRUNCATE and value_type.kind not in _CUT:
+            value_type = TEXT
+        type_ = fitted(wanted.pop(column.name, value_type), target)
         columns.append(TypedColumn(column.name, type_, column.data_type))
     columns += [TypedColumn(name, fitted(type_, target)) for name, type_ in wanted.items()]
     return TypedSchema(tuple(columns), kind.marks_unchanged)

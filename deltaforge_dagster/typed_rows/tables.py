@@ -16,7 +16,7 @@ from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 _VERSION = ("db", "schema", "table", "schema_version")
 _IMAGES = ("after", "before", "key")
-"""The first that a change has is its row."""
+"""In order of preference: the first image that a change has is its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,11 @@ SchemaOf: TypeAlias = Callable[[VersionName], TypedSchema]
 
 
 def typed_tables(frame: pa.RecordBatch, schema_of: SchemaOf) -> Iterator[TypedTable]:
-    """Return the rows of a change frame, or of processed changes, by table version, in the order of their first rows.
+    """Yield the rows of a change frame, or of processed changes, by table version.
 
-    The row of a change is its image after the change; of a delete that before it; and where the source has no image,
-    the key, all other columns being absent. Events without rows (truncates and schema changes) are in no table.
+    Versions come in the order of their first rows. The row of a change is its image after the
+    change, or, for a delete, the one before it; without either, it is the key, and all other
+    columns are absent. Events without rows (truncates and schema changes) are in no table.
 
     Args:
         frame: The changes.
@@ -62,17 +63,20 @@ def typed_tables(frame: pa.RecordBatch, schema_of: SchemaOf) -> Iterator[TypedTa
     """
     images = cast("pa.StringArray", pc.coalesce(*(frame.column(name) for name in _IMAGES)))
     has_row = images.is_valid().to_numpy(zero_copy_only=False)
-    for version, places in table_versions(frame, has_row):
+    for version, rows in table_versions(frame, has_row):
         of_version = (
-            images if len(places) == frame.num_rows else images.take(pa.array(places, pa.int64()))
+            images if len(rows) == frame.num_rows else images.take(pa.array(rows, pa.int64()))
         )
-        yield TypedTable(version, places, typed_rows(of_version, schema_of(version)))
+        yield TypedTable(version, rows, typed_rows(of_version, schema_of(version)))
 
 
 def table_versions(
     frame: pa.RecordBatch, chosen: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[VersionName, npt.NDArray[np.int64]]]:
-    """Return the table versions of the chosen rows of a change frame, in the order of their first rows, and where these are."""
+    """Yield the table versions of the chosen rows of a change frame, each with its row numbers.
+
+    Versions come in the order of their first rows.
+    """
     codes = np.zeros(frame.num_rows, np.int64)
     for name in _VERSION:
         column = frame.column(name)
@@ -86,11 +90,11 @@ def table_versions(
         yield _version(frame, 0), np.arange(frame.num_rows)
         return
     codes[~chosen] = -1
-    found, first = np.unique(codes, return_index=True)
-    for code in found[np.argsort(first)]:
+    distinct, first = np.unique(codes, return_index=True)
+    for code in distinct[np.argsort(first)]:
         if code >= 0:
-            places = np.flatnonzero(codes == code)
-            yield _version(frame, int(places[0])), places
+            rows = np.flatnonzero(codes == code)
+            yield _version(frame, int(rows[0])), rows
 
 
 def _version(frame: pa.RecordBatch, row: int) -> VersionName:

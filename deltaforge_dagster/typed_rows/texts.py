@@ -26,38 +26,44 @@ _ZERO_DIGIT = ord("A")
 
 
 @kernel
-def _write_characters(source: Bytes, at: int, stop: int, out: Bytes, place: int) -> int:
-    """Write the characters of the string between the quotes; return the place after them, -1 if UTF-8 has not all."""
+def _write_characters(source: Bytes, at: int, stop: int, out: Bytes, out_at: int) -> int:
+    """Write the characters of the string between the quotes; return the offset after them.
+
+    Returns -1 if a character cannot be written in UTF-8, as half of a surrogate pair.
+    """
     escaped = np.uint8(0)
-    for i in range(at, stop):  # has no branch, so it runs over many bytes at once
+    for i in range(at, stop):  # no branch, so it is vectorized
         escaped |= np.uint8(source[i] == BACKSLASH)
     if escaped == 0:
-        return copy(source, at, stop, out, place)
-    end = write_plain(source, at, stop, out, place)
-    return end if is_utf_8(out, place, end) else -1
+        return copy(source, at, stop, out, out_at)
+    end = write_plain(source, at, stop, out, out_at)
+    return end if is_utf_8(out, out_at, end) else -1
 
 
 @kernel
 def read_texts(
     source: Bytes, starts: Ints, stops: Ints, status: Bytes, out: Bytes, ends: Ints
 ) -> None:
-    """Write the characters of strings, and all other values as they stand; `ends` is where each ends, after a 0."""
-    place = int(np.int64(0))
+    """Write the characters of strings, and other values as their JSON text.
+
+    `ends` is where the text of each row ends, after a 0.
+    """
+    out_at = int(np.int64(0))
     for row in range(status.size):
         if status[row] == VALUE:
             at, stop = int(starts[row]), int(stops[row])
             if source[at] == QUOTE:
-                end = _write_characters(source, at + 1, stop - 1, out, place)
+                end = _write_characters(source, at + 1, stop - 1, out, out_at)
             else:
-                end = copy(source, at, stop, out, place)
+                end = copy(source, at, stop, out, out_at)
             status[row] = NOT_UNICODE if end < 0 else FITS
-            place = max(place, end)
-        ends[row + 1] = place
+            out_at = max(out_at, end)
+        ends[row + 1] = out_at
 
 
 @kernel
 def _skip_blanks(source: Bytes, at: int, stop: int) -> int:
-    """Return the place after white space."""
+    """Return the offset after white space."""
     while at < stop and blank(source[at]):
         at += 1
     return at
@@ -65,7 +71,7 @@ def _skip_blanks(source: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _base64_start(source: Bytes, at: int, stop: int) -> int:
-    """Return where the text in `{"_base64":"..."}` begins, -1 where something else stands."""
+    """Return where the text in `{"_base64":"..."}` begins; -1 for any other value."""
     # The name in the middle of `BASE64_OPEN`, between its brace and its colon; white space may be around it.
     at = _skip_blanks(source, at + 1, stop)
     for i in range(1, BASE64_OPEN.size - 2):
@@ -80,7 +86,7 @@ def _base64_start(source: Bytes, at: int, stop: int) -> int:
 
 
 @kernel
-def _write_bytes(source: Bytes, at: int, stop: int, out: Bytes, place: int) -> int:
+def _write_bytes(source: Bytes, at: int, stop: int, out: Bytes, out_at: int) -> int:
     """Write the bytes that the Base64 text between `at` and `stop` stands for (RFC 4648, padded); -1 if it is none."""
     size = stop - at
     if size % 4 != 0:
@@ -98,9 +104,9 @@ def _write_bytes(source: Bytes, at: int, stop: int, out: Bytes, place: int) -> i
             bits = bits << 6 | np.int64(BASE64_VALUES[source[group + i]])
         count = 3 - padding if group + 4 == stop else 3
         for i in range(count):
-            out[place + i] = bits >> (16 - 8 * i) & 255
-        place += count
-    return place
+            out[out_at + i] = bits >> (16 - 8 * i) & 255
+        out_at += count
+    return out_at
 
 
 @kernel
@@ -114,19 +120,19 @@ def read_bytes(
     ends: Ints,
 ) -> None:
     """Write the bytes of `{"_base64":"..."}`, with `has_texts` those of strings in UTF-8; `ends` as for `read_texts`."""
-    place = int(np.int64(0))
+    out_at = int(np.int64(0))
     for row in range(status.size):
         if status[row] == VALUE:
             at, stop = int(starts[row]), int(stops[row])
             end, failure = -1, NOT_OF_TYPE
             if source[at] == QUOTE and has_texts:
-                end = _write_characters(source, at + 1, stop - 1, out, place)
+                end = _write_characters(source, at + 1, stop - 1, out, out_at)
                 failure = NOT_UNICODE
             elif source[at] == OPEN_BRACE:
                 first = _base64_start(source, at, stop)
                 closed = -1 if first < 0 else string_end(source, first - 1, stop)
                 if closed >= 0 and source[_skip_blanks(source, closed, stop - 1)] == CLOSE_BRACE:
-                    end = _write_bytes(source, first, closed - 1, out, place)
+                    end = _write_bytes(source, first, closed - 1, out, out_at)
             status[row] = failure if end < 0 else FITS
-            place = max(place, end)
-        ends[row + 1] = place
+            out_at = max(out_at, end)
+        ends[row + 1] = out_at

@@ -51,7 +51,7 @@ _DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
 
 @kernel
 def _digits(source: Bytes, at: int, count: int) -> int:
-    """Return the number in so many digits, -1 if one is no digit."""
+    """Return the number that `count` digits from `at` on form; -1 if one of them is no digit."""
     value = int(np.int64(0))
     for i in range(count):
         digit = np.int64(source[at + i]) - ZERO
@@ -97,8 +97,8 @@ def _time(source: Bytes, at: int, stop: int) -> int:
     if source[at] != DOT or at + 1 == stop:
         return _NONE
     unit, too_precise = int(np.int64(100_000)), False
-    for place in range(at + 1, stop):
-        digit = int(np.int64(source[place])) - ZERO
+    for position in range(at + 1, stop):
+        digit = int(np.int64(source[position])) - ZERO
         if digit < 0 or digit > 9:
             return _NONE
         too_precise = too_precise or (unit == 0 and digit > 0)
@@ -116,12 +116,12 @@ def _offset(source: Bytes, at: int, stop: int) -> int:
     if not (size == 3 or size == 6 or size == 9) or (source[at] != PLUS and source[at] != MINUS):
         return _NONE
     offset, unit = int(np.int64(0)), int(np.int64(3600))
-    for place in range(at, stop, 3):
-        part = _digits(source, place + 1, 2)
+    for position in range(at, stop, 3):
+        part = _digits(source, position + 1, 2)
         if (
             part < 0
-            or (place > at and (source[place] != COLON or part > 59))
-            or (place == at and part > 23)
+            or (position > at and (source[position] != COLON or part > 59))
+            or (position == at and part > 23)
         ):
             return _NONE
         offset += part * unit
@@ -222,14 +222,14 @@ def read_uuids(source: Bytes, starts: Ints, stops: Ints, status: Bytes, out: Byt
         status[row] = NOT_OF_TYPE
         if source[at - 1] != QUOTE or stops[row] - 1 - at != _UUID_SIZE:
             continue
-        place, wrong = at, np.uint8(0)
+        position, wrong = at, np.uint8(0)
         for i in range(16):
             if i == 4 or i == 6 or i == 8 or i == 10:
-                wrong |= np.uint8(source[place] != MINUS) << np.uint8(7)
-                place += 1
-            first, second = HEX_VALUES[source[place]], HEX_VALUES[source[place + 1]]
+                wrong |= np.uint8(source[position] != MINUS) << np.uint8(7)
+                position += 1
+            first, second = HEX_VALUES[source[position]], HEX_VALUES[source[position + 1]]
             wrong |= first | second
             out[16 * row + i] = np.int64(first & 15) << 4 | np.int64(second & 15)
-            place += 2
+            position += 2
         if wrong <= 15:
             status[row] = FITS

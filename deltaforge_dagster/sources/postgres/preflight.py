@@ -65,8 +65,8 @@ def preflight(
     version = connection.info.parameter_status("server_version") or "unknown"
     existing = catalog.slot(connection, slot)
     service = recognized(connection)
-    of = f", {service.name}" if service.managed else ""
-    connected = Finding("connection", "ok", f"{server.where}, version {version}{of}")
+    suffix = f", {service.name}" if service.managed else ""
+    connected = Finding("connection", "ok", f"{server.where}, version {version}{suffix}")
     if catalog.settings(connection).standby:  # whether it has a slot says nothing about the primary
         text = f"this is a standby; changes are read from the primary: in source.config.dsn use {service.primary}"
         return [connected, Finding("server", "error", text)]
@@ -81,25 +81,25 @@ def preflight(
 
 
 def _log(connection: psycopg.Connection, server: PostgresSourceServer) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     facts = catalog.settings(connection)
     if facts.decodes:
         rises = "" if facts.wal_level == "logical" else ", which the first logical slot raises"
-        found.append(Finding("wal_level", "ok", f"wal_level is {facts.wal_level}{rises}"))
+        findings.append(Finding("wal_level", "ok", f"wal_level is {facts.wal_level}{rises}"))
     else:
         restart, statements = after_restart(connection, "wal_level", "logical")
         text = f"wal_level is {facts.wal_level}; {restart}"
-        found.append(Finding("wal_level", "error", text, statements))
-    with finding_errors("grants", found):
-        # Services give the right in ways that no catalog shows, so it is tried.
+        findings.append(Finding("wal_level", "error", text, statements))
+    with finding_errors("grants", findings):
+        # Managed services grant the right in ways that no catalog shows, so try to use it.
         try:
             server.identify(_IDENTIFY_SECONDS)
         except SourceUnavailable as error:
             text = f"whether role {server.user!r} may replicate could not be tried: {error}"
-            found.append(Finding("grants", "warning", text))
+            findings.append(Finding("grants", "warning", text))
         else:
-            found.append(Finding("grants", "ok", f"role {server.user!r} may replicate"))
-    return found
+            findings.append(Finding("grants", "ok", f"role {server.user!r} may replicate"))
+    return findings
 
 
 def _slot(
@@ -111,26 +111,26 @@ def _slot(
     *,
     failover: bool,
 ) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if existing is None and position is None:
-        with finding_errors("slot", found):
+        with finding_errors("slot", findings):
             if failover:
                 slots.check_failover(server, connection.info.server_version)
-            found.append(_room(connection, name))
-        return found
-    with finding_errors("slot", found):
-        held = slots.check(existing, server, name)
+            findings.append(_room(connection, name))
+        return findings
+    with finding_errors("slot", findings):
+        slot = slots.check(existing, server, name)
         if position is not None:
             flushed = catalog.facts(connection, server).flushed_lsn
-            slots.check_start(held, server, name, position.lsn, flushed)
-        found.append(Finding("slot", "ok", f"replication slot {name!r} is there"))
-        if failover and not held.failover:
+            slots.check_start(slot, server, name, position.lsn, flushed)
+        findings.append(Finding("slot", "ok", f"replication slot {name!r} is there"))
+        if failover and not slot.failover:
             slots.check_failover(server, connection.info.server_version)
             text = f"replication slot {name!r} becomes a failover slot when the next run begins"
-            found.append(Finding("slot", "note", text))
-        found.append(_retention(connection, server, held))
-        found += _restart(connection, server)
-    return found
+            findings.append(Finding("slot", "note", text))
+        findings.append(_retention(connection, server, slot))
+        findings += _restart(connection, server)
+    return findings
 
 
 def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> list[Finding]:
@@ -148,7 +148,7 @@ def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> li
 def _of_superusers(
     connection: psycopg.Connection, subject: str, level: Level, text: str, grant: str
 ) -> Finding:
-    """Return a finding whose remedy only a superuser can execute: without it where nobody is one."""
+    """Return a finding whose remedy needs a superuser; no remedy on services that have none."""
     service = recognized(connection)
     if service.managed:
         why = f"only a superuser can grant that, and on {service.name} nobody is one"
@@ -176,7 +176,7 @@ def _room(connection: psycopg.Connection, name: str) -> Finding:
 
 
 def _retention(
-    connection: psycopg.Connection, server: PostgresSourceServer, held: catalog.ReplicationSlot
+    connection: psycopg.Connection, server: PostgresSourceServer, slot: catalog.ReplicationSlot
 ) -> Finding:
     """Compare the log that the slot retains with its limit (`max_slot_wal_keep_size`)."""
     row = connection.execute(
@@ -184,14 +184,14 @@ def _retention(
     ).fetchone()
     limit = None if row is None else row[0]
     flushed = catalog.facts(connection, server).flushed_lsn
-    kept = 0 if held.restart_lsn is None else max(0, flushed - held.restart_lsn)
+    kept = 0 if slot.restart_lsn is None else max(0, flushed - slot.restart_lsn)
     text = f"the slot keeps {kept / _MIB:,.0f} MiB of log"
     if limit is None or limit < 0:
         return Finding("retention", "ok", f"{text}, and may keep any amount")
     used = kept / limit if limit else 1.0
-    level = "error" if held.unreserved else retention_level(used)
+    level = "error" if slot.unreserved else retention_level(used)
     text += f" of {limit / _MIB:,.0f} (max_slot_wal_keep_size)"
-    if held.unreserved:
+    if slot.unreserved:
         text += "; it is more than that, and lost at the next checkpoint"
     elif level == "ok" and limit <= slots.MAX_UNCONFIRMED_BYTES:
         level = "warning"
@@ -213,18 +213,18 @@ def _publication(
     *,
     slot_exists: bool,
 ) -> list[Finding]:
-    lacks = publications.coverage(connection, name, patterns)
-    if lacks is None and not slot_exists:
+    coverage = publications.coverage(connection, name, patterns)
+    if coverage is None and not slot_exists:
         version = connection.info.server_version
         return publications.creation(connection, server, name, patterns, version)
-    found: list[Finding] = []
-    with finding_errors("publication", found):
-        if lacks is None:
+    findings: list[Finding] = []
+    with finding_errors("publication", findings):
+        if coverage is None:
             raise publications.missing(server, name)
-        found += publications.findings(connection, name, lacks)
-        if not found:
-            found.append(Finding("publication", "ok", f"publication {name!r} sends the tables"))
-    return found
+        findings += publications.findings(connection, name, coverage)
+        if not findings:
+            findings.append(Finding("publication", "ok", f"publication {name!r} sends the tables"))
+    return findings
 
 
 def _tables(
@@ -236,7 +236,7 @@ def _tables(
     chosen = catalog.captured(catalog.tables(connection), patterns)
     if not chosen:
         return [Finding("tables", "error", f"no table matches source.config.tables ({patterns})")]
-    found = [
+    findings = [
         Finding("tables", "ok", f"{len(chosen)} match source.config.tables"),
         *patterns.unmatched([(table.schema, table.name) for table in chosen]),
     ]
@@ -257,7 +257,7 @@ def _tables(
         if identity != "f" and by_oid[oid].full_name not in bare
     ]
     if partial:
-        found.append(
+        findings.append(
             Finding(
                 "replica identity",
                 "note",
@@ -277,17 +277,17 @@ def _tables(
             sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (...)").format(table.identifier)
             for table in without
         ]
-        found.append(
+        findings.append(
             Finding(
                 "keys",
                 "note",
                 f"no primary key: {listed([table.full_name for table in without])}; their messages"
                 " have no key of the row, so sinks cannot keep one row's changes in order or compact"
                 " them",
-                [one.as_string(connection) for one in keys],
+                [statement.as_string(connection) for statement in keys],
             )
         )
-    return found + _reading(connection, server, chosen, needed_by)
+    return findings + _reading(connection, server, chosen, needed_by)
 
 
 def _reading(
@@ -321,7 +321,7 @@ def _reading(
     role = sql.Identifier(server.user)
     closed = sorted({schema for _, schema, usable, *_ in rows if not usable})
     unreadable = [by_oid[oid] for oid, _, _, readable, *_ in rows if not readable]
-    filtered = [(by_oid[oid], *by) for oid, _, _, _, policies, *by in rows if policies]
+    filtered = [(by_oid[oid], *owner) for oid, _, _, _, policies, *owner in rows if policies]
     grants = []
     if closed:
         schemas = sql.SQL(", ").join(map(sql.Identifier, closed))
@@ -331,7 +331,8 @@ def _reading(
         grants.append(sql.SQL("GRANT SELECT ON {} TO {}").format(names, role))
     why = " (row-level security would leave rows out)" if filtered else ""
     if filtered and recognized(connection).managed:
-        # Only a superuser gives BYPASSRLS. The policies of a table do not hold for members of its owner.
+        # Only a superuser can grant BYPASSRLS. A table's policies do not apply to members of its
+        # owner.
         owners = sorted({owner for _, owner, forced in filtered if not forced})
         grants += [
             sql.SQL("GRANT {} TO {}").format(sql.Identifier(owner), role) for owner in owners
@@ -356,7 +357,7 @@ def _reading(
             f"{text}: the stream works, snapshots do not"
             if needed_by is None
             else f"{text}, which {needed_by} needs",
-            [one.as_string(connection) for one in grants],
+            [grant.as_string(connection) for grant in grants],
         )
     ]
 

@@ -170,7 +170,7 @@ class PostgresSource:
         config, server = self._config, self._server
         with server.query(_START_SECONDS) as connection:
             facts = self._facts(connection)
-            found = slot_setup.prepare(
+            slot = slot_setup.prepare(
                 connection,
                 server,
                 config,
@@ -178,7 +178,7 @@ class PostgresSource:
                 facts=facts,
                 at=None if at is None else _lsn(at),
             )
-        if found is None or found.confirmed_lsn is None:
+        if slot is None or slot.confirmed_lsn is None:
             failover = self._options.failover_slot
             slot_creation.create_patiently(
                 server, config.slot, failover=failover, version=facts.version, waits=waits
@@ -212,14 +212,14 @@ class PostgresSource:
         config, server = self._config, self._server
         dropped = []
         with server.query(_START_SECONDS) as connection:
-            found = catalog.slot(connection, config.slot)
-            if found is not None and config.slot not in spared:
-                slots.check_owner(found, server, config.slot)
+            slot = catalog.slot(connection, config.slot)
+            if slot is not None and config.slot not in spared:
+                slots.check_owner(slot, server, config.slot)
                 dropped.append(f"replication slot {config.slot!r}")
                 if not dry_run:
                     slots.drop(connection, server, config.slot)
-            lacks = publications.coverage(connection, config.publication, self._patterns)
-            if lacks is not None and lacks.ours and config.publication not in spared:
+            coverage = publications.coverage(connection, config.publication, self._patterns)
+            if coverage is not None and coverage.ours and config.publication not in spared:
                 dropped.append(f"publication {config.publication!r}")
                 if not dry_run:
                     publications.drop(connection, server, config.publication)
@@ -233,9 +233,9 @@ class PostgresSource:
         """
         with self._server.query(_HEAD_SECONDS) as connection:
             flushed = self._facts(connection).flushed_lsn
-            found = catalog.slot(connection, self._config.slot)
+            slot = catalog.slot(connection, self._config.slot)
             limit = slots.retention_limit(connection)
-        restart = None if found is None else found.restart_lsn
+        restart = None if slot is None else slot.restart_lsn
         return RetainedLog(
             LsnPosition(flushed),
             max(0, flushed - _lsn(captured)),
@@ -262,8 +262,8 @@ class PostgresSource:
         config, server = self._config, self._server
         with server.query(_PEEK_SECONDS) as connection:
             facts = self._facts(connection)
-            found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
-            begin = max(_lsn(after), found.confirmed_lsn or 0)
+            slot = slots.check(catalog.slot(connection, config.slot), server, config.slot)
+            begin = max(_lsn(after), slot.confirmed_lsn or 0)
             if facts.flushed_lsn <= begin:
                 return False
             if facts.flushed_lsn - begin > slots.MAX_UNCONFIRMED_BYTES:
@@ -271,7 +271,7 @@ class PostgresSource:
             try:
                 return slots.has_changes(
                     connection,
-                    found=found,
+                    slot=slot,
                     publication=config.publication,
                     name=config.slot,
                     after=_lsn(after),
@@ -284,9 +284,9 @@ class PostgresSource:
                 raise publications.too_young(server, config.publication) from None
 
     def log_ends(self, seconds: float) -> Generator[LsnPosition]:
-        """Yield the end of the server's durable log, each time one asks; see `base.WatchableSource`.
+        """Yield the current end of the server's durable log; see `base.WatchableSource`.
 
-        Every database of the server, and the server itself, move it.
+        Writes to any database of the server, and the server's own records, move it.
 
         Raises:
             SourceUnavailable: No connection, or `seconds` have passed.
@@ -319,13 +319,13 @@ class PostgresSource:
             if position is not None:
                 slots.check_start(slot, server, config.slot, _lsn(position), facts.flushed_lsn)
             publications.extend(connection, server, config.publication, self._patterns)
-            lacks = publications.coverage(connection, config.publication, self._patterns)
-            if lacks is None:
+            coverage = publications.coverage(connection, config.publication, self._patterns)
+            if coverage is None:
                 raise publications.missing(server, config.publication)
-            found = publications.findings(connection, config.publication, lacks)
+            findings = publications.findings(connection, config.publication, coverage)
             if slot.unreserved:
-                found.append(slots.short_of_log(connection, config.slot))
-            return found
+                findings.append(slots.short_of_log(connection, config.slot))
+            return findings
 
     def logged_tables(self) -> Mapping[str, LoggedTable]:
         """Return the tables that match and that the publication sends, by full name.
@@ -350,7 +350,7 @@ class PostgresSource:
         """
         assert position is None or isinstance(position, LsnPosition)
         with self._server.query(_OPEN_SECONDS) as connection:
-            found = preflight(
+            findings = preflight(
                 connection,
                 self._server,
                 self._patterns,
@@ -362,16 +362,16 @@ class PostgresSource:
             )
             version = connection.info.server_version
             if self._outboxes and version < MESSAGES_VERSION:
-                found.append(Finding("outbox", "error", _NO_MESSAGES))
+                findings.append(Finding("outbox", "error", _NO_MESSAGES))
             elif self._outboxes:
-                found.append(Finding("outbox", "ok", _ANYBODYS_MESSAGES))
+                findings.append(Finding("outbox", "ok", _ANYBODYS_MESSAGES))
             if self._options.heartbeat_seconds is not None:
-                found.append(heartbeat_right(connection, self._server))
+                findings.append(heartbeat_right(connection, self._server))
             if not self._rules:
-                return found
+                return findings
             captured = catalog.captured(catalog.tables(connection), self._patterns)
             tables = {table.full_name: table for table in captured}
-            return found + self._rules.findings(
+            return findings + self._rules.findings(
                 tables,
                 lambda name: identity.sent_schema(
                     connection, tables[name], self._config.publication, version
@@ -401,14 +401,14 @@ class PostgresSource:
         assert isinstance(start, LsnPosition)
         stream = self._open(start)
         unchanged_toast = self._unchanged_toast()
-        ask = catalog.PostgresCatalog(self._server.query)
+        server_catalog = catalog.PostgresCatalog(self._server.query)
         decoder = PostgresDecoder(
             source_id=self._config.id,
             db=self._server.database,
             start=start,
             registry=registry,
-            catalog=ask,
-            numbers=ColumnNumbers(ask.columns, registry, start),
+            catalog=server_catalog,
+            numbers=ColumnNumbers(server_catalog.columns, registry, start),
             fills=CatalogFills(self._server.query),
             captures=self._patterns.matches,
             unchanged_toast=unchanged_toast,
@@ -456,15 +456,17 @@ class PostgresSource:
                 "PostgreSQL's log has the columns itself: release the table without --create-table"
             )
         unchanged_toast = self._unchanged_toast()
-        ask = catalog.PostgresCatalog(self._server.query, remade=bool(fields.get("catalog")))
+        server_catalog = catalog.PostgresCatalog(
+            self._server.query, remade=bool(fields.get("catalog"))
+        )
         decoder = PostgresDecoder(
             source_id=self._config.id,
             db=self._server.database,
             start=LsnPosition(0),
             registry=registry,
-            catalog=ask,
+            catalog=server_catalog,
             # Each held change has its table's description with it.
-            numbers=ColumnNumbers(functools.cache(ask.columns), registry, position),
+            numbers=ColumnNumbers(functools.cache(server_catalog.columns), registry, position),
             fills=CatalogFills(self._server.query),
             captures=lambda _schema, _table: True,
             unchanged_toast=unchanged_toast,
@@ -521,8 +523,8 @@ class PostgresSource:
     def tables(self) -> list[str]:
         """Return `schema.table` of every existing table that the patterns match."""
         with self._server.query(_OPEN_SECONDS) as connection:
-            found = catalog.captured(catalog.tables(connection), self._patterns)
-        return [table.full_name for table in found]
+            tables = catalog.captured(catalog.tables(connection), self._patterns)
+        return [table.full_name for table in tables]
 
     def schema(self, table: str) -> TableSchema:
         """Return the current columns and key of a table (`schema.table`), under the column rules.
@@ -544,14 +546,14 @@ class PostgresSource:
             SourceMisconfigured: There is no such table.
         """
         with self._server.query(_START_SECONDS) as connection:
-            found = self._found(connection, table)
-            details = TableDetails(catalog.column_details(connection, found.oid))
-            return self._rules.details(self._sent(connection, found), details)
+            publishable = self._found(connection, table)
+            details = TableDetails(catalog.column_details(connection, publishable.oid))
+            return self._rules.details(self._sent(connection, publishable), details)
 
     def _found(self, connection: psycopg.Connection, table: str) -> catalog.PublishableTable:
-        for found in catalog.tables(connection):
-            if found.full_name == table:
-                return found
+        for candidate in catalog.tables(connection):
+            if candidate.full_name == table:
+                return candidate
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
 
     def _sent(self, connection: psycopg.Connection, table: catalog.PublishableTable) -> TableSchema:
@@ -587,16 +589,16 @@ class PostgresSource:
         config, server = self._config, self._server
         with server.query(_OPEN_SECONDS) as connection:
             facts = self._facts(connection)
-            found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
-            if found.unreserved:
+            slot = slots.check(catalog.slot(connection, config.slot), server, config.slot)
+            if slot.unreserved:
                 logger.warning(
                     "%s: %s", server.where, slots.short_of_log(connection, config.slot).text
                 )
-            slots.check_start(found, server, config.slot, start.lsn, facts.flushed_lsn)
+            slots.check_start(slot, server, config.slot, start.lsn, facts.flushed_lsn)
             publications.extend(connection, server, config.publication, self._patterns)
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
-            if self._options.failover_slot and not found.failover:
+            if self._options.failover_slot and not slot.failover:
                 slots.check_failover(server, facts.version)
                 slots.make_failover(server, config.slot)
             restart_point.log_running_transactions(connection)
@@ -607,7 +609,7 @@ class PostgresSource:
         stream = ReplicationStream(connected, server.where, min(STATUS_SECONDS, silence / 4))
         with self._lock:
             self._stream = stream
-            closed = self._closed
+            closed = self._closed  # perhaps by another thread, while this one was connecting
         try:
             if closed:
                 stream.close()

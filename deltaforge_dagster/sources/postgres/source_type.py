@@ -113,9 +113,11 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         """Return a config with this password; without one, libpq takes it from PGPASSWORD or a password file."""
         from psycopg import conninfo  # noqa: PLC0415 - the client library
 
-        given = conninfo.conninfo_to_dict(config.dsn.get_secret_value())
-        given["password"] = secret
-        return config.model_copy(update={"dsn": SecretStr(conninfo.make_conninfo("", **given))})
+        parameters = conninfo.conninfo_to_dict(config.dsn.get_secret_value())
+        parameters["password"] = secret
+        return config.model_copy(
+            update={"dsn": SecretStr(conninfo.make_conninfo("", **parameters))}
+        )
 
     def database_place(self, config: PostgresSourceConfig) -> tuple[str, ...]:
         """Return the server and the database."""

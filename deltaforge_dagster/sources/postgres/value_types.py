@@ -34,7 +34,7 @@ _GEOMETRY = re.compile(r"(.*\.)?(geometry|geography)(\(.*\))?")
 
 
 def value_type(data_type: str) -> ValueType:
-    """Return what values of a type are; text for what has no type of its own."""
+    """Return the value type for the name of a data type; text for types that have no other."""
     if data_type.endswith("[]"):
         return types.list_of(value_type(data_type.removesuffix("[]")))
     name = _PRECISION.sub(r"\1 ", data_type)

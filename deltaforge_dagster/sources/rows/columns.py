@@ -83,7 +83,7 @@ class ColumnRules:
             self.salt = options.hash.salt.get_secret_value().encode()
             self._rules += [(_ColumnPattern(p), Rule(HASH)) for p in options.hash.columns]
         # If several lengths match a column, the shortest applies: the first rule wins.
-        for pattern, characters in sorted(options.truncate.items(), key=lambda item: item[1]):
+        for pattern, characters in sorted(options.truncate.items(), key=lambda pair: pair[1]):
             rule = Rule(TRUNCATE, characters=characters)
             self._rules.append((_ColumnPattern(pattern), rule))
 
@@ -105,13 +105,19 @@ class ColumnRules:
         schema = table.schema or table.db
         if not self.touches(schema, table.table):
             return None
-        chosen = [one for one in self._include if one.of_table(schema, table.table)]
+        chosen = [included for included in self._include if included.of_table(schema, table.table)]
         rules = []
         for column in table.columns:
-            place = (schema, table.table, column.name)
-            rule = next((rule for pattern, rule in self._rules if pattern.matches(*place)), _KEEP)
+            qualified = (schema, table.table, column.name)
+            rule = next(
+                (rule for pattern, rule in self._rules if pattern.matches(*qualified)), _KEEP
+            )
             in_key = column.name in table.primary_key
-            if chosen and not in_key and not any(one.matches(*place) for one in chosen):
+            if (
+                chosen
+                and not in_key
+                and not any(included.matches(*qualified) for included in chosen)
+            ):
                 rule = _EXCLUDE
             if in_key and rule.action not in {KEEP, HASH}:
                 raise SourceMisconfigured(
@@ -129,7 +135,7 @@ class ColumnRules:
             SourceMisconfigured: As `of` does.
         """
         ruled = zip(table.columns, self.of(table) or (), strict=False)
-        return any(one.name in columns and rule.action != KEEP for one, rule in ruled)
+        return any(column.name in columns and rule.action != KEEP for column, rule in ruled)
 
     def visible(self, table: TableSchema) -> TableSchema:
         """Return the table as captured rows have it: without excluded columns; hashed and masked ones are text.
@@ -147,8 +153,8 @@ class ColumnRules:
             SourceMisconfigured: As `of` does.
         """
         columns = {
-            name: replace(one, default=None) if self.hides(table, [name]) else one
-            for name, one in details.columns.items()
+            name: replace(column, default=None) if self.hides(table, [name]) else column
+            for name, column in details.columns.items()
         }
         return replace(details, columns=columns)
 
@@ -164,29 +170,32 @@ class ColumnRules:
         Raises:
             DeltaforgeError: From `schema`.
         """
-        found: list[Finding] = []
+        findings: list[Finding] = []
         hidden = 0
-        unused = {one.text: one for one in (*self._include, *(rule for rule, _ in self._rules))}
+        unused = {
+            pattern.text: pattern
+            for pattern in (*self._include, *(pattern for pattern, _ in self._rules))
+        }
         for name in tables:
             if not self.touches(*name.split(".", 1)):
                 continue
             table = schema(name)
-            place = (table.schema or table.db, table.table)
+            qualified = (table.schema or table.db, table.table)
             for text, pattern in list(unused.items()):
-                if any(pattern.matches(*place, column.name) for column in table.columns):
+                if any(pattern.matches(*qualified, column.name) for column in table.columns):
                     del unused[text]
             try:
                 rules = self.of(table) or ()
             except SourceMisconfigured as error:
-                found.append(Finding("columns", "error", str(error)))
+                findings.append(Finding("columns", "error", str(error)))
             else:
                 hidden += sum(rule.action != KEEP for rule in rules)
         if unused:
             text = f"no captured table has a column for {listed(list(unused))} of engine.columns"
-            found.append(Finding("columns", "warning", text))
-        if not found and hidden:
-            found.append(Finding("columns", "ok", f"{hidden} columns are hidden or shortened"))
-        return found
+            findings.append(Finding("columns", "warning", text))
+        if not findings and hidden:
+            findings.append(Finding("columns", "ok", f"{hidden} columns are hidden or shortened"))
+        return findings
 
 
 NO_RULES = ColumnRules(ColumnOptions())
@@ -200,7 +209,9 @@ def visible(table: TableSchema, rules: tuple[Rule, ...]) -> TableSchema:
         for column, rule in zip(table.columns, rules, strict=True)
         if rule.action != EXCLUDE
     ]
-    numbered = (replace(one, ordinal_position=number) for number, one in enumerate(columns, 1))
+    numbered = (
+        replace(column, ordinal_position=number) for number, column in enumerate(columns, 1)
+    )
     return replace(table, columns=tuple(numbered))
 
 

@@ -70,10 +70,10 @@ def write_event_id(ts_us: int, a: np.uint64, b: np.uint64, out: Bytes, at: int) 
     low = _VARIANT | (b & _LOW_62)
     for digit in range(16):
         # Hyphens stand at 8, 13, 18 and 23: before the digits 8, 12, 16 and 20.
-        place = 15 - digit
-        shift_high = place + (place >= 8) + (place >= 12)
+        index = 15 - digit
+        shift_high = index + (index >= 8) + (index >= 12)
         out[at + shift_high] = _DIGITS[high & _LOW]
-        out[at + 19 + place + (place >= 4)] = _DIGITS[low & _LOW]
+        out[at + 19 + index + (index >= 4)] = _DIGITS[low & _LOW]
         high >>= _S4
         low >>= _S4
     out[at + 8] = MINUS

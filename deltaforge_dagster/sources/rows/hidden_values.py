@@ -73,44 +73,46 @@ def _write_hash(
     message: Bytes,
     words: Longs,
     out: Bytes,
-    place: int,
+    out_at: int,
 ) -> int:
     """Write the hash of a value as a JSON string; `message` begins with `salt` bytes of salt."""
     if source[at] == QUOTE:
         size = write_plain(source, at + 1, end - 1, message, salt)
     else:
         size = copy(source, at, end, message, salt)
-    out[place] = QUOTE
-    place = write_sha256(message, size, words, out, place + 1)
-    out[place] = QUOTE
-    return place + 1
+    out[out_at] = QUOTE
+    out_at = write_sha256(message, size, words, out, out_at + 1)
+    out[out_at] = QUOTE
+    return out_at + 1
 
 
 @kernel
-def _write_first_bytes(source: Bytes, at: int, end: int, count: int, out: Bytes, place: int) -> int:
+def _write_first_bytes(
+    source: Bytes, at: int, end: int, count: int, out: Bytes, out_at: int
+) -> int:
     """Write the Base64 text of the first `count` bytes that the Base64 text `source[at:end]` encodes."""
     digits = end - at
     while digits > 0 and source[at + digits - 1] == EQUALS:
         digits -= 1
     if digits * 3 // 4 <= count:
-        return copy(source, at, end, out, place)
+        return copy(source, at, end, out, out_at)
     stop = at + count // 3 * 4
-    place = copy(source, at, stop, out, place)
+    out_at = copy(source, at, stop, out, out_at)
     rest = count % 3
     if rest == 0:
-        return place
-    place = copy(source, stop, stop + rest, out, place)
+        return out_at
+    out_at = copy(source, stop, stop + rest, out, out_at)
     kept = 0x30 if rest == 1 else 0x3C
-    out[place] = BASE64[BASE64_VALUES[source[stop + rest]] & kept]
-    place += 1
+    out[out_at] = BASE64[BASE64_VALUES[source[stop + rest]] & kept]
+    out_at += 1
     for _ in range(3 - rest):
-        out[place] = EQUALS
-        place += 1
-    return place
+        out[out_at] = EQUALS
+        out_at += 1
+    return out_at
 
 
 @kernel
-def _write_truncated(source: Bytes, at: int, end: int, count: int, out: Bytes, place: int) -> int:
+def _write_truncated(source: Bytes, at: int, end: int, count: int, out: Bytes, out_at: int) -> int:
     """Write the first `count` characters of a string, or bytes of `{"_base64":"..."}`.
 
     Returns the offset after them, or `NOT_TEXT` for any other value.
@@ -121,18 +123,18 @@ def _write_truncated(source: Bytes, at: int, end: int, count: int, out: Bytes, p
             if stop >= end - 1:
                 break
             stop = character_end(source, stop, end - 1)
-        place = copy(source, at, stop, out, place)
-        out[place] = QUOTE
-        return place + 1
+        out_at = copy(source, at, stop, out, out_at)
+        out[out_at] = QUOTE
+        return out_at + 1
     opened = at + BASE64_OPEN.size
     if not _begins(source, at, end, BASE64_OPEN, 0, BASE64_OPEN.size):
         return NOT_TEXT
     closed = string_end(source, opened - 1, end)
     if closed != end - 1:
         return NOT_TEXT
-    place = copy(source, at, opened, out, place)
-    place = _write_first_bytes(source, opened, closed - 1, count, out, place)
-    return copy(source, closed - 1, end, out, place)
+    out_at = copy(source, at, opened, out, out_at)
+    out_at = _write_first_bytes(source, opened, closed - 1, count, out, out_at)
+    return copy(source, closed - 1, end, out, out_at)
 
 
 @kernel
@@ -148,7 +150,7 @@ def _write_image(
     message: Bytes,
     words: Longs,
     out: Bytes,
-    place: int,
+    out_at: int,
     report: Longs,
 ) -> int:
     """Rewrite the image `source[at:end]` of a table whose columns are the lines `first` to `last - 1`.
@@ -156,9 +158,9 @@ def _write_image(
     Returns the offset after it in `out`, or a negative code.
     """
     report[COLUMN] = -1
-    out[place] = OPEN_BRACE
-    place += 1
-    opened = place
+    out[out_at] = OPEN_BRACE
+    out_at += 1
+    opened = out_at
     column = first
     at += 1
     end -= 1
@@ -179,32 +181,36 @@ def _write_image(
             stop += 1
         action = columns[column, COLUMN_ACTION]
         if action != EXCLUDE:
-            if place > opened:
-                out[place] = COMMA
-                place += 1
-            place = copy(source, at, value, out, place)
+            if out_at > opened:
+                out[out_at] = COMMA
+                out_at += 1
+            out_at = copy(source, at, value, out, out_at)
             if (
                 action == KEEP
                 or equals(source, value, after, NULL)
                 or equals(source, value, after, UNCHANGED)
             ):
-                place = copy(source, value, stop, out, place)
+                out_at = copy(source, value, stop, out, out_at)
             elif action == MASK:
-                place = copy(
-                    texts, columns[column, COLUMN_FIRST], columns[column, COLUMN_SECOND], out, place
+                out_at = copy(
+                    texts,
+                    columns[column, COLUMN_FIRST],
+                    columns[column, COLUMN_SECOND],
+                    out,
+                    out_at,
                 )
             elif action == HASH:
-                place = _write_hash(source, value, after, salt, message, words, out, place)
+                out_at = _write_hash(source, value, after, salt, message, words, out, out_at)
             else:
-                place = _write_truncated(
-                    source, value, after, columns[column, COLUMN_FIRST], out, place
+                out_at = _write_truncated(
+                    source, value, after, columns[column, COLUMN_FIRST], out, out_at
                 )
-                if place < 0:
-                    return place
+                if out_at < 0:
+                    return out_at
         at = stop + 1
         column += 1
-    out[place] = CLOSE_BRACE
-    return place + 1
+    out[out_at] = CLOSE_BRACE
+    return out_at + 1
 
 
 @kernel
@@ -229,20 +235,20 @@ def hide_values(
     the output. `out` must have room for what the rules add. `tables_of` is each row's line in `tables`,
     -1 if no rules apply. `message` begins with `salt` bytes of salt, and has room for the largest image.
     """
-    at = place = int(np.int64(0))
+    at = out_at = int(np.int64(0))
     for row in range(ends.size):
         end, table = ends[row], tables_of[row]
         if table < 0 or valid[row] == 0:
-            place = copy(source, at, end, out, place)
+            out_at = copy(source, at, end, out, out_at)
         else:
             first = tables[table, TABLE_FIRST]
-            place = _write_image(
+            out_at = _write_image(
                 source, at, end, first, first + tables[table, TABLE_COLUMNS], columns, texts, salt,
-                message, words, out, place, report,
+                message, words, out, out_at, report,
             )  # fmt: skip
-            if place < 0:
-                report[CODE] = place
+            if out_at < 0:
+                report[CODE] = out_at
                 return row
-        out_ends[row] = place
+        out_ends[row] = out_at
         at = end
     return ends.size

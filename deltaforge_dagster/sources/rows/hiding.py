@@ -173,8 +173,8 @@ class Hiding:
     def _tables_of(self, versions: Longs) -> Longs:
         """Return for each row's version its line in `_tables`; -1 if no rules apply to it."""
         tables = np.full(len(versions), -1, np.int64)
-        known = versions < self._table_of.size
-        tables[known] = self._table_of[versions[known]]
+        added = versions < self._table_of.size
+        tables[added] = self._table_of[versions[added]]
         return tables
 
     def _error(self) -> DeltaforgeError:

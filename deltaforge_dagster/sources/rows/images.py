@@ -1,8 +1,9 @@
 """Merge incomplete row images into earlier complete ones.
 
 An update's image may lack values: PostgreSQL does not log unchanged TOAST values, which leaves
-`{"_unchanged":true}` or no member, and MySQL leaves out columns with minimal row images. A missing value is
-the one before. Values are handled as pieces of JSON text; they are neither parsed nor rewritten.
+`{"_unchanged":true}` or no member, and MySQL leaves out columns with minimal row images. A missing
+value is the one of the image before. Values are handled as pieces of JSON text; they are neither
+parsed nor rewritten.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def is_partial(image: str, columns: Sequence[str]) -> bool:
         image: A JSON object as text.
         columns: Names of the table's columns.
     """
-    found = members(image)
-    return UNCHANGED in found.values() or any(_label(name) not in found for name in columns)
+    values = members(image)
+    return UNCHANGED in values.values() or any(_label(name) not in values for name in columns)
 
 
 def overlay(image: str, newer: Iterable[str]) -> str:
@@ -37,14 +38,14 @@ def overlay(image: str, newer: Iterable[str]) -> str:
     Columns that only a later image has are appended.
     """
     row = members(image)
-    for one in newer:
-        row |= {name: value for name, value in members(one).items() if value != UNCHANGED}
+    for update in newer:
+        row |= {name: value for name, value in members(update).items() if value != UNCHANGED}
     return "{" + ",".join(f"{name}:{value}" for name, value in row.items()) + "}"
 
 
 def members(image: str) -> dict[str, str]:
     """Return the values of a JSON object as text, by their names, which keep their quotes."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     name, start, depth = "", 0, 0
     for token in _TOKEN.finditer(image):
         match token[0]:
@@ -54,14 +55,14 @@ def members(image: str) -> dict[str, str]:
             case "}" | "]":
                 depth -= 1
                 if depth == 0 and name:
-                    found[name] = image[start : token.start()].strip(_SPACE)
+                    values[name] = image[start : token.start()].strip(_SPACE)
             case "," if depth == 1:
-                found[name] = image[start : token.start()].strip(_SPACE)
+                values[name] = image[start : token.start()].strip(_SPACE)
                 start = token.end()
             case ":" if depth == 1:
                 name = image[start : token.start()].strip()
                 start = token.end()
-    return found
+    return values
 
 
 @functools.cache

@@ -213,8 +213,8 @@ def by_transaction(
     ids = column_of(rows, "tx_id")
     assert isinstance(ids, pa.DictionaryArray)
     texts = [str(text) for text in ids.dictionary.to_pylist()]
-    found = not_visible(texts) if texts else np.zeros(0, np.bool_)
-    mask: pa.BooleanArray = pa.array(np.append(found, False)[codes(ids)])
+    hidden = not_visible(texts) if texts else np.zeros(0, np.bool_)
+    mask: pa.BooleanArray = pa.array(np.append(hidden, False)[codes(ids)])
     return mask
 
 
@@ -228,5 +228,5 @@ def column_of(rows: pa.RecordBatch | pa.Table, name: str) -> pa.Array[Any]:
 
 def codes(column: pa.DictionaryArray[Any, Any]) -> npt.NDArray[np.int64]:
     """Return each row's index in the dictionary; for null, the dictionary's length."""
-    found = column.indices.fill_null(len(column.dictionary))
-    return found.to_numpy(zero_copy_only=False).astype(np.int64)
+    indices = column.indices.fill_null(len(column.dictionary))
+    return indices.to_numpy(zero_copy_only=False).astype(np.int64)

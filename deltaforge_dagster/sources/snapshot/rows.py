@@ -127,8 +127,8 @@ def write_row_ids(
         start, end = ends[row], ends[row + 1]
         a, b = seed[0], seed[1]
         word, filled = np.uint64(0), 0
-        for place in range(start, end):
-            word = (word << _EIGHT) | np.uint64(keys[place])
+        for position in range(start, end):
+            word = (word << _EIGHT) | np.uint64(keys[position])
             filled += 1
             if filled == 8:
                 a, b = mix_a(a ^ word), mix_b(b ^ word)

@@ -112,9 +112,9 @@ class ReplicationSlot:
     two_phase: bool
     """Whether it sends prepared transactions before they are committed."""
     failover: bool = False
-    """Whether standbys keep a copy of it, with which a promoted one goes on."""
+    """Whether standbys keep a copy of it, so that reading continues on a promoted one."""
     tells_loss: bool = True
-    """Whether the server shows when the log of a slot is lost."""
+    """Whether the server shows when the log of a slot is lost (`wal_status`, PostgreSQL 13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def facts(connection: psycopg.Connection, server: PostgresSourceServer) -> Serve
 
 
 def settings(connection: psycopg.Connection) -> ServerSettings:
-    """Return `facts` without the end of the log, which not every role may ask for."""
+    """Return what `facts` does, but 0 as the end of the log, which not every role may query."""
     return _facts(connection, "NULL::pg_lsn")
 
 
@@ -200,11 +200,11 @@ def slot(connection: psycopg.Connection, name: str) -> ReplicationSlot | None:
         return None
     # Columns differ between versions: wal_status (13), two_phase (15), conflicting (16),
     # invalidation_reason and failover (17).
-    everything = row[6]
-    lost = everything.get("invalidation_reason") or ""
-    if not lost and everything.get("conflicting"):
+    fields = row[6]
+    lost = fields.get("invalidation_reason") or ""
+    if not lost and fields.get("conflicting"):
         lost = "a standby's conflict"
-    if not lost and everything.get("wal_status") == "lost":
+    if not lost and fields.get("wal_status") == "lost":
         lost = "max_slot_wal_keep_size"
     return ReplicationSlot(
         name,
@@ -215,10 +215,10 @@ def slot(connection: psycopg.Connection, name: str) -> ReplicationSlot | None:
         _lsn(row[4]),
         _lsn(row[5]),
         lost,
-        everything.get("wal_status") == "unreserved",
-        bool(everything.get("two_phase")),
-        bool(everything.get("failover")),
-        "wal_status" in everything,
+        fields.get("wal_status") == "unreserved",
+        bool(fields.get("two_phase")),
+        bool(fields.get("failover")),
+        "wal_status" in fields,
     )
 
 
@@ -245,9 +245,9 @@ def tables(connection: psycopg.Connection) -> list[PublishableTable]:
     return [PublishableTable(*row) for row in rows]
 
 
-def captured(found: Sequence[PublishableTable], patterns: TablePatterns) -> list[PublishableTable]:
+def captured(tables: Sequence[PublishableTable], patterns: TablePatterns) -> list[PublishableTable]:
     """Return the tables that match; partitions are left out if their topmost table matches."""
-    matching = [table for table in found if patterns.matches(table.schema, table.name)]
+    matching = [table for table in tables if patterns.matches(table.schema, table.name)]
     chosen = {table.oid for table in matching}
     return [table for table in matching if table.root not in chosen]
 
@@ -310,7 +310,7 @@ def uncreatable(
         """,
         ([table.oid for table in chosen],),
     ).fetchall()
-    return bool(row[0]), [one[0] for one in rows]
+    return bool(row[0]), [table[0] for table in rows]
 
 
 def uncovered(
@@ -321,7 +321,7 @@ def uncovered(
     A partition is left out if its topmost table matches and is sent, because its rows come under that
     name. A partitioned table is only considered if a pattern names it without wildcards. Uses one query.
     """
-    (matches, given), (root_matches, root_given) = (
+    (matches, parameters), (root_matches, root_parameters) = (
         _matching(patterns, schema, name)
         for schema, name in (("n.nspname", "c.relname"), ("rn.nspname", "r.relname"))
     )
@@ -350,9 +350,9 @@ def uncovered(
         """,  # noqa: S608 - of constants
         (
             publication,
-            *given,
+            *parameters,
             [".".join(name) for name in patterns.exact],
-            *root_given,
+            *root_parameters,
             most,
         ),
     ).fetchall()
@@ -364,7 +364,8 @@ def sent(
 ) -> dict[str, LoggedTable]:
     """Return the matching tables that a publication sends, by full name; a table's identity is its OID.
 
-    A table whose file, or those of its partitions, has no page has never had a row, unless it was truncated.
+    A table counts as empty if its file and those of its partitions have no page: it has never had a
+    row, or was truncated.
     """
     rows = connection.execute(
         f"""
@@ -405,14 +406,14 @@ def absent(connection: psycopg.Connection, patterns: TablePatterns) -> list[str]
 
 def _matching(patterns: TablePatterns, schema: str, name: str) -> tuple[str, list[str]]:
     """Return the patterns as an SQL condition on the expressions `schema` and `name`, and its parameters."""
-    conditions, given = [], []
+    conditions, parameters = [], []
     for parts in patterns.parts:
-        both = []
+        pair = []
         for column, part in zip((schema, name), parts, strict=True):
-            both.append(f"starts_with({column}, %s)" if part.prefix else f"{column} = %s")
-            given.append(part.text)
-        conditions.append(" AND ".join(both))
-    return "(" + " OR ".join(conditions) + ")", given
+            pair.append(f"starts_with({column}, %s)" if part.prefix else f"{column} = %s")
+            parameters.append(part.text)
+        conditions.append(" AND ".join(pair))
+    return "(" + " OR ".join(conditions) + ")", parameters
 
 
 def published(

@@ -142,7 +142,10 @@ def connect(address: ConnectionParameters, seconds: float, *, replication: bool)
 
 
 def is_only_ipv6(host: str, error: OSError) -> bool:
-    """Return whether a connection failed because the host has only IPv6 addresses, and this machine no way to them."""
+    """Return whether a connection failed because the host has only IPv6 addresses.
+
+    This machine then has no route to them, or the connection timed out.
+    """
     if not (isinstance(error, TimeoutError) or error.errno in _NO_WAY):
         return False
     try:

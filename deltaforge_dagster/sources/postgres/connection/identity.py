@@ -41,8 +41,9 @@ def relocate(
     """Return where reading continues on this server after a failover from `previous`.
 
     On a promoted server of the same cluster that is `position`, if it is before the promotion. On
-    another cluster positions mean something else. There reading starts where the slot starts, which somebody must have
-    created or migrated for that. Whether it misses a change cannot be verified, so a warning is logged.
+    another cluster, positions mean something else. Reading then starts where the slot starts, which
+    must have been created or migrated for this purpose. Whether a change was missed cannot be
+    verified, so a warning is logged.
 
     Args:
         connection: A connection to the server.
@@ -56,25 +57,25 @@ def relocate(
         PositionLost: The log that was read is not part of this server's history, or the slot is missing or
             behind.
     """
-    here = server.identify(seconds)
+    current = server.identify(seconds)
     old_system, _, old_timeline = previous.partition("/")
-    if here.system == old_system:
-        promoted_at = _branches(server, here.timeline, seconds).get(int(old_timeline))
+    if current.system == old_system:
+        promoted_at = _branches(server, current.timeline, seconds).get(int(old_timeline))
         if promoted_at is not None and position.lsn <= promoted_at:
             return position
-        there = "no part of" if promoted_at is None else f"until {format_lsn(promoted_at)} part of"
+        part = "no part of" if promoted_at is None else f"until {format_lsn(promoted_at)} part of"
         raise _lost(
             server,
-            f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, and is {there} this "
-            f"server's history, which is on timeline {here.timeline}",
+            f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, and is {part} this "
+            f"server's history, which is on timeline {current.timeline}",
         )
-    found = catalog.slot(connection, slot)
-    if found is None or found.confirmed_lsn is None:
+    existing = catalog.slot(connection, slot)
+    if existing is None or existing.confirmed_lsn is None:
         raise _lost(server, f"it is another cluster, and has no replication slot {slot!r}")
-    if found.confirmed_lsn < position.lsn:
+    if existing.confirmed_lsn < position.lsn:
         raise _lost(
             server,
-            f"it is another cluster, whose log is at {format_lsn(found.confirmed_lsn)} while "
+            f"it is another cluster, whose log is at {format_lsn(existing.confirmed_lsn)} while "
             f"{format_lsn(position.lsn)} was captured; positions must not go back: use a new pipeline",
         )
     logger.warning(
@@ -82,10 +83,10 @@ def relocate(
         "changes were committed between %s of the former and that cannot be told",
         server.where,
         slot,
-        format_lsn(found.confirmed_lsn),
+        format_lsn(existing.confirmed_lsn),
         format_lsn(position.lsn),
     )
-    return LsnPosition(found.confirmed_lsn)
+    return LsnPosition(existing.confirmed_lsn)
 
 
 def sent_schema(

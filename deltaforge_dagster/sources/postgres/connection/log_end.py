@@ -1,4 +1,4 @@
-"""Where the log ends, also on servers that let nobody call the functions that say so (Aurora, for one)."""
+"""Find the end of the log, even if no role may call the functions that return it, as on Aurora."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from deltaforge_dagster.sources.postgres.position import parse_lsn
 
 
 def insert_lsn(connection: psycopg.Connection) -> int:
-    """Return where the next record of the log will begin: what is visible now was logged before.
+    """Return where the next log record will begin: what is visible now was logged before it.
 
-    Where that may not be asked, a heartbeat is logged, and where it ends is the answer.
+    If the server refuses `pg_current_wal_insert_lsn`, write a heartbeat and return the LSN at its
+    end.
     """
     try:
         with connection.transaction():

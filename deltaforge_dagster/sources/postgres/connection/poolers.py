@@ -1,8 +1,9 @@
 """Connection poolers (PgBouncer, Supavisor, RDS Proxy), through which a log cannot be read.
 
-A pooler lends one session of the server to many clients, so what we set at the start of ours is refused or lost, and with it
-the form of the values in the log. Most refuse replication, too. Whether there is one is seen by what it refuses or loses; the
-address only says how to get around it.
+A pooler lends one session of the server to many clients. It refuses or loses the settings with
+which our sessions begin, and these determine the form of the values in the log. Most poolers refuse
+replication, too. A pooler is recognized by what it refuses or loses, never by its address; that
+only helps to tell the user which address to use instead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from deltaforge_dagster.errors import SourceMisconfigured
 
 PROTOCOL_VIOLATION = "08P01"
-"""What PgBouncer answers to parameters at the start of a session that it does not pass on."""
+"""The SQLSTATE with which PgBouncer refuses start-up parameters that it does not pass on."""
 
 _SUPABASE = "pooler.supabase.com"
 
@@ -31,7 +32,7 @@ def pooled(where: str, host: str, port: str, user: str) -> SourceMisconfigured:
 
 
 def _direct(host: str, port: str, user: str) -> str:
-    """Return the address behind a pooler, as far as its own tells it."""
+    """Return the address of the server behind a pooler, as far as the pooler's reveals it."""
     role, _, project = user.partition(".")
     if host.endswith(_SUPABASE):
         return f"host db.{project or '<project>'}.supabase.co, port 5432 and role {role}"

@@ -48,7 +48,8 @@ LOCKED = "55P03"
 NO_FUNCTION = "42883"
 
 FUNCTION_REFUSED = frozenset({NOT_PERMITTED, NOT_SUPPORTED, NOT_IN_THIS_STATE, NO_FUNCTION})
-"""What servers answer to functions of the log that a service took away, or lets nobody use in their present state."""
+"""SQLSTATEs with which servers refuse functions of the log: a service has removed the function, or
+nobody may call it in the server's present state."""
 
 
 def translate(sqlstate: str | None, message: str, where: str, user: str) -> DeltaforgeError:

@@ -60,13 +60,13 @@ class Reselection:
                 ) from error
 
     def _answer(self, connection: psycopg.Connection, question: Question) -> Answer:
-        found = catalog.named(connection, question.relation)
-        if found is None:
+        qualified = catalog.named(connection, question.relation)
+        if qualified is None:
             return _nothing(question)
-        name = sql.Identifier(*found)
+        name = sql.Identifier(*qualified)
         # Locks the table, so that its columns do not change until the end of the transaction.
         connection.execute(sql.SQL("SELECT FROM ONLY {} LIMIT 0").format(name))
-        table = catalog.columns_now(connection, question.relation, *found)
+        table = catalog.columns_now(connection, question.relation, *qualified)
         columns = tuple(c for c in question.columns if _still(table, c) is not None)
         keys = [_still(table, column) for column, _ in question.keys]
         if not columns or None in keys:
@@ -88,8 +88,8 @@ class Reselection:
 
 def _still(table: catalog.ColumnsNow, column: Column) -> catalog.ColumnNow | None:
     """Return the current column; None if it was dropped or has another type."""
-    now = table.columns.get(column.name)
-    return now if now is not None and now.type_oid == column.type_oid else None
+    current = table.columns.get(column.name)
+    return current if current is not None and current.type_oid == column.type_oid else None
 
 
 def _nothing(question: Question) -> Answer:
@@ -103,7 +103,7 @@ def _query(
     question: Question,
 ) -> sql.Composed:
     """Return the COPY statement for the question's rows, in its order, each with its number from 0."""
-    names = [sql.Identifier(f"k{place}") for place in range(len(keys))]
+    names = [sql.Identifier(f"k{index}") for index in range(len(keys))]
     return sql.SQL(
         "COPY (SELECT asked.number - 1, {columns} FROM unnest({texts}) WITH ORDINALITY"
         " AS asked ({names}, number) JOIN {table} AS now ON {same}"

@@ -1,7 +1,9 @@
-"""Settings of the server: what to do to change them, and whether one was changed already and waits for a restart.
+"""How to change a setting of the server, and whether a change already waits for a restart.
 
-On a server of a service that is what its users do there (see `service`). Elsewhere `ALTER SYSTEM` writes a value into the server's configuration. After a reload `pg_settings.pending_restart` says that it
-waits for a restart; before that only superusers can see it, in the configuration files (manual: "pg_settings", "pg_file_settings").
+A managed service has its own way to change settings (see `service`). Elsewhere `ALTER SYSTEM`
+writes a value into the server's configuration. After a reload, `pg_settings.pending_restart` says
+that the value waits for a restart; before that, only superusers can see it, in the configuration
+files (manual: "pg_settings", "pg_file_settings").
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from deltaforge_dagster.sources.postgres.connection.service import recognized
 
 _RELOAD = "SELECT pg_reload_conf()"
 _MORE = 10
-"""How many more slots or senders a server gets that has no room."""
+"""How many slots or senders to add on a server that has no free one."""
 
 _FILES = "pg_show_all_file_settings()"
 _MIB = 1 << 20
@@ -21,7 +23,7 @@ _GIB = 1 << 30
 
 
 def after_restart(connection: psycopg.Connection, name: str, value: str) -> tuple[str, Commands]:
-    """Return what to do so that a setting gets a value, for people, and the statements to execute before.
+    """Return how to set a setting: a sentence for people, and the statements to execute first.
 
     Args:
         connection: A connection to the server.
@@ -49,12 +51,12 @@ def after_restart(connection: psycopg.Connection, name: str, value: str) -> tupl
 
 
 def no_room(connection: psycopg.Connection, what: str, setting: str) -> tuple[str, Commands]:
-    """Return what to do where all slots or senders are in use, as `after_restart` does.
+    """Return what to do if all slots or senders are in use, in the form of `after_restart`.
 
     Args:
         connection: A connection to the server.
-        what: What they are, for people.
-        setting: How many there may be.
+        what: `replication slots` or `WAL senders`, for people.
+        setting: The setting that limits their number.
     """
     row = connection.execute("SELECT current_setting(%s)::int", (setting,)).fetchone()
     assert row is not None
@@ -63,7 +65,7 @@ def no_room(connection: psycopg.Connection, what: str, setting: str) -> tuple[st
 
 
 def more_log(connection: psycopg.Connection, wanted: int) -> tuple[str, Commands]:
-    """Return what to do so that slots may keep more log than now, as `after_restart` does.
+    """Return how to let slots keep more log than now, in the form of `after_restart`.
 
     The limit stays finite, because a slot without one fills the server's disk.
 

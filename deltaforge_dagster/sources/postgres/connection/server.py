@@ -107,15 +107,15 @@ class PostgresSourceServer:
         Raises:
             SpecError: `dsn` is neither. The message does not quote it.
         """
-        given = conninfo.conninfo_to_dict(postgres_dsn(dsn)[0])
+        parameters = conninfo.conninfo_to_dict(postgres_dsn(dsn)[0])
         name = _fitting(application_name)
-        return cls(name, {**DSN_DEFAULTS, **given, "application_name": name})
+        return cls(name, {**DSN_DEFAULTS, **parameters, "application_name": name})
 
     @property
     def where(self) -> str:
         """`PostgreSQL host:port/database`, for error messages."""
-        given = self._parameters
-        return f"PostgreSQL {given['host']}:{given['port']}/{given['dbname']}"
+        parameters = self._parameters
+        return f"PostgreSQL {parameters['host']}:{parameters['port']}/{parameters['dbname']}"
 
     @property
     def user(self) -> str:
@@ -201,7 +201,7 @@ class PostgresSourceServer:
         return self._handshake(address, seconds, replication=True)
 
     def identify(self, seconds: float) -> SystemIdentity:
-        """Return who the server is, which every service tells a role that may replicate, and only such a role.
+        """Return who the server is; on every service, it answers only a role that may replicate.
 
         Raises:
             PermissionMissing: The role may not replicate; the error says what the service does about that.
@@ -211,7 +211,8 @@ class PostgresSourceServer:
             try:
                 return identified(connection)
             except psycopg.errors.SyntaxError:
-                raise self._pooled() from None  # somebody has left out that it is for replication
+                # A pooler has dropped the parameter `replication`, so the command is no valid SQL.
+                raise self._pooled() from None
 
     def timeline_history(self, timeline: int, seconds: float) -> str:
         """Return the history file of a timeline (manual: "Streaming Replication Protocol").
@@ -260,7 +261,7 @@ class PostgresSourceServer:
         raise problem
 
     def _with_settings(self, connection: psycopg.Connection, seconds: float) -> psycopg.Connection:
-        """Return a new connection, after checking that it has our settings: poolers lose them without a word.
+        """Return a new connection after checking that it has our settings, which poolers lose.
 
         Raises:
             DeltaforgeError: It does not have them, or does not answer.
@@ -284,17 +285,17 @@ class PostgresSourceServer:
         If that attempt succeeds, libpq's text decides: the cause is something that pg8000 does not check,
         such as certificates or Kerberos.
         """
-        given = self._parameters
+        parameters = self._parameters
         address = handshake.ConnectionParameters(
-            host=str(given["host"]).split(",")[0],
-            port=int(str(given["port"]).split(",")[0]),
+            host=str(parameters["host"]).split(",")[0],
+            port=int(str(parameters["port"]).split(",")[0]),
             user=self.user,
-            password=given.get("password") or os.environ.get("PGPASSWORD", ""),
+            password=parameters.get("password") or os.environ.get("PGPASSWORD", ""),
             database=self.database,
             options="",
             application_name=self.application_name,
             tls=self._tls(
-                used=given.get("sslmode", "prefer") not in {"disable", "allow", "prefer"}
+                used=parameters.get("sslmode", "prefer") not in {"disable", "allow", "prefer"}
             ),
         )
         try:
@@ -302,7 +303,7 @@ class PostgresSourceServer:
         except DeltaforgeError as error:
             return error
         try:
-            full = replace(address, options=_options(given))
+            full = replace(address, options=_options(parameters))
             handshake.connect(full, _CONNECT_SECONDS, replication=replication).close()
         except (handshake.RefusedError, handshake.UnreachableError) as error:
             if isinstance(error, handshake.RefusedError) and error.sqlstate == PROTOCOL_VIOLATION:
@@ -329,18 +330,18 @@ class PostgresSourceServer:
         raise problem
 
     def _pooled(self) -> DeltaforgeError:
-        given = self._parameters
-        return pooled(self.where, str(given["host"]), str(given["port"]), self.user)
+        parameters = self._parameters
+        return pooled(self.where, str(parameters["host"]), str(parameters["port"]), self.user)
 
     def _tls(self, *, used: bool) -> handshake.Tls | None:
-        given = self._parameters
+        parameters = self._parameters
         if not used:
             return None
         return handshake.Tls(
-            mode=given.get("sslmode", "prefer"),
-            root=given.get("sslrootcert"),
-            certificate=given.get("sslcert"),
-            key=given.get("sslkey"),
+            mode=parameters.get("sslmode", "prefer"),
+            root=parameters.get("sslrootcert"),
+            certificate=parameters.get("sslcert"),
+            key=parameters.get("sslkey"),
         )
 
 

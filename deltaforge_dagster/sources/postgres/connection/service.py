@@ -1,8 +1,9 @@
-"""The services that run PostgreSQL for other people: how each is recognized, and how it is told to change something.
+"""Managed PostgreSQL services: how each is recognized, and how its settings and rights are changed.
 
-On none of them is anybody a superuser, so `ALTER SYSTEM` is refused, and often `ALTER ROLE ... REPLICATION`. A service is
-recognized by what only its servers have: functions and settings, then roles. A role alone proves little on a server with a
-real superuser, since a dump of roles can be restored anywhere. The host's name is a hint, for want of anything else.
+None of them gives its users a superuser. So `ALTER SYSTEM` is refused, and often
+`ALTER ROLE ... REPLICATION`, too. A service is recognized by what only its servers have: functions
+and settings, then roles. A role alone proves little on a server with a real superuser, since a dump
+of roles can be restored anywhere. The host's name decides only if nothing else does.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class PostgresService:
         hosts: Ends of its servers' names.
         setting: The sentence that says how to change `{name}` to `{value}`; empty where `ALTER SYSTEM` does it.
         restart: What follows that sentence if the change needs a restart.
-        own: Such sentences for single settings, complete.
+        own: Complete sentences for single settings, which replace `setting` and `restart`.
         grant: The statement that lets `{role}` replicate; empty if no statement does.
         granted: Who executes it, or what to do instead.
         primary: The address of a primary, for people.
-        caution: What is different there and costs the position if one does not know it; empty if nothing is.
+        caution: A property of the service that can cost a pipeline its position; empty if there is
+            none.
     """
 
     name: str
@@ -50,16 +52,16 @@ class PostgresService:
 
     @property
     def managed(self) -> bool:
-        """Whether nobody is a superuser there."""
+        """Whether its users have no superuser."""
         return bool(self.setting)
 
     def change(self, name: str, value: str, *, restarts: bool) -> str:
-        """Return what to do so that a setting gets a value, for people.
+        """Return how to give a setting a value, as a sentence for people.
 
         Args:
             name: The setting.
             value: The value.
-            restarts: Whether a server takes it over only when it starts.
+            restarts: Whether the value takes effect only when the server restarts.
         """
         sentence = self.setting + (self.restart if restarts else "")
         return self.own.get(name, sentence).format(name=name, value=value)
@@ -193,7 +195,7 @@ def recognized(connection: psycopg.Connection) -> PostgresService:
 
 
 def _has_setting(connection: psycopg.Connection, names: tuple[str, ...]) -> bool:
-    """Return whether the server has one of the settings; one that our role may not read is there as well."""
+    """Return whether the server has one of the settings; one that our role may not read counts."""
     try:
         row = connection.execute(
             "SELECT bool_or(current_setting(name, true) IS NOT NULL) FROM unnest(%s::text[]) AS name",

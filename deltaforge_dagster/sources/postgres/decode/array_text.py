@@ -52,10 +52,10 @@ def _bounds_end(source: Bytes, start: int, end: int) -> int:
     """Return the offset after `[lower:upper]...=`, `start` if there are no bounds, or `INVALID`."""
     if start >= end or source[start] != OPEN_BRACKET:
         return start
-    for place in range(start, end):
-        byte = source[place]
+    for position in range(start, end):
+        byte = source[position]
         if byte == EQUALS:
-            return place + 1 if source[place - 1] == CLOSE_BRACKET else INVALID
+            return position + 1 if source[position - 1] == CLOSE_BRACKET else INVALID
         if not (
             ZERO <= byte <= NINE
             or byte == OPEN_BRACKET
@@ -96,52 +96,52 @@ def write_array(
     `ARRAY_GROWTH` n + `ARRAY_OVERHEAD` bytes: an element with backslashes is first unescaped into
     that room, beyond the most that the element itself may take.
     """
-    place = _bounds_end(source, start, end)
-    if place == INVALID or place >= end or source[place] != OPEN_BRACE:
+    position = _bounds_end(source, start, end)
+    if position == INVALID or position >= end or source[position] != OPEN_BRACE:
         return INVALID
     depth = 0
     state = _NEXT
-    while place < end:
-        byte = source[place]
+    while position < end:
+        byte = source[position]
         if byte == OPEN_BRACE and state != _AFTER:
             out[at] = OPEN_BRACKET
             at += 1
-            place += 1
+            position += 1
             depth += 1
             state = _FIRST
         elif byte == CLOSE_BRACE and state != _NEXT and depth > 0:
             out[at] = CLOSE_BRACKET
             at += 1
-            place += 1
+            position += 1
             depth -= 1
             state = _AFTER
             if depth == 0:
-                return at if place == end else INVALID
+                return at if position == end else INVALID
         elif byte == delimiter and state == _AFTER:
             out[at] = COMMA
             at += 1
-            place += 1
+            position += 1
             state = _NEXT
         elif state == _AFTER:
             return INVALID
         elif byte == QUOTE:
-            first = place + 1
-            place = first
+            first = position + 1
+            position = first
             escaped = 0
-            while place < end and source[place] != QUOTE:
-                if source[place] == BACKSLASH:
+            while position < end and source[position] != QUOTE:
+                if source[position] == BACKSLASH:
                     escaped += 1
-                    place += 1
-                place += 1
-            if place >= end:
+                    position += 1
+                position += 1
+            if position >= end:
                 return INVALID
             if escaped == 0:
-                at = write_scalar(element, source, first, place, out, at, stack)
+                at = write_scalar(element, source, first, position, out, at, stack)
             else:
-                plain = at + STRING_GROWTH * (place - first) + ARRAY_OVERHEAD // 2
+                plain = at + STRING_GROWTH * (position - first) + ARRAY_OVERHEAD // 2
                 size = 0
                 i = first
-                while i < place:
+                while i < position:
                     if source[i] == BACKSLASH:
                         i += 1
                     out[plain + size] = source[i]
@@ -150,21 +150,23 @@ def write_array(
                 at = write_scalar(element, out, plain, plain + size, out, at, stack)
             if at < 0:
                 return at
-            place += 1
+            position += 1
             state = _AFTER
         else:
-            first = place
-            while place < end and source[place] != delimiter and source[place] != CLOSE_BRACE:
-                byte = source[place]
+            first = position
+            while (
+                position < end and source[position] != delimiter and source[position] != CLOSE_BRACE
+            ):
+                byte = source[position]
                 if byte == OPEN_BRACE or byte == QUOTE or byte == BACKSLASH:
                     return INVALID
-                place += 1
-            if place == first:
+                position += 1
+            if position == first:
                 return INVALID
-            if _is_null(source, first, place):
+            if _is_null(source, first, position):
                 at = write_null(out, at)
             else:
-                at = write_scalar(element, source, first, place, out, at, stack)
+                at = write_scalar(element, source, first, position, out, at, stack)
             if at < 0:
                 return at
             state = _AFTER

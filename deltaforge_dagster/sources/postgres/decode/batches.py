@@ -130,7 +130,8 @@ class PostgresBatchWriter:
         event_ids = self._event_ids(rows, first, stop, txs)
         batch = self._batch(source, rows[first:stop], txs, shown, event_ids)
         if not _is_text(batch):
-            # Only a database with encoding SQL_ASCII, which is not converted, sends anything but UTF-8.
+            # Only a database with encoding SQL_ASCII, which the server does not convert, sends
+            # anything but UTF-8.
             bad = next(row for row in range(stop - first) if not _is_text(batch.slice(row, 1)))
             error = CorruptLog(f"text that is not UTF-8: {self._place(rows[first + bad], txs)}")
             return (batch.slice(0, bad) if bad else None), first + bad, error
@@ -177,15 +178,15 @@ class PostgresBatchWriter:
     def _stopped_at(self, row: Longs, txs: Longs) -> DeltaforgeError:
         """Return the error for the code that `write_changes` reported at `row`."""
         code, column = int(self._report[CODE]), int(self._report[COLUMN])
-        place = self._place(row, txs)
+        where = self._place(row, txs)
         if column >= 0:
             version = int(row[ROW_TABLE])
             ordinal = column - int(self._versions.tables[version, TABLE_FIRST])
             described = self._versions.schemas[version].columns[ordinal]
-            place = f"column {described.name} ({described.data_type}) of {place}"
+            where = f"column {described.name} ({described.data_type}) of {where}"
         if code in _UNSUPPORTED:
-            return UnsupportedEvent(f"{_UNSUPPORTED[code]}: {place}")
-        return CorruptLog(f"{_DAMAGED[code]}: {place}")
+            return UnsupportedEvent(f"{_UNSUPPORTED[code]}: {where}")
+        return CorruptLog(f"{_DAMAGED[code]}: {where}")
 
     def _place(self, row: Longs, txs: Longs) -> str:
         table = self._versions.version_name(int(row[ROW_TABLE]))

@@ -1,10 +1,11 @@
-"""The numbers of a table's columns (`pg_attribute.attnum`), which columns keep under other names and no other column gets.
+"""The numbers of a table's columns (`pg_attribute.attnum`).
 
-The log has names only. So the numbers are asked for whenever the log describes a table, and stored with the position, because
-they cannot be asked for later. The catalog may be ahead of the log: columns may have been dropped, renamed and added since. The
-catalog keeps the numbers of dropped columns, and which transaction has dropped each, so it can be told which columns there were
-in a transaction of the log; the log has them in the order of their numbers. Where the answer is not certain, numbers remain
-unknown.
+A column keeps its number when it is renamed, and no other column of the table ever gets it. The log
+has names only. So the catalog is queried whenever the log describes a table, and the numbers are
+stored with the position, because they cannot be queried later. The catalog may be ahead of the log:
+columns may have been dropped, renamed and added since. It keeps the numbers of dropped columns, and
+the transaction that dropped each, which tells the columns that existed in a transaction of the log;
+the log has them in the order of their numbers. If the result is uncertain, numbers remain unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from deltaforge_dagster.sources.postgres.position import LsnPosition
 
 _XIDS = 1 << 32
 _MOST_DROPPED = 8
-"""More columns that one transaction drops are too many to try which of them a row had."""
+"""If a transaction dropped more columns than this, the subsets that its rows may have had are too
+many to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class NumberedColumn:
     Attributes:
         name: Its name; None if it was dropped.
         type_oid: OID of its type; 0 if it was dropped.
-        xid: The transaction that has changed this last; of a dropped column the one that has dropped it.
+        xid: The transaction that last changed the catalog's row of the column; for a dropped
+            column, the one that dropped it.
         generated: Whether its values are generated, so that the log may leave it out.
     """
 
@@ -41,11 +44,11 @@ class NumberedColumn:
     generated: bool = False
 
     def is_dropped(self, xid: int | None) -> bool:
-        """Return whether it was dropped before a transaction, or in it (None: now)."""
+        """Return whether it was dropped before or in a transaction; None means up to now."""
         return self.name is None and (xid is None or not _precedes(xid, self.xid))
 
     def is_dropped_in(self, xid: int | None) -> bool:
-        """Return whether a transaction has dropped it."""
+        """Return whether this transaction dropped it."""
         return self.name is None and self.xid == xid
 
     def is_new(self, xid: int | None) -> bool:
@@ -55,7 +58,7 @@ class NumberedColumn:
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumns:
-    """What the catalog has now of a table.
+    """What the catalog now contains about a table.
 
     Attributes:
         columns: Its columns by number, dropped ones included; none if there is no such table.
@@ -67,7 +70,7 @@ class CatalogColumns:
 
 
 AskColumns = Callable[[int], CatalogColumns]
-"""Returns what the catalog has now of the table with an OID."""
+"""Returns what the catalog now contains about the table with an OID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,9 @@ class LoggedColumns:
         names: Their names.
         numbers: Their numbers, which increase; None if they are not known.
         file: See `CatalogColumns`; None if the catalog was ahead of the log, which may have had another one.
-        whole: Whether the log had all columns of the table, except generated ones: no column list of the publication leaves
-            out any.
-        types: OIDs of their types; none if they are not known.
+        whole: Whether the log had all columns of the table, except generated ones: no column list
+            of the publication leaves out any.
+        types: OIDs of their types; empty if they are not known.
     """
 
     oid: int
@@ -91,16 +94,16 @@ class LoggedColumns:
     whole: bool = False
     types: list[int] = field(default_factory=list)
 
-    def number(self, place: int) -> int | None:
-        """Return the number of a column by its place; None if it is not known."""
-        return None if self.numbers is None else self.numbers[place]
+    def number(self, index: int) -> int | None:
+        """Return the number of the column with this index in `names`; None if it is not known."""
+        return None if self.numbers is None else self.numbers[index]
 
 
 class ColumnNumbers:
     """Finds the numbers of columns, for one reader of the log.
 
     Args:
-        ask: Asks the catalog.
+        ask: Queries the catalog.
         notes: Where numbers are stored.
         start: Where the reader begins.
     """
@@ -113,9 +116,12 @@ class ColumnNumbers:
         }
 
     def known(self, relation: Relation) -> LoggedColumns | None:
-        """Return the columns that a table had when it was described last; None if it was another table, or none."""
-        known = self._known.get(relation.full_name)
-        return known if known is not None and known.oid == relation.oid else None
+        """Return the columns of a table as it was last described.
+
+        None if it was not described yet, or if its name belonged to another table then.
+        """
+        logged = self._known.get(relation.full_name)
+        return logged if logged is not None and logged.oid == relation.oid else None
 
     def of(self, relation: Relation, position: LsnPosition) -> LoggedColumns:
         """Return the columns of a table that a transaction of the log describes.
@@ -125,26 +131,29 @@ class ColumnNumbers:
         """
         names = [column.name for column in relation.columns]
         types = [column.type_oid for column in relation.columns]
-        known = self.known(relation)
-        now = self._ask(relation.oid)
+        previous = self.known(relation)
+        current = self._ask(relation.oid)
         xid = position.tx_id
-        if known is not None and known.numbers is not None and known.names == names:
+        if previous is not None and previous.numbers is not None and previous.names == names:
             dropped = any(
-                number in now.columns and now.columns[number].is_dropped(xid)
-                for number in known.numbers
+                number in current.columns and current.columns[number].is_dropped(xid)
+                for number in previous.numbers
             )
             if not dropped:
-                whole, file = _is_whole(known.numbers, now, xid), _file_then(known.numbers, now)
-                return LoggedColumns(known.oid, names, known.numbers, file, whole, types)
-        numbers = _by_name(relation, known, now.columns, xid)
+                whole, file = (
+                    _is_whole(previous.numbers, current, xid),
+                    _file_then(previous.numbers, current),
+                )
+                return LoggedColumns(previous.oid, names, previous.numbers, file, whole, types)
+        numbers = _by_name(relation, previous, current.columns, xid)
         if numbers is None:
-            numbers = _by_place(relation, now.columns, xid)
-        whole = numbers is not None and _is_whole(numbers, now, xid)
-        file = None if numbers is None else _file_then(numbers, now)
+            numbers = _by_place(relation, current.columns, xid)
+        whole = numbers is not None and _is_whole(numbers, current, xid)
+        file = None if numbers is None else _file_then(numbers, current)
         return LoggedColumns(relation.oid, names, numbers, file, whole, types)
 
     def note(self, relation: Relation, columns: LoggedColumns, position: Position) -> None:
-        """Remember the columns that a table has from a position on; they are durable when this returns."""
+        """Store the columns that a table has from a position on; durable when this returns."""
         if self._known.get(relation.full_name) != columns:
             self._notes.define({relation.full_name: json.dumps(asdict(columns))}, position)
             self._known[relation.full_name] = columns
@@ -177,11 +186,14 @@ def _file_then(numbers: list[int], catalog: CatalogColumns) -> int | None:
 
 def _by_name(
     relation: Relation,
-    known: LoggedColumns | None,
+    previous: LoggedColumns | None,
     catalog: Mapping[int, NumberedColumn],
     xid: int | None,
 ) -> list[int] | None:
-    """Return the columns' numbers if the catalog has all of these names in this order, and does not contradict what is known."""
+    """Return the columns' numbers if the catalog has all of their names, in the same order.
+
+    None if it does not, or if it contradicts `previous`, what the log described before.
+    """
     numbers_of = {column.name: number for number, column in catalog.items()}
     numbers = {
         column.name: numbers_of[column.name]
@@ -190,17 +202,18 @@ def _by_name(
     }
     if len(numbers) != len(relation.columns) or not _increase(numbers.values()):
         return None
-    if known is not None and known.numbers is not None:
-        for name, old in zip(known.names, known.numbers, strict=True):
+    if previous is not None and previous.numbers is not None:
+        for name, old in zip(previous.names, previous.numbers, strict=True):
             if numbers.get(name, old) == old or old not in catalog:
                 continue
-            # A column with another number has the name now. If the one that had it was there in the transaction and is called
-            # nothing that the log names, the catalog is ahead.
+            # The name belongs to a column with another number now. If the column that had it still
+            # existed in the transaction, and its present name is not in the log's description, then
+            # the catalog is ahead of the log.
             if not catalog[old].is_dropped(xid) and catalog[old].name not in numbers:
                 return None
-    if _misses_older(numbers, known, catalog, xid):
+    if _misses_older(numbers, previous, catalog, xid):
         return None
-    replaced = _replaced_within(relation, numbers, known, catalog, xid)
+    replaced = _replaced_within(relation, numbers, previous, catalog, xid)
     if replaced is None:
         return None
     of_its_time = [*{**numbers, **replaced}.values()]
@@ -209,16 +222,21 @@ def _by_name(
 
 def _misses_older(
     numbers: Mapping[str, int],
-    known: LoggedColumns | None,
+    previous: LoggedColumns | None,
     catalog: Mapping[int, NumberedColumn],
     xid: int | None,
 ) -> bool:
-    """Return whether a column that may have got its name since would have been there without an older one.
+    """Return whether the log's description lacks an older column, so that names may mislead.
 
-    Numbers increase: if it was there, so were the columns before it. One of these that the log does not name had another name, or
-    is left out by the publication's column list. If it was changed since, the catalog does not tell which.
+    A column whose row in the catalog changed since the transaction began may have got its name only
+    later. Numbers increase: if that column existed in the transaction, so did those with lower
+    numbers. One of these that the log does not name had another name then, or the publication's
+    column list leaves it out. If its row in the catalog changed since, too, the catalog does not
+    tell which.
     """
-    confirmed = set(zip(known.names, known.numbers or [], strict=False)) if known else set()
+    confirmed = (
+        set(zip(previous.names, previous.numbers or [], strict=False)) if previous else set()
+    )
     newest = max(
         (
             number
@@ -237,14 +255,15 @@ def _misses_older(
 def _replaced_within(
     relation: Relation,
     numbers: Mapping[str, int],
-    known: LoggedColumns | None,
+    previous: LoggedColumns | None,
     catalog: Mapping[int, NumberedColumn],
     xid: int | None,
 ) -> Mapping[str, int] | None:
-    """Return the columns whose names others have got only after the rows; None if that is not known.
+    """Return the numbers, by name, of columns whose names others got only after the logged rows.
 
-    Since the transaction began, a column may have been dropped and another one of its name added; by the transaction itself
-    before its rows or after them. The types tell, if they differ.
+    None if that is not known. Since the transaction began, a column may have been dropped and
+    another of the same name added, by the transaction itself before or after its rows, or later.
+    The type in the log tells which of both the rows have, if their types differ.
     """
     new = {name for name, number in numbers.items() if catalog[number].is_new(xid)}
     dropped = [
@@ -254,18 +273,20 @@ def _replaced_within(
     ]
     if not new or not dropped:
         return {}
-    if known is None or known.numbers is None or not known.types:
+    if previous is None or previous.numbers is None or not previous.types:
         return None
-    had = dict(zip(known.numbers, zip(known.names, known.types, strict=True), strict=True))
+    previous_columns = dict(
+        zip(previous.numbers, zip(previous.names, previous.types, strict=True), strict=True)
+    )
     types = {column.name: column.type_oid for column in relation.columns}
     replaced: dict[str, int] = {}
     for number in dropped:
-        if number not in had:
+        if number not in previous_columns:
             return None
-        name, type_ = had[number]
+        name, type_ = previous_columns[number]
         if name in new:
-            now = catalog[numbers[name]].type_oid
-            if type_ == now or types[name] not in {type_, now}:
+            current_type = catalog[numbers[name]].type_oid
+            if type_ == current_type or types[name] not in {type_, current_type}:
                 return None
             if types[name] == type_:
                 replaced[name] = number
@@ -273,7 +294,7 @@ def _replaced_within(
 
 
 def _increase(numbers: Iterable[int]) -> bool:
-    return all(one < other for one, other in itertools.pairwise(numbers))
+    return all(number < following for number, following in itertools.pairwise(numbers))
 
 
 def _by_place(
@@ -281,40 +302,43 @@ def _by_place(
 ) -> list[int] | None:
     """Return the columns' numbers by their order, if the table can have had only these in a transaction.
 
-    It had as many as the log describes. What the log leaves out, such as generated columns, would be counted; so the types must
-    be those of the catalog. Whether the columns that the transaction has dropped were there in its rows is not known.
+    It had as many columns as the log describes. Columns that the log leaves out, such as generated
+    ones, would be counted wrongly; so the types must be those of the catalog, too. It is not known
+    whether a column that the transaction itself dropped still existed for its rows, so both are
+    tried.
     """
-    there = [number for number in sorted(catalog) if not catalog[number].is_dropped(xid)]
+    present = [number for number in sorted(catalog) if not catalog[number].is_dropped(xid)]
     dropped = [number for number in catalog if catalog[number].is_dropped_in(xid)]
     if len(dropped) > _MOST_DROPPED:
         return None
     possible = {
         tuple(numbers)
         for count in range(len(dropped) + 1)
-        for some in itertools.combinations(dropped, count)
-        if (numbers := _as_many(sorted([*there, *some]), relation, catalog, xid)) is not None
+        for subset in itertools.combinations(dropped, count)
+        if (numbers := _as_many(sorted([*present, *subset]), relation, catalog, xid)) is not None
     }
     return list(*possible) if len(possible) == 1 else None
 
 
 def _as_many(
-    there: list[int],
+    present: list[int],
     relation: Relation,
     catalog: Mapping[int, NumberedColumn],
     xid: int | None,
 ) -> list[int] | None:
-    """Return as many of these columns as the log describes, without the last ones, which may have been added later.
+    """Return as many of these columns as the log describes, without the last ones.
 
-    None if the catalog says that they were there, or that the types differ.
+    Those may have been added later. None if the catalog says that they were not, or that types
+    differ.
     """
     columns = relation.columns
-    while len(there) > len(columns) and xid is not None:
-        if not catalog[there[-1]].is_new(xid):
+    while len(present) > len(columns) and xid is not None:
+        if not catalog[present[-1]].is_new(xid):
             return None
-        there = there[:-1]  # it was added later, or changed, and then the types may tell
-    if len(there) != len(columns):
+        present = present[:-1]  # it was added later, or changed, and then the types may tell
+    if len(present) != len(columns):
         return None
-    for number, column in zip(there, columns, strict=True):
+    for number, column in zip(present, columns, strict=True):
         if catalog[number].name is not None and catalog[number].type_oid != column.type_oid:
             return None
-    return there
+    return present

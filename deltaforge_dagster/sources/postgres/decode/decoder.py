@@ -334,10 +334,10 @@ class PostgresDecoder:
         old = message.lsn <= state[START_LSN] and not message.transactional
         if old or state[OPEN] == SKIPPED:
             return
-        taken = self._messages.takes(message, content)
+        is_event = self._messages.takes(message, content)
         if not message.transactional:
             state[IDLE_LSN], state[IDLE_XID] = message.lsn, -1
-        if not taken:
+        if not is_event:
             return
         if not message.transactional:
             txs[state[TXS]] = (0, message.lsn, sent_us, message.lsn, 0)

@@ -1,10 +1,10 @@
 """Held changes of a PostgreSQL log: their serialized form, and how they are decoded later.
 
-The log describes the columns of every table, but not every type, and not always the key. If the table's
-changes cannot be decoded for that reason, each is kept, in log order, with its transaction (a
-line of `layout.TX_*`) and the number of earlier changes in it. So it later gets the id, position and
-time that it would have had. The rest are XLogData messages as in the stream: the descriptions of types and
-table, and the change; of a TRUNCATE, only the part about this table.
+The log describes the columns of every table, but not every type, and not always the key. If a
+table's changes cannot be decoded for that reason, each is kept, in log order, with its transaction
+(a line of `layout.TX_*`) and the number of earlier changes in it. So it later gets the id, position
+and time that it would have had. The rest are XLogData messages as in the stream: the descriptions
+of types and table, and the change; of a TRUNCATE, only the part about this table.
 
 Each is one byte string (`base.pack_held`) that ends with the messages.
 """

@@ -151,7 +151,7 @@ def _write_tuple(
     columns: Longs,
     names: Bytes,
     out: Bytes,
-    place: int,
+    out_at: int,
     spans: Longs,
     stack: Bytes,
     report: Longs,
@@ -161,7 +161,7 @@ def _write_tuple(
     old_whole: bool,
     reselected: Longs,
 ) -> tuple[int, int]:
-    """Write the tuple at `source[at]` into `out` from `place` on.
+    """Write the tuple at `source[at]` into `out` from `out_at` on.
 
     Returns the offsets after it in `source` and in `out`; the latter is a negative code on failure.
     `spans` receives start and end in `out` of each column's value; the start is `_NOT_SENT` for a missing value.
@@ -174,18 +174,18 @@ def _write_tuple(
         return at, BAD_TUPLE
     at += 2
     count = tables[table, TABLE_COLUMNS]
-    if out.size - place < OVERHEAD:
+    if out.size - out_at < OVERHEAD:
         return at, NO_ROOM
-    out[place] = OPEN_BRACE
-    place += 1
-    opened = place
+    out[out_at] = OPEN_BRACE
+    out_at += 1
+    opened = out_at
     for index in range(count):
         column = first + index
         report[COLUMN] = column
         report[PLACE] = at
         name, name_end = columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END]
         # Room for the name, and either a value that has no text, or the closing brace.
-        if out.size - place < name_end - name + OVERHEAD:
+        if out.size - out_at < name_end - name + OVERHEAD:
             return at, NO_ROOM
         if at >= end:
             return at, BAD_TUPLE
@@ -194,11 +194,11 @@ def _write_tuple(
         if sent == _TOAST and unchanged_toast == OMIT:
             spans[index, 0] = _NOT_SENT
             continue
-        if place > opened:
-            out[place] = COMMA
-            place += 1
-        place = copy(names, name, name_end, out, place)
-        spans[index, 0] = place
+        if out_at > opened:
+            out[out_at] = COMMA
+            out_at += 1
+        out_at = copy(names, name, name_end, out, out_at)
+        spans[index, 0] = out_at
         text, text_end = _NO_TEXT, _NO_TEXT
         if sent == _TEXT:
             if end - at < 4:
@@ -210,7 +210,7 @@ def _write_tuple(
             text, text_end = at, at + size
             at += size
         elif sent == _NULL:
-            place = write_null(out, place)
+            out_at = write_null(out, out_at)
         elif sent == _TOAST:
             spans[index, 0] = _NOT_SENT
             line = -1
@@ -220,13 +220,13 @@ def _write_tuple(
             if unchanged_toast == RESELECT and old == _NOT_SENT:
                 line = _next_reselected(row, index, reselected, report)
             if old != _NOT_SENT:
-                if out.size - place < old_spans[index, 1] - old + OVERHEAD:
+                if out.size - out_at < old_spans[index, 1] - old + OVERHEAD:
                     return at, NO_ROOM
-                place = copy(before, old, old_spans[index, 1], out, place)
+                out_at = copy(before, old, old_spans[index, 1], out, out_at)
             elif line < 0:
-                place = copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
+                out_at = copy(_UNCHANGED, 0, _UNCHANGED.size, out, out_at)
             elif reselected[line, RESELECTED_START] < 0:
-                place = write_null(out, place)
+                out_at = write_null(out, out_at)
             else:
                 text, text_end = (
                     reselected[line, RESELECTED_START],
@@ -236,18 +236,18 @@ def _write_tuple(
             return at, BINARY_VALUE if sent == _BINARY else BAD_TUPLE
         if text != _NO_TEXT:
             kind, delimiter = columns[column, COLUMN_KIND], columns[column, COLUMN_DELIMITER]
-            left = out.size - place - OVERHEAD
+            left = out.size - out_at - OVERHEAD
             if not _room_for(kind, delimiter, source, text, text_end, left):
                 return at, NO_ROOM
             if delimiter != 0:
-                place = write_array(kind, delimiter, source, text, text_end, out, place, stack)
+                out_at = write_array(kind, delimiter, source, text, text_end, out, out_at, stack)
             else:
-                place = write_scalar(kind, source, text, text_end, out, place, stack)
-            if place < 0:
-                return at, place
-        spans[index, 1] = place
-    out[place] = CLOSE_BRACE
-    return at, place + 1
+                out_at = write_scalar(kind, source, text, text_end, out, out_at, stack)
+            if out_at < 0:
+                return at, out_at
+        spans[index, 1] = out_at
+    out[out_at] = CLOSE_BRACE
+    return at, out_at + 1
 
 
 @kernel
@@ -261,7 +261,7 @@ def _write_key(
     old_image: Bytes,
     old_spans: Longs,
     out: Bytes,
-    place: int,
+    out_at: int,
     report: Longs,
 ) -> int:
     """Write the key: values of key columns copied from `image`, or, if missing there, from `old_image`."""
@@ -277,17 +277,17 @@ def _write_key(
             return NO_KEY_VALUE
         start = spans[index, 0] if sent else old_spans[index, 0]
         end = spans[index, 1] if sent else old_spans[index, 1]
-        if out.size - place < name_end - name + end - start + OVERHEAD:
+        if out.size - out_at < name_end - name + end - start + OVERHEAD:
             return NO_ROOM
-        out[place] = opening
+        out[out_at] = opening
         opening = COMMA
-        place = copy(names, name, name_end, out, place + 1)
+        out_at = copy(names, name, name_end, out, out_at + 1)
         if sent:
-            place = copy(image, start, end, out, place)
+            out_at = copy(image, start, end, out, out_at)
         else:
-            place = copy(old_image, start, end, out, place)
-    out[place] = CLOSE_BRACE
-    return place + 1
+            out_at = copy(old_image, start, end, out, out_at)
+    out[out_at] = CLOSE_BRACE
+    return out_at + 1
 
 
 @kernel

@@ -137,42 +137,42 @@ class ToastReselector:
         key = [c.name in table.primary_key for c in table.columns]
         in_key = np.array(key, np.bool_)[holes[:, HOLE_COLUMN]]
         wanted = holes[(holes[:, HOLE_START] == MISSING) & ~in_key]
-        places = [index for index, is_key in enumerate(key) if is_key]
-        numbers, texts = _keys(source, holes[in_key], places)
+        indexes = [index for index, is_key in enumerate(key) if is_key]
+        numbers, texts = _keys(source, holes[in_key], indexes)
         end = int(holes[-1, HOLE_ROW]) + 1
         columns = sorted(set(wanted[:, HOLE_COLUMN].tolist()))
-        if not columns or not places or not numbers:
+        if not columns or not indexes or not numbers:
             return NOTHING, source[:0], end
         answer = self._reselect.answer(
             Question(
                 relation=self._versions.relations[version],
                 table=table,
                 columns=tuple(table.columns[index] for index in columns),
-                keys=tuple((table.columns[p], t) for p, t in zip(places, texts, strict=True)),
+                keys=tuple((table.columns[p], t) for p, t in zip(indexes, texts, strict=True)),
             )
         )
         if answer.asked < len(numbers):
             end = numbers[answer.asked]
         text, fields, _ = read_copied(answer.copied, 1 + len(answer.columns))
         lines = [
-            (_row(numbers, text[start:stop].tobytes()), column.ordinal_position - 1, *place)
+            (_row(numbers, text[start:stop].tobytes()), column.ordinal_position - 1, *bounds)
             for (start, stop), *values in fields.tolist()
-            for column, place in zip(answer.columns, values, strict=True)
+            for column, bounds in zip(answer.columns, values, strict=True)
         ]
         missing = set(map(tuple, wanted[:, [HOLE_ROW, HOLE_COLUMN]].tolist()))
         kept = [line for line in lines if line[:2] in missing]
         return np.array(kept, np.int64).reshape(-1, RESELECTED_WIDTH), text, end
 
 
-def _keys(source: Bytes, holes: Longs, places: list[int]) -> tuple[list[int], list[list[str]]]:
+def _keys(source: Bytes, holes: Longs, indexes: list[int]) -> tuple[list[int], list[list[str]]]:
     """Return the numbers of the rows whose key is completely known, and for each key column its texts."""
-    known: dict[int, dict[int, str]] = {}
+    by_row: dict[int, dict[int, str]] = {}
     for row, column, start, end in holes[holes[:, HOLE_START] != MISSING].tolist():
         # A key that is not UTF-8 is altered by this, and so matches no row.
         text = source[start:end].tobytes().decode(errors="replace")
-        known.setdefault(row, {})[column] = text
-    whole = {row: key for row, key in known.items() if len(key) == len(places)}
-    return list(whole), [[key[place] for key in whole.values()] for place in places]
+        by_row.setdefault(row, {})[column] = text
+    whole = {row: key for row, key in by_row.items() if len(key) == len(indexes)}
+    return list(whole), [[key[index] for key in whole.values()] for index in indexes]
 
 
 def _row(numbers: list[int], text: bytes) -> int:
@@ -188,8 +188,8 @@ def _together(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> Res
         return ReselectedValues(NOTHING, source)
     base = source.size
     for lines, text in parts:
-        places = lines[:, RESELECTED_START:]
-        places[places >= 0] += base
+        offsets = lines[:, RESELECTED_START:]
+        offsets[offsets >= 0] += base
         base += text.size
     together = np.concatenate([lines for lines, _ in parts])
     together = together[together[:, RESELECTED_ROW] < last]

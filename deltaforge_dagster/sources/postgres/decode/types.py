@@ -210,16 +210,18 @@ def value_type(
     """
     if oid in built_in:
         return built_in[oid]
-    found = catalog.type(oid)
-    if found is None:
+    catalog_type = catalog.type(oid)
+    if catalog_type is None:
         return _gone_type(oid, catalog, sent, built_in)
-    if found.base:
-        return replace(value_type(found.base, catalog, built_in=built_in), name=found.name)
-    if found.element:
-        element = value_type(found.element, catalog, built_in=built_in)
+    if catalog_type.base:
+        return replace(
+            value_type(catalog_type.base, catalog, built_in=built_in), name=catalog_type.name
+        )
+    if catalog_type.element:
+        element = value_type(catalog_type.element, catalog, built_in=built_in)
         kind = STRING if element.delimiter else element.kind
-        return PostgresValueType(found.name, kind, found.delimiter)
-    return PostgresValueType(found.name, STRING)
+        return PostgresValueType(catalog_type.name, kind, catalog_type.delimiter)
+    return PostgresValueType(catalog_type.name, STRING)
 
 
 def _gone_type(
@@ -234,9 +236,9 @@ def _gone_type(
     if sent is None:
         raise UnsupportedEvent(f"type {oid} is no longer in the catalog")
     if sent.schema == "pg_catalog":
-        known = built_in.get(catalog.system_type(sent.name) or 0)
-        if known is not None:
-            return known
+        built_in_type = built_in.get(catalog.system_type(sent.name) or 0)
+        if built_in_type is not None:
+            return built_in_type
     name = f"{sent.schema}.{sent.name}"
     if sent.name.startswith("_"):
         remade = catalog.remade_type(sent.schema, sent.name)

@@ -74,7 +74,7 @@ def find_unchanged_toast(
         if used + 2 * count > holes.shape[0]:
             return used, row
         started = used
-        lacks = False
+        has_hole = False
         # A key value that is not in the new tuple is in the old key, which precedes it.
         for part in (_OLD_KEY, _NEW):
             if at >= end or source[at] != part:
@@ -96,9 +96,9 @@ def find_unchanged_toast(
                     holes[used, HOLE_START] = MISSING if unchanged_toast else at + 5
                     holes[used, HOLE_END] = MISSING if unchanged_toast else after
                     used += 1
-                    lacks = lacks or unchanged_toast
+                    has_hole = has_hole or unchanged_toast
                 at = after
-        if not lacks:
+        if not has_hole:
             used = started
     return used, last
 

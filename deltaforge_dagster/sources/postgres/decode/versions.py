@@ -55,8 +55,8 @@ class ColumnFills(Protocol):
         Args:
             oid: OID of the table.
             types: The columns, by number.
-            rewritten: Whether the table's rows were rewritten since they were known without these columns; None if that is not
-                known.
+            rewritten: Whether the table's rows were rewritten since the table was last described,
+                without these columns; None if that is not known.
         """
         ...
 
@@ -132,8 +132,12 @@ class PostgresTableVersions:
         if self._captures(relation.schema, relation.table):
             version = self._version(relation, message, position)
         if version == HELD:
-            types = (self._type_messages.get(one.type_oid) for one in relation.columns)
-            parts = [b"Y" + one for one in dict.fromkeys(types) if one is not None]
+            types = (self._type_messages.get(column.type_oid) for column in relation.columns)
+            parts = [
+                b"Y" + type_message
+                for type_message in dict.fromkeys(types)
+                if type_message is not None
+            ]
             stream = b"".join(xlog(0, part) for part in [*parts, b"R" + message])
             self._descriptions[relation.oid] = relation.full_name, stream
         if self._by_relation.get(relation.oid) != version:
@@ -181,7 +185,9 @@ class PostgresTableVersions:
             return HELD
         try:
             key = self._key(relation, position)
-            columns = LoggedColumns(relation.oid, [one.name for one in relation.columns], None)
+            columns = LoggedColumns(
+                relation.oid, [column.name for column in relation.columns], None
+            )
             if self._numbers is not None:
                 columns = self._numbers.of(relation, position)
             described = message, key, tuple(columns.numbers or ())
@@ -257,25 +263,26 @@ class PostgresTableVersions:
     def _fills_of(
         self, relation: Relation, logged: LoggedColumns, types: list[PostgresValueType]
     ) -> Mapping[int, str | None]:
-        """Return what older rows have in the columns that were added since the table was described last, by place."""
+        """Return the fills of the columns that were added since the last description, by index."""
         if self._numbers is None or self._fills is None or logged.numbers is None:
             return {}
-        known = self._numbers.known(relation)
-        # A column that the publication did not send before has been there, with values of its own.
-        if not (logged.whole and (known is None or known.whole)):
+        previous = self._numbers.known(relation)
+        # If the publication left out columns, a new one may have existed before, with its own
+        # values.
+        if not (logged.whole and (previous is None or previous.whole)):
             return {}
-        before = [] if known is None or known.numbers is None else known.numbers
-        places = {
-            number: place for place, number in enumerate(logged.numbers) if number not in before
+        before = [] if previous is None or previous.numbers is None else previous.numbers
+        indexes = {
+            number: index for index, number in enumerate(logged.numbers) if number not in before
         }
-        if not places:
+        if not indexes:
             return {}
         rewritten: bool | None = None
-        if known is not None and None not in {known.file, logged.file}:
-            rewritten = known.file != logged.file
-        added = {number: types[place] for number, place in places.items()}
+        if previous is not None and None not in {previous.file, logged.file}:
+            rewritten = previous.file != logged.file
+        added = {number: types[index] for number, index in indexes.items()}
         fills = self._fills.of(relation.oid, added, rewritten=rewritten)
-        return {places[number]: fill for number, fill in fills.items()}
+        return {indexes[number]: fill for number, fill in fills.items()}
 
     def _lay_out(
         self, relation: int, schema: TableSchema, types: list[PostgresValueType], stamp: SchemaStamp

@@ -48,7 +48,7 @@ class PostgresSnapshotTable:
 
     def bound(self, operator: str, literals: str) -> sql.Composed:
         """Return the SQL condition that compares the key with `literals`, a JSON array of SQL literals."""
-        values = sql.SQL(", ").join(sql.SQL(one) for one in json.loads(literals))
+        values = sql.SQL(", ").join(sql.SQL(literal) for literal in json.loads(literals))
         columns = sql.SQL(", ").join(map(sql.Identifier, self.key))
         assert self.operators is not None
         compare = sql.SQL("OPERATOR({}.{})").format(
@@ -62,63 +62,71 @@ def target(
 ) -> PostgresSnapshotTable:
     """Return a table with its key and the key's operators."""
     key = catalog.primary_key(connection, table.oid)
-    now = catalog.columns_now(connection, table.oid, table.schema, table.name)
-    schemas = {now.columns[name].operators for name in key}
+    current = catalog.columns_now(connection, table.oid, table.schema, table.name)
+    schemas = {current.columns[name].operators for name in key}
     if schemas == {"pg_catalog"} or (len(key) == 1 and schemas):
         return PostgresSnapshotTable(table, key, schemas.pop())
     return PostgresSnapshotTable(table, key, None)
 
 
 def plan(
-    connection: psycopg.Connection, found: PostgresSnapshotTable, chunk_rows: int, where: str | None
+    connection: psycopg.Connection,
+    target: PostgresSnapshotTable,
+    chunk_rows: int,
+    where: str | None,
 ) -> Iterator[Chunk]:
     """Yield the chunks of one table.
 
     Args:
         connection: A connection to the server.
-        found: The table.
+        target: The table.
         chunk_rows: How many rows a chunk should have.
         where: An SQL condition that rows must satisfy; None for all rows.
     """
-    name = found.table.full_name
+    name = target.table.full_name
     version = connection.info.server_version
-    if found.key and found.operators is not None:
-        yield from _by_key(connection, found, chunk_rows, where)
-    elif found.key or found.table.partitioned or version < _BLOCK_RANGES_VERSION:
-        rows, _ = _size(connection, found.table)
+    if target.key and target.operators is not None:
+        yield from _by_key(connection, target, chunk_rows, where)
+    elif target.key or target.table.partitioned or version < _BLOCK_RANGES_VERSION:
+        rows, _ = _size(connection, target.table)
         yield Chunk(name, 1, "whole", where=where, rows=rows)
     else:
-        yield from _by_block(connection, found, chunk_rows, where)
+        yield from _by_block(connection, target, chunk_rows, where)
 
 
 def _by_key(
-    connection: psycopg.Connection, found: PostgresSnapshotTable, chunk_rows: int, where: str | None
+    connection: psycopg.Connection,
+    target: PostgresSnapshotTable,
+    chunk_rows: int,
+    where: str | None,
 ) -> Iterator[Chunk]:
-    rows, _ = _size(connection, found.table)
+    rows, _ = _size(connection, target.table)
     step = max(chunk_rows, rows // MAX_CHUNKS)
     number, after = 1, None
-    while (upto := _walk(connection, found, after, step)) is not None:
-        yield Chunk(found.table.full_name, number, "key", after, upto, where, step)
+    while (upto := _walk(connection, target, after, step)) is not None:
+        yield Chunk(target.table.full_name, number, "key", after, upto, where, step)
         after = upto
         number += 1
         if number % MAX_CHUNKS == 0:  # the table is much larger than its statistics say
             step *= 2
-    yield Chunk(found.table.full_name, number, "key", after, None, where, step)
+    yield Chunk(target.table.full_name, number, "key", after, None, where, step)
 
 
 def _walk(
-    connection: psycopg.Connection, found: PostgresSnapshotTable, after: str | None, step: int
+    connection: psycopg.Connection, target: PostgresSnapshotTable, after: str | None, step: int
 ) -> str | None:
     """Return the key of the row `step` rows after a key, as SQL literals; None if there are fewer rows."""
-    begin = sql.SQL("") if after is None else sql.SQL("WHERE ") + found.bound(">", after)
-    columns = [sql.Identifier(name) for name in found.key]
+    begin = sql.SQL("") if after is None else sql.SQL("WHERE ") + target.bound(">", after)
+    columns = [sql.Identifier(name) for name in target.key]
     literals = [
-        sql.SQL("quote_literal({0}::text) || '::' || format_type(pg_typeof({0}), -1)").format(one)
-        for one in columns
+        sql.SQL("quote_literal({0}::text) || '::' || format_type(pg_typeof({0}), -1)").format(
+            column
+        )
+        for column in columns
     ]
     query = sql.SQL("SELECT {} FROM {} {} ORDER BY {} OFFSET {} LIMIT 1").format(
         sql.SQL(", ").join(literals),
-        found.source,
+        target.source,
         begin,
         sql.SQL(", ").join(columns),
         sql.Literal(step - 1),
@@ -131,12 +139,15 @@ def _walk(
 
 
 def _by_block(
-    connection: psycopg.Connection, found: PostgresSnapshotTable, chunk_rows: int, where: str | None
+    connection: psycopg.Connection,
+    target: PostgresSnapshotTable,
+    chunk_rows: int,
+    where: str | None,
 ) -> Iterator[Chunk]:
-    rows, blocks = _size(connection, found.table)
+    rows, blocks = _size(connection, target.table)
     per_block = max(rows // blocks, 1) if blocks and rows else _ROWS_PER_BLOCK
     step = max(chunk_rows // per_block, -(-blocks // MAX_CHUNKS), 1)
-    name = found.table.full_name
+    name = target.table.full_name
     starts = range(0, max(blocks, 1), step)
     for number, start in enumerate(starts, start=1):
         end = str(start + step) if number < len(starts) else None

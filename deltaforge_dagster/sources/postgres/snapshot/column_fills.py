@@ -1,8 +1,9 @@
-"""What the rows that a table had when a column was added have in this column (`Column.fill`).
+"""The values that older rows of a table have in a column that was added (`Column.fill`).
 
-`ADD COLUMN ... DEFAULT constant` does not touch the rows: the catalog keeps the value (`pg_attribute.attmissingval`, since
-PostgreSQL 11), even if the default is another one later, until the rows are rewritten (`VACUUM FULL`, `ALTER TYPE`). A default
-that differs from row to row has the rows rewritten at once, and what they have is in the rows only.
+`ADD COLUMN ... DEFAULT constant` does not touch the rows: the catalog keeps the value
+(`pg_attribute.attmissingval`, since PostgreSQL 11) until the rows are rewritten (`VACUUM FULL`,
+`ALTER TYPE`), even if the default is changed later. With a default that differs from row to row,
+the server rewrites the rows at once, and the values are in the rows only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _PROPERTIES = """
      WHERE a.attrelid = %s AND a.attnum = ANY (%s) AND NOT a.attisdropped
 """
 
-# The value is the only element of an array of the column's type. The text of an array of arrays has the inner ones quoted.
+# The value is the only element of an array of the column's type. If that type is an array, too, the
+# text of the outer array has the inner one quoted.
 _VALUE = """
     COPY (SELECT ((attmissingval::text::text[])[1])::{type} FROM pg_attribute
           WHERE attrelid = {oid} AND attnum = {number}) TO STDOUT
@@ -35,7 +37,7 @@ _VALUE = """
 
 
 class CatalogFills:
-    """Asks the catalog for the fills of columns.
+    """Queries the catalog for the fills of columns.
 
     Args:
         connect: Opens a connection.
@@ -65,8 +67,8 @@ def column_fills(
         connection: A connection to the server.
         oid: OID of the table.
         types: The columns, by number.
-        rewritten: Whether the table's rows were rewritten since they were known without these columns; None if that is not
-            known.
+        rewritten: Whether the table's rows were rewritten since the table was last described,
+            without these columns; None if that is not known.
     """
     fills: dict[int, str | None] = dict.fromkeys(types)
     if connection.info.server_version < _KEPT_VERSION:

@@ -74,19 +74,19 @@ def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
         connected = native.pgconn_ptr
         if connected is None:
             raise psycopg.OperationalError("the connection is closed")
-        size, why = take_lines(*functions, connected, held, buffer, size, BUFFER_BYTES)
-        if why == BUFFER_IS_FULL:
+        size, reason = take_lines(*functions, connected, held, buffer, size, BUFFER_BYTES)
+        if reason == BUFFER_IS_FULL:
             yield buffer[:size]
             size = 0
             if buffer.size > BUFFER_BYTES + _ROOM:
                 buffer = np.empty(BUFFER_BYTES + _ROOM, np.uint8)
-        elif why == LINE_IS_LONGER:
+        elif reason == LINE_IS_LONGER:
             longer = np.empty(size + int(held[LINE_SIZE]), np.uint8)
             longer[:size] = buffer[:size]
             buffer = longer
-        elif why == NONE_YET:
+        elif reason == NONE_YET:
             input_.wait()
-        elif why == FAILED:
+        elif reason == FAILED:
             raise psycopg.OperationalError(f"COPY failed: {libpq.get_error_message()}")
         else:
             break

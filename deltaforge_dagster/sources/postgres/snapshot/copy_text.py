@@ -45,17 +45,17 @@ def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs)
 
     `fields[row, column]` receives start and end of a value's text in `out`, `ends[row]` the end of the tuple.
     """
-    place, row, at = 0, 0, 0
+    out_at, row, at = 0, 0, 0
     if source.size > 0 and source[source.size - 1] != _NEWLINE:
         return INVALID
     # The source ends with a newline, so the loops below always stop.
     while at < source.size:
         if row == ends.size:
             return INVALID
-        out[place] = _NEW
-        out[place + 1] = columns >> 8
-        out[place + 2] = columns & 255
-        place += 3
+        out[out_at] = _NEW
+        out[out_at + 1] = columns >> 8
+        out[out_at + 2] = columns & 255
+        out_at += 3
         for column in range(columns):
             stop = _TAB if column < columns - 1 else _NEWLINE
             null = (
@@ -65,34 +65,34 @@ def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs)
                 and source[at + 2] == stop
             )
             if null:
-                out[place] = _NULL
-                place += 1
+                out[out_at] = _NULL
+                out_at += 1
                 at += 3
                 fields[row, column, 0], fields[row, column, 1] = NULL_START, NULL_START
                 continue
-            head = place
-            place += _CELL_BYTES
+            head = out_at
+            out_at += _CELL_BYTES
             while True:
                 while _MEANS_ITSELF[source[at]]:
-                    out[place] = source[at]
-                    place += 1
+                    out[out_at] = source[at]
+                    out_at += 1
                     at += 1
                 if source[at] != BACKSLASH:
                     break
                 if _PLAIN[source[at + 1]] < 0:
                     return INVALID
-                out[place] = _PLAIN[source[at + 1]]
-                place += 1
+                out[out_at] = _PLAIN[source[at + 1]]
+                out_at += 1
                 at += 2
             if source[at] != stop:
                 return INVALID
             at += 1
-            size = place - head - _CELL_BYTES
+            size = out_at - head - _CELL_BYTES
             out[head] = _TEXT
             for i in range(4):
                 out[head + 1 + i] = (size >> (24 - 8 * i)) & 255
-            fields[row, column, 0], fields[row, column, 1] = head + _CELL_BYTES, place
-        ends[row] = place
+            fields[row, column, 0], fields[row, column, 1] = head + _CELL_BYTES, out_at
+        ends[row] = out_at
         row += 1
     return row
 

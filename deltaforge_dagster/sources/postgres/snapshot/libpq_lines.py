@@ -55,10 +55,10 @@ def _functions() -> Functions | None:
     extension = sys.modules[psycopg.pq.PGconn.__module__].__file__
     try:
         library = ctypes.CDLL(extension)
-        found = (library.PQgetCopyData, library.PQfreemem)
+        functions = (library.PQgetCopyData, library.PQfreemem)
     except (OSError, AttributeError):  # psycopg's Python implementation, or statically linked
         return None
-    get, free = (ctypes.cast(one, ctypes.c_void_p).value for one in found)
+    get, free = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
     return Functions(get, free) if get and free else None
 
 
@@ -88,12 +88,12 @@ def _copy_and_free(_typing: Any, free: Any, held: Any, out: Any, at: Any) -> Any
     """Generate code that copies the line in `held` to `out`, and frees it with PQfreemem."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function, line, target, place = arguments
+        function, line, target, offset = arguments
         line = _data(context, builder, signature.args[1], line)
         size = builder.load(builder.gep(line, [cgutils.intp_t(LINE_SIZE)]))
         text = builder.inttoptr(builder.load(line), cgutils.voidptr_t)
         target = _data(context, builder, signature.args[2], target)
-        target = builder.gep(target, [place])
+        target = builder.gep(target, [offset])
         cgutils.raw_memcpy(builder, target, text, size, 1)  # type: ignore[no-untyped-call]
         builder.call(builder.inttoptr(function, _FREE.as_pointer()), [text])
         return context.get_dummy_value()

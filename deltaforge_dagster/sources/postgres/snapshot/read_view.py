@@ -116,6 +116,8 @@ class Watermark:
         """Return the current watermark."""
         from deltaforge_dagster.sources.postgres.connection.log_end import insert_lsn  # noqa: PLC0415 - the client library
 
+        # The end of the log first: a transaction that has logged its commit before it is either
+        # visible, or still holds its lock.
         lsn = insert_lsn(connection)
         running = connection.execute(
             "SELECT transactionid::text FROM pg_locks"

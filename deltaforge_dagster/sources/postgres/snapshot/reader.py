@@ -106,25 +106,26 @@ class PostgresSnapshots:
         """
         for table in self._tables(tables):
             with self.server.query(_PLAN_SECONDS) as connection, self._readable(connection, table):
-                found = chunks.target(connection, table)
+                target = chunks.target(connection, table)
                 version = connection.info.server_version
                 sent = identity.sent_schema(connection, table, self.publication, version)
-                if set(found.key) != set(sent.primary_key):
+                if set(target.key) != set(sent.primary_key):
                     # The stream's key differs, so it does not show when a row's primary key changes.
-                    found = replace(found, key=())
-                elif self.rules.hides(sent, found.key):
-                    found = replace(found, operators=None)  # stored bounds would show them
-                connection.execute(_select(found, [], _conditions(where)) + sql.SQL(" LIMIT 0"))
-                yield from chunks.plan(connection, found, chunk_rows, where)
+                    target = replace(target, key=())
+                elif self.rules.hides(sent, target.key):
+                    # Bounds by key are stored with the chunks, and would show hidden values.
+                    target = replace(target, operators=None)
+                connection.execute(_select(target, [], _conditions(where)) + sql.SQL(" LIMIT 0"))
+                yield from chunks.plan(connection, target, chunk_rows, where)
 
     @contextmanager
     def reader(self) -> Generator[PostgresReader]:
         """Provide a reader of chunks, which connects for its first chunk."""
-        made = PostgresReader(self)
+        chunk_reader = PostgresReader(self)
         try:
-            yield made
+            yield chunk_reader
         finally:
-            made.close()
+            chunk_reader.close()
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - a slot keeps log by size, not by time
         """Check slot and publication, and whether the slot may retain enough log.
@@ -132,11 +133,11 @@ class PostgresSnapshots:
         The estimate is that twice the tables' size is written to the log while the snapshot is read.
         """
         chosen = self._tables(tables)
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with self.server.query(_QUESTION_SECONDS) as connection:
-            with finding_errors("slot", found):
+            with finding_errors("slot", findings):
                 slots.check(catalog.slot(connection, self.slot), self.server, self.slot)
-            with finding_errors("publication", found):
+            with finding_errors("publication", findings):
                 publications.check(connection, self.server, self.publication, self.patterns)
             row = connection.execute(
                 """
@@ -148,22 +149,22 @@ class PostgresSnapshots:
                 ([table.oid for table in chosen],),
             ).fetchone()
             written, limit = row if row is not None else (0, None)
-            found.append(_retention(connection, written, limit))
-        return found
+            findings.append(_retention(connection, written, limit))
+        return findings
 
     def guard(self, start: Position) -> list[Finding]:  # noqa: ARG002 - the slot knows what is needed
         """Check that the slot still retains the unread log; see `Snapshots.guard`."""
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with suppress(Retryable), self.server.query(_QUESTION_SECONDS) as connection:
             existing = catalog.slot(connection, self.slot)
-            with finding_errors("slot", found):
+            with finding_errors("slot", findings):
                 if slots.check(existing, self.server, self.slot).unreserved:
                     text = (
                         f"replication slot {self.slot!r} needs log that the server removes at its "
                         "next checkpoint (max_slot_wal_keep_size)"
                     )
-                    found.append(Finding("slot", "warning", text))
-        return found
+                    findings.append(Finding("slot", "warning", text))
+        return findings
 
     def _tables(self, names: Sequence[str] | None) -> list[catalog.PublishableTable]:
         """Return the captured tables with these full names, or all; each must be sent by the publication."""
@@ -244,23 +245,23 @@ class PostgresReader:
     def _read(
         self, connection: psycopg.Connection, chunk: Chunk, watermark: Watermark
     ) -> ChunkRead:
-        ours = self.snapshots
+        snapshots = self.snapshots
         table = self._table(connection, chunk.table)
-        with ours._readable(connection, table):  # noqa: SLF001 - the two are one
+        with snapshots._readable(connection, table):  # noqa: SLF001 - both classes belong together
             read_view, position, ts_us = self._begin(connection, table, watermark)
             version = connection.info.server_version
-            sent = identity.sent_schema(connection, table, ours.publication, version)
+            sent = identity.sent_schema(connection, table, snapshots.publication, version)
             types = {column.name: self._type(column.type_oid or 0) for column in sent.columns}
             logged = _with_fills(connection, identity.logged_schema(sent), list(types.values()))
-            found = chunks.target(connection, table)
-            conditions = [*_bounds(found, chunk), *_conditions(chunk.where)]
-            conditions += _conditions(_row_filter(connection, table, ours.publication))
-            query = _select(found, list(types), conditions)
+            target = chunks.target(connection, table)
+            conditions = [*_bounds(target, chunk), *_conditions(chunk.where)]
+            conditions += _conditions(_row_filter(connection, table, snapshots.publication))
+            query = _select(target, list(types), conditions)
             from deltaforge_dagster.sources.postgres.snapshot import copy_out  # noqa: PLC0415 - imports the compiler
 
             lines = copy_out.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
         rows = SnapshotRows(
-            ours.source_id, chunk, read_view, table=logged, rules=ours.rules, ts_us=ts_us
+            snapshots.source_id, chunk, read_view, table=logged, rules=snapshots.rules, ts_us=ts_us
         )
         batches = self._batches(lines, PostgresSelectedRows(types, logged.primary_key), rows)
         return ChunkRead(rows.table, read_view, position, batches)
@@ -291,6 +292,7 @@ class PostgresReader:
             self._sample(connection)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS}")
+            # The lock must precede the transaction's snapshot; see the module's docstring.
             only = sql.SQL("") if table.partitioned else sql.SQL("ONLY ")
             connection.execute(
                 sql.SQL("LOCK TABLE {}{} IN ACCESS SHARE MODE").format(only, table.identifier)
@@ -306,7 +308,7 @@ class PostgresReader:
             ).fetchone()
             assert row is not None
             snapshot, block, ts_us, oid = row
-            end = insert_lsn(connection)
+            end = insert_lsn(connection)  # after the snapshot: all that it sees was logged before
             if oid != table.oid:
                 raise SourceUnavailable(
                     f"{self.snapshots.server.where}: table {table.full_name} was just replaced"
@@ -322,7 +324,7 @@ class PostgresReader:
                     f"{table.full_name} cannot be read before that"
                 )
             time.sleep(_POLL_SECONDS)
-        passed = [one.lsn for one in self._samples if read_view.sees(one.running)]
+        passed = [sample.lsn for sample in self._samples if read_view.sees(sample.running)]
         return (
             replace(read_view, since=LsnPosition(max([watermark.lsn, *passed]))),
             LsnPosition(_record_end(end, block)),
@@ -350,43 +352,43 @@ class PostgresReader:
 
     def _type(self, oid: int) -> PostgresValueType:
         if oid not in self._types:
-            found = catalog.PostgresCatalog(self.snapshots.server.query)
-            self._types[oid] = value_type(oid, found, built_in=self.snapshots.built_in)
+            type_catalog = catalog.PostgresCatalog(self.snapshots.server.query)
+            self._types[oid] = value_type(oid, type_catalog, built_in=self.snapshots.built_in)
         return self._types[oid]
 
 
 def _with_fills(
     connection: psycopg.Connection, table: TableSchema, types: Sequence[PostgresValueType]
 ) -> TableSchema:
-    """Return a table with what older rows have in its columns."""
+    """Return a table with the fills of its columns."""
     numbers = [column.number for column in table.columns]
-    known = {
+    types_by_number = {
         number: type_ for number, type_ in zip(numbers, types, strict=True) if number is not None
     }
-    fills = column_fills(connection, table.relation or 0, known, rewritten=None)
+    fills = column_fills(connection, table.relation or 0, types_by_number, rewritten=None)
     columns = (replace(column, fill=fills.get(column.number or 0)) for column in table.columns)
     return replace(table, columns=tuple(columns))
 
 
 def _select(
-    found: chunks.PostgresSnapshotTable,
+    target: chunks.PostgresSnapshotTable,
     columns: Sequence[str],
     conditions: Sequence[sql.Composable],
 ) -> sql.Composed:
     """Return the SELECT of rows that satisfy all conditions."""
     query = sql.SQL("SELECT {} FROM {}").format(
-        sql.SQL(", ").join(map(sql.Identifier, columns)), found.source
+        sql.SQL(", ").join(map(sql.Identifier, columns)), target.source
     )
     if conditions:
         query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
     return query
 
 
-def _bounds(found: chunks.PostgresSnapshotTable, chunk: Chunk) -> list[sql.Composed]:
+def _bounds(target: chunks.PostgresSnapshotTable, chunk: Chunk) -> list[sql.Composed]:
     """Return the SQL conditions for a chunk's bounds."""
     if chunk.kind == "key":
-        after = [] if chunk.after is None else [found.bound(">", chunk.after)]
-        return after + ([] if chunk.upto is None else [found.bound("<=", chunk.upto)])
+        after = [] if chunk.after is None else [target.bound(">", chunk.after)]
+        return after + ([] if chunk.upto is None else [target.bound("<=", chunk.upto)])
     if chunk.kind == "whole":
         return []
     bounds = [("ctid >= {}::tid", chunk.after), ("ctid < {}::tid", chunk.upto)]
@@ -427,9 +429,9 @@ def _retention(connection: psycopg.Connection, written: int, limit: int | None) 
     if limit is None or limit <= 0:
         return Finding("retention", "ok", f"{text}, and the slot may keep any amount")
     more, remedy = more_log(connection, written)
-    found = share_of_retention(
+    finding = share_of_retention(
         f"{text}, and the slot may keep {limit >> 20:,} MiB (max_slot_wal_keep_size)",
         written / limit,
         remedy,
     )
-    return replace(found, text=f"{found.text}; {more}") if found.bad else found
+    return replace(finding, text=f"{finding.text}; {more}") if finding.bad else finding

@@ -74,13 +74,13 @@ def coverage(connection: psycopg.Connection, name: str, patterns: TablePatterns)
         return None
     sends = dict(zip(_KINDS, row[1:], strict=True))
     changes = sends["update"] or sends["delete"]  # one that sends only INSERTs needs no identity
-    found = catalog.uncovered(connection, name, patterns, _MOST)
+    gaps = catalog.uncovered(connection, name, patterns, _MOST)
     return Coverage(
         row[0] == _OURS,
         catalog.absent(connection, patterns),
-        [one.table for one in found if not one.sent and not (one.bare and changes)],
-        [one.table for one in found if not one.sent and one.bare and changes],
-        [one.table for one in found if one.sent and one.bare and changes],
+        [gap.table for gap in gaps if not gap.sent and not (gap.bare and changes)],
+        [gap.table for gap in gaps if not gap.sent and gap.bare and changes],
+        [gap.table for gap in gaps if gap.sent and gap.bare and changes],
         [kind for kind, sent in sends.items() if not sent],
     )
 
@@ -118,6 +118,7 @@ def create(
     tables = [table for table in tables if table.full_name not in bare]
     statement = _creating(name, tables, version)
     try:
+        # One transaction: without its comment, the publication would count as somebody else's.
         with connection.transaction():
             connection.execute(statement)
             connection.execute(
@@ -231,11 +232,11 @@ def too_young(server: PostgresSourceServer, name: str) -> PositionLost:
 
 def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list[Finding]:
     """Return findings for what a publication lacks, with the statements that fix it."""
-    found = []
+    findings = []
     if lacks.absent:
-        found.append(absent_tables(lacks.absent))
+        findings.append(absent_tables(lacks.absent))
     if lacks.unpublished:
-        found.append(
+        findings.append(
             Finding(
                 "publication",
                 "error",
@@ -251,9 +252,9 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
             left_out = replace(
                 left_out, remedy=(*left_out.commands, _add(connection, name, lacks.bare))
             )
-        found.append(left_out)
+        findings.append(left_out)
     if lacks.refused:
-        found.append(
+        findings.append(
             Finding(
                 "replica identity",
                 "error",
@@ -266,7 +267,7 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
         statement = sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
             sql.Identifier(name), sql.Literal(", ".join(_KINDS))
         )
-        found.append(
+        findings.append(
             Finding(
                 "publication",
                 "note" if lacks.silent == ["truncate"] else "warning",
@@ -274,7 +275,7 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
                 statement.as_string(connection),
             )
         )
-    return found
+    return findings
 
 
 def _left_out(
@@ -314,31 +315,31 @@ def creation(
     tables = catalog.captured(catalog.tables(connection), patterns)
     bare = set(catalog.without_identity(connection, tables))
     good = [table for table in tables if table.full_name not in bare]
-    found = []
+    findings = []
     absent = catalog.absent(connection, patterns)
     if absent:
-        found.append(absent_tables(absent))
+        findings.append(absent_tables(absent))
     if bare:
         left_out = _left_out(connection, sorted(bare), tables)
-        found.append(left_out if good else replace(left_out, level="error"))
+        findings.append(left_out if good else replace(left_out, level="error"))
     if not good:
-        return found
+        return findings
     may_create, foreign_tables = catalog.uncreatable(connection, good)
     if may_create and not foreign_tables:
-        found.append(Finding("publication", "ok", f"publication {name!r} will be created"))
-        return found
-    lacks = [] if may_create else ["it lacks CREATE on the database"]
-    lacks += [f"it does not own {listed(foreign_tables)}"] if foreign_tables else []
-    found.append(
+        findings.append(Finding("publication", "ok", f"publication {name!r} will be created"))
+        return findings
+    obstacles = [] if may_create else ["it lacks CREATE on the database"]
+    obstacles += [f"it does not own {listed(foreign_tables)}"] if foreign_tables else []
+    findings.append(
         Finding(
             "publication",
             "error",
             f"publication {name!r} is not there, and role {server.user!r} may not create it: "
-            f"{', '.join(lacks)}; let an owner of the tables create it",
+            f"{', '.join(obstacles)}; let an owner of the tables create it",
             _creating(name, good, version).as_string(connection),
         )
     )
-    return found
+    return findings
 
 
 def foreign(connection: psycopg.Connection, name: str, patterns: TablePatterns) -> list[int]:

@@ -1,10 +1,11 @@
 """Where the server begins to decode its log when a slot is read: the slot's `restart_lsn`.
 
-Whoever reads or peeks into the slot waits until the server has decoded everything from there on, and only gets what lies
-behind the confirmed position. `restart_lsn` moves no further than to the newest confirmed record that lists the
-running transactions (manual: `pg_log_standby_snapshot`). A server writes one every 15 seconds and at each
-checkpoint, so a run would decode up to 15 seconds of log again that the run before it has confirmed: half a second for
-100 MB. Therefore each run has one written when it begins to read, and the next run restarts there.
+A reader of the slot, or a peek into it, waits until the server has decoded everything from there
+on, but only gets what lies after the confirmed position. `restart_lsn` moves no further than to the
+newest confirmed record that lists the running transactions (manual: `pg_log_standby_snapshot`). A
+server writes such a record every 15 seconds and at each checkpoint, so a run would decode up to 15
+seconds of log again that the run before it has confirmed: half a second for 100 MB. Therefore each
+run has one written when it begins to read, and the next run restarts there.
 """
 
 from __future__ import annotations

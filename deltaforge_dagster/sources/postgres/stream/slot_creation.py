@@ -1,7 +1,8 @@
-"""Create the replication slot, however long the server waits for transactions that are open.
+"""Create the replication slot, however long the server waits for open transactions.
 
-A new slot begins where every transaction that was open meanwhile has ended, in any database of the server. An attempt that is
-given up begins anew; so this one goes on in a thread, while the caller hears what it waits for.
+A new slot begins where every transaction that was open meanwhile, in any database of the server,
+has ended. An attempt that was cancelled has to start again. So the creation runs in a thread until
+it is done, while the caller is told what it waits for.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ def create_patiently(
     deadline = time.monotonic() + LIMIT_SECONDS
     with _Creation(server, name, failover=failover, version=version) as creation:
         while not creation.over(_LOOK_SECONDS):
-            said = _obstacles(server, name)
+            obstacles = _obstacles(server, name)
             if time.monotonic() > deadline:
-                raise StartDelayed(f"{said} for {LIMIT_SECONDS:.0f} s; it will be tried again")
-            waits(said)
+                raise StartDelayed(f"{obstacles} for {LIMIT_SECONDS:.0f} s; it will be tried again")
+            waits(obstacles)
 
 
 class _Creation:
@@ -80,12 +81,12 @@ class _Creation:
         self._given_up.set()
         if self._thread.is_alive():
             with suppress(psycopg.Error):
-                # The server drops what is half made.
+                # The server then drops the slot that is half created.
                 self._connection.cancel_safe(timeout=_QUERY_SECONDS)
             self._thread.join(_QUERY_SECONDS)
 
     def over(self, seconds: float) -> bool:
-        """Wait at most so long for the end; return whether the slot is there.
+        """Wait at most `seconds` for the thread; return whether it has ended: the slot exists.
 
         Raises:
             DeltaforgeError: It cannot be created.
@@ -116,8 +117,8 @@ class _Creation:
     def _wait_for_other(self) -> None:
         """Wait until a slot that another process was creating already is ready, or gone."""
         while not self._given_up.wait(_LOOK_SECONDS):
-            found = catalog.slot(self._connection, self._name)
-            if found is None or found.confirmed_lsn is not None:
+            slot = catalog.slot(self._connection, self._name)
+            if slot is None or slot.confirmed_lsn is not None:
                 return
 
 
@@ -133,9 +134,9 @@ def _obstacles(server: PostgresSourceServer, name: str) -> str:
             """,
             (name,),
         ).fetchall()
-        said = f"{server.where}: {slots.waiting(connection, name)}"
+        sentence = f"{server.where}: {slots.waiting(connection, name)}"
     named = "; ".join(_transaction(*row) for row in rows)
-    return f"{said}: {named}" if named else said
+    return f"{sentence}: {named}" if named else sentence
 
 
 def _transaction(pid: int, database: str | None, role: str | None, since: str | None) -> str:

@@ -42,13 +42,14 @@ def ensure_start(
         PositionLost: The slot does not retain the requested LSN, or the log ends before it.
         StartDelayed: Open transactions delay the slot; try again.
     """
-    found = prepare(connection, server, config, patterns, facts=facts, at=at)
-    if found is None:
+    existing = prepare(connection, server, config, patterns, facts=facts, at=at)
+    if existing is None:
+        # After the publication (`prepare`): the log from the slot's start on must know it already.
         slots.create(connection, server, config.slot, failover=failover, version=facts.version)
-        found = catalog.slot(connection, config.slot)
-    held = slots.check(found, server, config.slot)
+        existing = catalog.slot(connection, config.slot)
+    slot = slots.check(existing, server, config.slot)
     return _start(
-        server, config, held, _wanted_lsn(config) if at is None else at, facts.flushed_lsn
+        server, config, slot, _wanted_lsn(config) if at is None else at, facts.flushed_lsn
     )
 
 
@@ -65,15 +66,15 @@ def prepare(
 
     Args and errors are those of `ensure_start`.
     """
-    found = catalog.slot(connection, config.slot)
-    if found is None:
+    slot = catalog.slot(connection, config.slot)
+    if slot is None:
         _refuse_position(server, config, _wanted_lsn(config) if at is None else at)
     elif at is not None:
-        slots.check_start(found, server, config.slot, at, facts.flushed_lsn)
+        slots.check_start(slot, server, config.slot, at, facts.flushed_lsn)
     if catalog.published(connection, config.publication) is not None:
         publications.extend(connection, server, config.publication, patterns)
         publications.check(connection, server, config.publication, patterns)
-    elif found is None:
+    elif slot is None:
         publications.create(connection, server, config.publication, patterns, facts.version)
     else:
         raise SourceMisconfigured(
@@ -82,7 +83,7 @@ def prepare(
             "decoded; drop the slot, then both are recreated",
             remedy=_drop_slot(connection, config),
         )
-    return found
+    return slot
 
 
 def _wanted_lsn(config: PostgresSourceConfig) -> int | None:
@@ -93,7 +94,7 @@ def _wanted_lsn(config: PostgresSourceConfig) -> int | None:
 def _refuse_position(
     server: PostgresSourceServer, config: PostgresSourceConfig, wanted: int | None
 ) -> None:
-    """Refuse a position without a slot: a slot that is made now begins later, even on an idle server."""
+    """Refuse a position without a slot: a slot created now begins later, even on an idle server."""
     if wanted is not None:
         raise PositionLost(
             f"{server.where}: start position {format_lsn(wanted)}: there is no replication slot {config.slot!r} "
@@ -105,23 +106,23 @@ def _refuse_position(
 def _start(
     server: PostgresSourceServer,
     config: PostgresSourceConfig,
-    found: catalog.ReplicationSlot,
+    slot: catalog.ReplicationSlot,
     wanted: int | None,
     flushed_lsn: int,
 ) -> LsnPosition:
-    held = found.confirmed_lsn
-    assert held is not None  # `slots.check`
+    confirmed = slot.confirmed_lsn
+    assert confirmed is not None  # `slots.check`
     if wanted is not None:
-        if wanted < held:
+        if wanted < confirmed:
             raise PositionLost(
                 f"{server.where}: start_position {format_lsn(wanted)} is before "
-                f"{format_lsn(held)}, the oldest that replication slot {found.name!r} holds; "
+                f"{format_lsn(confirmed)}, the oldest that replication slot {slot.name!r} holds; "
                 "use earliest or latest"
             )
         return LsnPosition(wanted)
     if config.start_position == "latest":
-        return LsnPosition(max(held, flushed_lsn))
-    return LsnPosition(held)
+        return LsnPosition(max(confirmed, flushed_lsn))
+    return LsnPosition(confirmed)
 
 
 def _drop_slot(connection: psycopg.Connection, config: PostgresSourceConfig) -> str:

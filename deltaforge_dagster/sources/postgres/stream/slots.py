@@ -111,50 +111,51 @@ def check_failover(server: PostgresSourceServer, version: int) -> None:
 
 
 def check(
-    found: catalog.ReplicationSlot | None, server: PostgresSourceServer, name: str
+    slot: catalog.ReplicationSlot | None, server: PostgresSourceServer, name: str
 ) -> catalog.ReplicationSlot:
     """Check that the slot exists, is valid, and has our plugin and database; return it.
 
-    The server shows a slot while it is being made: it has a `restart_lsn` already, but nothing can be read from there.
+    The server shows a slot while it is being created: it has a `restart_lsn` already, but nothing
+    can be read from there.
 
     Raises:
-        StartDelayed: It is being made.
+        StartDelayed: It is being created.
         PositionLost: The slot does not exist, or was invalidated.
         SourceMisconfigured: It was created with two_phase, or has another plugin or database.
     """
-    if found is None:
+    if slot is None:
         raise lost(
             server,
             name,
             "is gone (was it dropped, or did a failover leave it behind? From PostgreSQL 17 on "
             "engine.postgres.failover_slot keeps it)",
         )
-    if found.lost:
-        raise lost(server, name, f"was invalidated ({found.lost})")
-    if found.two_phase:
+    if slot.lost:
+        raise lost(server, name, f"was invalidated ({slot.lost})")
+    if slot.two_phase:
         raise SourceMisconfigured(
             f"{server.where}: replication slot {name!r} was made with two_phase: it would send "
             "prepared transactions before it is known whether they are committed; use another name"
         )
-    check_owner(found, server, name)
-    if found.confirmed_lsn is None:
+    check_owner(slot, server, name)
+    if slot.confirmed_lsn is None:
         raise StartDelayed(
-            f"{server.where}: replication slot {name!r} is being made by process {found.active_pid}, and the server "
+            f"{server.where}: replication slot {name!r} is being made by process {slot.active_pid}, and the server "
             "waits for transactions that are open; it will be tried again"
         )
-    return found
+    return slot
 
 
-def check_owner(found: catalog.ReplicationSlot, server: PostgresSourceServer, name: str) -> None:
+def check_owner(slot: catalog.ReplicationSlot, server: PostgresSourceServer, name: str) -> None:
     """Check that a slot may be ours: that it has our plugin and database.
 
     Raises:
         SourceMisconfigured: It has others.
     """
-    if found.plugin != _PLUGIN or found.database != server.database:
+    if slot.plugin != _PLUGIN or slot.database != server.database:
         raise SourceMisconfigured(
-            f"{server.where}: replication slot {name!r} is of plugin {found.plugin!r} in database "
-            f"{found.database!r}; use another name"
+            f"{server.where}: replication slot {name!r} is of plugin {slot.plugin!r} in database "
+            f"{slot.database!r}; use another name"
         )
 
 
@@ -166,12 +167,12 @@ def useless(
     Raises:
         SourceMisconfigured: The slot has another plugin or database.
     """
-    found = catalog.slot(connection, name)
-    if found is None:
+    slot = catalog.slot(connection, name)
+    if slot is None:
         return None
-    if found.lost:
-        return f"was invalidated ({found.lost})"
-    check(found, server, name)
+    if slot.lost:
+        return f"was invalidated ({slot.lost})"
+    check(slot, server, name)
     if catalog.published(connection, publication) is None:
         return (
             f"holds log that cannot be decoded without publication {publication!r}, which is gone"
@@ -235,7 +236,7 @@ def lost(server: PostgresSourceServer, name: str, what: str) -> PositionLost:
 
 
 def check_start(
-    found: catalog.ReplicationSlot,
+    slot: catalog.ReplicationSlot,
     server: PostgresSourceServer,
     name: str,
     start: int,
@@ -253,7 +254,7 @@ def check_start(
             f"belongs to a log that ends at {format_lsn(flushed)}, before {format_lsn(start)} (was "
             "the server restored from an older copy?)",
         )
-    confirmed = found.confirmed_lsn
+    confirmed = slot.confirmed_lsn
     if confirmed is not None and confirmed > start:
         raise lost(
             server,
@@ -293,7 +294,7 @@ def in_use(server: PostgresSourceServer, name: str, by: str) -> SourceUnavailabl
 def has_changes(
     connection: psycopg.Connection,
     *,
-    found: catalog.ReplicationSlot,
+    slot: catalog.ReplicationSlot,
     publication: str,
     name: str,
     after: int,
@@ -309,16 +310,17 @@ def has_changes(
 
     Args:
         connection: A connection to the server.
-        found: The slot.
+        slot: The slot.
         publication: Name of the publication.
         name: Name of the slot.
         after: An LSN.
         foreign: OIDs of tables that the publication sends but the pipeline does not capture.
         version: The server's `server_version_num`.
     """
-    # If every transaction that is sent counts, but for a heartbeat, it is enough to peek at the first one.
+    # If every transaction that is sent counts, except heartbeats, it is enough to peek at the first
+    # one.
     first_decides = (
-        version >= _SKIPS_EMPTY_VERSION and not foreign and (found.confirmed_lsn or 0) >= after
+        version >= _SKIPS_EMPTY_VERSION and not foreign and (slot.confirmed_lsn or 0) >= after
     )
     options = ", 'messages', 'true'" if version >= MESSAGES_VERSION else ""
 
@@ -357,7 +359,7 @@ def has_changes(
 
     counts, found_any = peek(1 if first_decides else None)
     if first_decides and found_any and not counts:
-        # The first is a heartbeat that a run has left unread at its end.
+        # The first transaction is a heartbeat that the last run left unread.
         counts, _ = peek(None)
     return counts
 
@@ -390,16 +392,16 @@ def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | No
     """Wait at most `seconds` until no process reads the slot; return the process that still does, or None."""
     deadline = time.monotonic() + seconds
     while True:
-        found = catalog.slot(connection, name)
-        if found is None or found.active_pid is None:
+        slot = catalog.slot(connection, name)
+        if slot is None or slot.active_pid is None:
             return None
         if time.monotonic() > deadline:
-            return found.active_pid
+            return slot.active_pid
         time.sleep(_POLL_SECONDS)
 
 
 def waiting(connection: psycopg.Connection, name: str) -> str:
-    """Return what a slot that is being made waits for, as the beginning of a sentence."""
+    """Return what a slot that is being created waits for, as the beginning of a sentence."""
     checkpoint = (
         "a checkpoint, if it is the first logical slot, and for "
         if connection.info.server_version >= catalog.LEVEL_RISES_VERSION

@@ -70,7 +70,7 @@ def refusal(
     others    as for any session (`refusals`)
     ========  ===============================  ====================================================
 
-    A server answers the first three also while it is promoted, and then has lost nothing.
+    A server gives the first three answers also while it is being promoted; then nothing is lost.
     """
     match refused.sqlstate:
         case "42704" if started:
@@ -87,18 +87,18 @@ def refusal(
 def _unless_lost(
     refused: RefusedError, server: PostgresSourceServer, config: PostgresSourceConfig
 ) -> DeltaforgeError:
-    """Return that the position is lost if the slot proves it, else an error after which it is tried again."""
-    said = SourceUnavailable(
+    """Return `PositionLost` if the slot proves that, else an error that is retried."""
+    unavailable = SourceUnavailable(
         f"{server.where}: replication slot {config.slot!r} cannot be read now: {one_line(refused.message)} "
         f"(SQLSTATE {refused.sqlstate})"
     )
     try:
         with server.query(_STATE_SECONDS) as connection:
             if catalog.settings(connection).standby:
-                return said
-            found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
-            if refused.sqlstate == "58P01" and not found.tells_loss:
+                return unavailable
+            slot = slots.check(catalog.slot(connection, config.slot), server, config.slot)
+            if refused.sqlstate == "58P01" and not slot.tells_loss:
                 return slots.lost(server, config.slot, "no longer has its log")
     except DeltaforgeError as error:
         return error
-    return said
+    return unavailable
