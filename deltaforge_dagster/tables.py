@@ -93,7 +93,7 @@ class TableSchema:
     def from_json(cls, text: str) -> Self:
         """Return the version that `to_json` wrote."""
         fields = json.loads(text)
-        columns = tuple(Column(**one) for one in fields["columns"])
+        columns = tuple(Column(**column) for column in fields["columns"])
         key = tuple(fields["primary_key"])
         return cls(
             fields["db"], fields["schema"], fields["table"], columns, key, fields.get("relation")
@@ -137,14 +137,14 @@ class ColumnChanges:
         moved = {new: old for new, old in later.renamed.items() if old.lower() in added}
         fills = {name.lower(): fill for name, fill in self.fills.items()}
         free = {*dropped, *(old.lower() for old in self.renamed.values())} - before.keys() - added
-        anew = {name for name in later.perhaps if name.lower() in free}
+        readded = {name for name in later.perhaps if name.lower() in free}
         return ColumnChanges(
             renamed={**kept, **renamed},
             added=frozenset(
                 {name for name in self.added if name.lower() not in taken_away}
                 | moved.keys()
                 | later.added
-                | anew
+                | readded
             ),
             dropped=self.dropped
             | {
@@ -161,7 +161,7 @@ class ColumnChanges:
                 **{new: fills[old.lower()] for new, old in moved.items() if old.lower() in fills},
                 **later.fills,
             },
-            perhaps=self.perhaps | later.perhaps - anew,
+            perhaps=self.perhaps | later.perhaps - readded,
             certain=self.certain and later.certain,
         )
 
@@ -243,5 +243,5 @@ def contained(before: Contained | None, after: Contained) -> Contained:
     """Combine the versions of earlier and later rows, ordered by the last occurrence of each."""
     older = [] if before is None else fingerprints(before)
     newer = fingerprints(after)
-    found = [*(one for one in older if one not in newer), *newer]
-    return found[0] if len(found) == 1 else found
+    combined = [*(version for version in older if version not in newer), *newer]
+    return combined[0] if len(combined) == 1 else combined

@@ -88,11 +88,11 @@ def _keep_socket_short() -> None:
     """Have the fork server's socket made in `/tmp` if the path of the temporary folder is too long for a socket's address."""
     if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
         return
-    given, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - a folder of our own is made in it
+    configured, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - a folder of our own is made in it
     try:
         util.get_temp_dir()  # made once, and used from then on
     finally:
-        tempfile.tempdir = given
+        tempfile.tempdir = configured
 
 
 def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
@@ -117,7 +117,7 @@ def _let_go_of_files() -> None:
     might later close another file that has their number.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    for number in [int(one.name) for one in Path("/dev/fd").iterdir()]:
+    for number in [int(descriptor.name) for descriptor in Path("/dev/fd").iterdir()]:
         if number > 2:
             os.dup2(null, number)
     os.dup2(null, 0)

@@ -104,19 +104,19 @@ def download(
         _finish(stream, file)
 
 
-def copy(artifact: Artifact, given: Path, file: Path) -> None:
+def copy(artifact: Artifact, downloaded: Path, file: Path) -> None:
     """Write `artifact` to `file`, whose folder exists, from the file `given`, which somebody has downloaded.
 
     Raises:
         SettingsError: The file is missing or not the one that was pinned, or the folder cannot be written.
     """
-    if not artifact.is_at(given):
-        what = "is not the file that was pinned" if given.exists() else "does not exist"
+    if not artifact.is_at(downloaded):
+        problem = "is not the file that was pinned" if downloaded.exists() else "does not exist"
         raise SettingsError(
-            f"{given} {what}: download {CENTRAL}/{artifact.path}, whose SHA-256 is {artifact.sha256}"
+            f"{downloaded} {problem}: download {CENTRAL}/{artifact.path}, whose SHA-256 is {artifact.sha256}"
         )
     part = file.with_name(f"{file.name}.part")
-    with _written(artifact, file), part.open("ab") as stream, given.open("rb") as source:
+    with _written(artifact, file), part.open("ab") as stream, downloaded.open("rb") as source:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.truncate(0)
         shutil.copyfileobj(source, stream)

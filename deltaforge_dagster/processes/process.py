@@ -77,8 +77,8 @@ class Account:
             return None
         for name in ("postgres", "nobody"):
             with contextlib.suppress(KeyError):
-                entry = pwd.getpwnam(name)
-                return cls(entry.pw_uid, entry.pw_gid)
+                user = pwd.getpwnam(name)
+                return cls(user.pw_uid, user.pw_gid)
         return cls(65534, 65534)
 
     def command(self, words: Sequence[str]) -> list[str]:
@@ -166,8 +166,8 @@ def _bound(port: int) -> int:
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
-        found: int = probe.getsockname()[1]
-        return found
+        bound_port: int = probe.getsockname()[1]
+        return bound_port
 
 
 class ServerProcess:
@@ -257,9 +257,9 @@ class ServerProcess:
         deadline = time.monotonic() + seconds
         while not ready():
             if not self.running or time.monotonic() > deadline:
-                what = "is not ready in time" if self.running else "ended at once"
+                problem = "is not ready in time" if self.running else "ended at once"
                 self.stop(self._quick_signal, 5)
-                raise SettingsError(f"{self.name} {what}: {self.log_tail()}")
+                raise SettingsError(f"{self.name} {problem}: {self.log_tail()}")
             time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:

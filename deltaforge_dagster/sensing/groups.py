@@ -51,12 +51,12 @@ class Groups:
         np.add.at(total, both // len(self.pairs), weights[both % len(self.pairs)])
         return (total >> np.uint64(1)).astype(np.int64)
 
-    def lacking(self, known: Collection[int]) -> Flags:
+    def lacking(self, expected: Collection[int]) -> Flags:
         """Return a mask of the documents that have a pair which is not in `known`."""
-        unknown = np.array([pair not in known for pair in self.pairs.tolist()], np.bool_)
-        strange = np.zeros(self._cells.documents, np.bool_)
-        strange[self._cells.document[self._order[np.repeat(unknown, self.counts)]]] = True
-        return strange
+        unknown = np.array([pair not in expected for pair in self.pairs.tolist()], np.bool_)
+        lacking = np.zeros(self._cells.documents, np.bool_)
+        lacking[self._cells.document[self._order[np.repeat(unknown, self.counts)]]] = True
+        return lacking
 
 
 def _spread(numbers: Longs) -> npt.NDArray[np.uint64]:

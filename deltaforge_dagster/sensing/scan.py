@@ -130,7 +130,7 @@ def unescaped(text: str) -> str:
 
 def _is_text(value: str) -> bool:
     """Return whether a string has no lone surrogates."""
-    return not any("\ud800" <= one <= "\udfff" for one in value)
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def scan(
@@ -176,7 +176,7 @@ def _rewritten(document: str) -> str:
 
 def _number(text: str) -> int | float:
     """Return a number of the same type as the text, whose value may differ if the text is very long."""
-    if not any(one in text for one in ".eE"):
+    if not any(mark in text for mark in ".eE"):
         return int(text[:_DIGITS])
     value = float(text)
     return value if math.isfinite(value) else 0.5
@@ -195,15 +195,15 @@ def _scanned(
     start, stop, key_start, key_stop = (np.empty(room, np.int64) for _ in range(4))
     kinds = np.empty(room, np.uint8)
     odd = np.zeros(count, np.bool_)
-    found = _scan(
+    cell_count = _scan(
         data, bounds, depth, _longs(maps), _longs(stable),
         document, path, parent, kinds, start, stop, key_start, key_stop, odd,
         np.empty(depth + 1, np.int64), np.empty(depth + 1, np.int64),
     )  # fmt: skip
     cells = Cells(
         count, data,
-        document[:found], path[:found], parent[:found], kinds[:found],
-        start[:found], stop[:found], key_start[:found], key_stop[:found],
+        document[:cell_count], path[:cell_count], parent[:cell_count], kinds[:cell_count],
+        start[:cell_count], stop[:cell_count], key_start[:cell_count], key_stop[:cell_count],
     )  # fmt: skip
     return cells, odd
 
@@ -240,8 +240,8 @@ def _kind(source: Bytes, at: int) -> int:
 @kernel
 def _fraction(source: Bytes, at: int, stop: int) -> bool:
     """Return whether a number is written with a fraction or an exponent."""
-    for place in range(at, stop):
-        byte = source[place]
+    for index in range(at, stop):
+        byte = source[index]
         if byte == DOT or byte == LOWER_E or byte == UPPER_E:
             return True
     return False
@@ -338,10 +338,10 @@ def _scan(
             after = string_end(source, at, end)
             name_start, name_stop = at + 1, after - 1
             here = _hashed(around, KEY_SYMBOL)
-            for place in range(name_start, name_stop):
-                if source[place] == BACKSLASH:
+            for index in range(name_start, name_stop):
+                if source[index] == BACKSLASH:
                     odd[row] = True
-                here = _hashed(here, int(source[place]))
+                here = _hashed(here, int(source[index]))
             if _among(maps, around) and not _among(stable, here):
                 here = _hashed(around, ANY_SYMBOL)
             at = _blanks(source, after, end)

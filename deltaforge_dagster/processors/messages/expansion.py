@@ -88,21 +88,21 @@ def selected(selection: RowSelection, frame: pa.RecordBatch) -> pa.BooleanArray:
         chosen &= selection.roles()[frame.column("role").to_numpy()]
     if selection.skipped:
         chosen &= ~_named(frame.column("op"), selection.skipped)
-    made = frame.column("synthetic")
-    known = made.is_valid().to_numpy(zero_copy_only=False)
+    producers = frame.column("synthetic")
+    synthetic = producers.is_valid().to_numpy(zero_copy_only=False)
     if not selection.captured:
-        chosen &= known
+        chosen &= synthetic
     if not selection.synthetic:
-        chosen &= ~known
+        chosen &= ~synthetic
     if selection.producers:
-        chosen &= _named(made, selection.producers)
+        chosen &= _named(producers, selection.producers)
     return pa.array(chosen)
 
 
 def _named(column: pa.Array[Any], names: Sequence[str]) -> Mask:
     """Return a mask of the rows of a dictionary column that hold one of `names`."""
     assert isinstance(column, pa.DictionaryArray)
-    wanted = [number for number, one in enumerate(column.dictionary.to_pylist()) if one in names]
+    wanted = [number for number, name in enumerate(column.dictionary.to_pylist()) if name in names]
     return np.isin(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), wanted)
 
 
@@ -129,8 +129,8 @@ def expand(frame: pa.RecordBatch, *, splits: bool, tombstones: bool) -> pa.Recor
     roles = np.full(int(counts.sum()), CHANGE, np.uint8)
     roles[starts[deletes] + 1] = TOMBSTONE
     halves = (SPLIT, DELETE_HALF, *((HALF_TOMBSTONE,) if tombstones else ()), INSERT_HALF)
-    for place, role in enumerate(halves):
-        roles[starts[split] + place] = role
+    for offset, role in enumerate(halves):
+        roles[starts[split] + offset] = role
     rows = frame.take(np.repeat(np.arange(frame.num_rows), counts))
     if old_keys is not None and len(split):
         rows = _divided(rows, roles, old_keys)
@@ -168,7 +168,7 @@ def _divided(rows: pa.RecordBatch, roles: _Roles, old_keys: pa.StringArray) -> p
     twice = 2 if (roles == HALF_TOMBSTONE).any() else 1
     keys = old_keys.take(np.repeat(np.arange(len(old_keys)), twice))
     ids = cast("list[str]", rows.column("event_id").filter(pa.array(come)).to_pylist())
-    copies = pa.array([copy_id(one, _COPY[INSERT_HALF]) for one in ids], pa.string())
+    copies = pa.array([copy_id(event_id, _COPY[INSERT_HALF]) for event_id in ids], pa.string())
     changed: dict[str, pa.Array[Any]] = {
         "op": _with_ops(cast("pa.DictionaryArray[Any, Any]", rows.column("op")), gone, come),
         "before": _nulled(rows.column("before"), come),
@@ -184,7 +184,7 @@ def _with_ops(
     ops: pa.DictionaryArray[Any, Any], gone: Mask, come: Mask
 ) -> pa.DictionaryArray[Any, Any]:
     names = ops.dictionary.to_pylist()
-    names += [one for one in "cd" if one not in names]
+    names += [op for op in "cd" if op not in names]
     codes = ops.indices.to_numpy().copy()
     codes[gone], codes[come] = names.index("d"), names.index("c")
     return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
@@ -214,15 +214,15 @@ def identified(frame: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StringArray]:
     firsts = np.maximum.accumulate(np.where(copies, 0, np.arange(frame.num_rows)))
     changes = ids.take(firsts)
     own = [
-        copy_id(one, _COPY[role])
-        for one, role in zip(
+        copy_id(change_id, _COPY[role])
+        for change_id, role in zip(
             cast("list[str]", changes.filter(pa.array(copies)).to_pylist()),
             roles[copies].tolist(),
             strict=True,
         )
     ]
-    known = pc.replace_with_mask(ids, pa.array(copies), pa.array(own, pa.string()))
-    own_ids = _with_columns(frame, {"event_id": known})
+    message_ids = pc.replace_with_mask(ids, pa.array(copies), pa.array(own, pa.string()))
+    own_ids = _with_columns(frame, {"event_id": message_ids})
     return own_ids, cast("pa.StringArray", _nulled(changes, ~copies))
 
 
@@ -288,7 +288,7 @@ def _old_keys(
 
 @kernel
 def _old_key(
-    key: Bytes, at: int, stop: int, old: Bytes, first: int, last: int, out: Bytes, place: int
+    key: Bytes, at: int, stop: int, old: Bytes, first: int, last: int, out: Bytes, position: int
 ) -> int:
     """Write the key with the old row's values.
 
@@ -323,16 +323,16 @@ def _old_key(
                 if key[at + byte] != old[begin + byte]:
                     same = False
                     break
-        out[place] = separator
+        out[position] = separator
         separator = COMMA
-        place = copy(key, name, name_end, out, place + 1)
-        out[place] = COLON
-        place = copy(old, begin, finish, out, place + 1)
+        position = copy(key, name, name_end, out, position + 1)
+        out[position] = COLON
+        position = copy(old, begin, finish, out, position + 1)
         at = end
     if same:
         return _SAME
-    out[place] = CLOSE_BRACE
-    return place + 1
+    out[position] = CLOSE_BRACE
+    return position + 1
 
 
 @kernel
@@ -346,14 +346,14 @@ def _member(old: Bytes, at: int, stop: int, key: Bytes, name: int, name_end: int
             return -1
         begin = at
         at = string_end(old, at, stop)
-        found = at - begin == name_end - name
-        for byte in range(at - begin if found else 0):
+        same = at - begin == name_end - name
+        for byte in range(at - begin if same else 0):
             if old[begin + byte] != key[name + byte]:
-                found = False
+                same = False
                 break
         while blank(old[at]) or old[at] == COLON:
             at += 1
-        if found:
+        if same:
             return at
         at = value_end(old, at, stop)
     return -1

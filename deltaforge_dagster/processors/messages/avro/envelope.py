@@ -87,10 +87,10 @@ class AvroEnvelope:
         for version, places in table_versions(frame, ~raw & ~gone):
             number = self.numbers.get(version, OF_NO_TABLE)
             whole = len(places) == rows
-            made, misfits = self._events(frame if whole else frame.take(places), number)
+            events, misfits = self._events(frame if whole else frame.take(places), number)
             numbers[places] = number
             unfit |= {int(places[row]): reason for row, reason in misfits.items()}
-            parts.append(made.array())
+            parts.append(events.array())
             order.append(places)
         if raw.any():
             places = np.flatnonzero(raw & ~gone)
@@ -117,15 +117,15 @@ class AvroEnvelope:
         for name in ("before", "after"):
             column = cast("pa.StringArray", frame.column(name))
             has = column.is_valid().to_numpy(zero_copy_only=False)
-            made = encoded_rows(column.drop_null(), table) if has.any() else None
-            images.append((made, has))
-            if made is not None and made.misfits:
+            records = encoded_rows(column.drop_null(), table) if has.any() else None
+            images.append((records, has))
+            if records is not None and records.misfits:
                 places = np.flatnonzero(has)
-                for row, reason in made.misfits.items():
+                for row, reason in records.misfits.items():
                     misfits.setdefault(int(places[row]), reason)
         pieces: list[Piece] = [
             NO_ID,
-            *(_image(made, has) for made, has in images),
+            *(_image(records, has) for records, has in images),
             *self._source(frame),
             _text(wire_op(frame)),
             _millis(frame.column("ts_us")),
@@ -136,7 +136,7 @@ class AvroEnvelope:
             _long(frame.column("schema_sequence")),
             *(_optional(frame.column(name)) for name in ("ddl", "tags", "synthetic")),
             _true(frame.column("tx_end")),
-            *(_missing(made, has) for made, has in images),
+            *(_missing(records, has) for records, has in images),
         ]  # fmt: skip
         return encode(frame.num_rows, pieces), misfits
 
@@ -158,18 +158,18 @@ class AvroEnvelope:
         if snapshot.all():
             return NULL
         streamed = ~snapshot
-        some = frame.filter(pa.array(streamed)) if snapshot.any() else frame
-        pieces = [_position_field(one, some) for one in self.origin.position_fields]
-        found = encode(some.num_rows, pieces).piece(UNION, NULL)
-        return found.spread(streamed)
+        changes = frame.filter(pa.array(streamed)) if snapshot.any() else frame
+        pieces = [_position_field(field, changes) for field in self.origin.position_fields]
+        encoded = encode(changes.num_rows, pieces).piece(UNION, NULL)
+        return encoded.spread(streamed)
 
 
-def _image(made: EncodedRows | None, has: Mask) -> Piece:
-    return NULL if made is None else made.records.piece(UNION, NULL).spread(has)
+def _image(rows: EncodedRows | None, has: Mask) -> Piece:
+    return NULL if rows is None else rows.records.piece(UNION, NULL).spread(has)
 
 
-def _missing(made: EncodedRows | None, has: Mask) -> Piece:
-    return NULL if made is None or made.missing is None else made.missing.spread(has)
+def _missing(rows: EncodedRows | None, has: Mask) -> Piece:
+    return NULL if rows is None or rows.missing is None else rows.missing.spread(has)
 
 
 def _position_field(position: PositionField, frame: pa.RecordBatch) -> Piece:

@@ -69,9 +69,9 @@ def encoded_rows(images: pa.StringArray, table: AvroTable) -> EncodedRows:
         return EncodedRows(encode(len(images), [whole]), None, {})
     typed = typed_rows(images, table.rows)
     misfits: dict[int, str] = {}
-    for one in typed.misfits:
-        what = "its row" if one.column is None else f"its column {one.column!r}"
-        misfits.setdefault(one.row, f"{what} does not fit: {one.reason}")
+    for misfit in typed.misfits:
+        subject = "its row" if misfit.column is None else f"its column {misfit.column!r}"
+        misfits.setdefault(misfit.row, f"{subject} does not fit: {misfit.reason}")
     pieces = [
         _column(column, typed.batch.column(number), misfits)
         for number, column in enumerate(table.columns)
@@ -157,11 +157,11 @@ def _texts(values: pa.Array[Any], before: bytes, otherwise: bytes) -> Piece:
 
 def _uuids(values: pa.Array[Any], _type: ValueType, before: bytes, otherwise: bytes) -> Piece:
     stored = cast("pa.ExtensionArray[Any]", values).storage
-    found = _buffer(stored, 16).reshape(len(values), 16)
+    raw = _buffer(stored, 16).reshape(len(values), 16)
     digits = np.empty((len(values), 32), np.uint8)
-    digits[:, ::2], digits[:, 1::2] = _DIGITS[found >> 4], _DIGITS[found & 15]
+    digits[:, ::2], digits[:, 1::2] = _DIGITS[raw >> 4], _DIGITS[raw & 15]
     out = np.full((len(values), _UUID_TEXT), ord("-"), np.uint8)
-    places = [place for place in range(_UUID_TEXT) if place not in _DASHES]
+    places = [index for index in range(_UUID_TEXT) if index not in _DASHES]
     out[:, places] = digits
     return FixedPiece(
         out.reshape(-1), _UUID_TEXT, _valid(values), before + varint(_UUID_TEXT), otherwise
@@ -227,31 +227,31 @@ def _other_fields(images: pa.StringArray, table: AvroTable, typed: TypedRows) ->
     if not added:
         return pa.nulls(len(images), pa.string())
     has = np.zeros(len(images), np.bool_)
-    for one in added:
-        present = typed.present.get(one.name)
+    for column in added:
+        present = typed.present.get(column.name)
         has |= True if present is None else present.to_numpy(zero_copy_only=False)
-    known = {column.name for column in table.columns}
-    found: list[str | None] = [None] * len(images)
+    own = {column.name for column in table.columns}
+    texts: list[str | None] = [None] * len(images)
     for row in np.flatnonzero(has).tolist():
         fields = members(images[row].as_py()).items()
-        others = [f"{name}:{value}" for name, value in fields if json.loads(name) not in known]
-        found[row] = f"{{{','.join(others)}}}"
-    return pa.array(found, pa.string())
+        others = [f"{name}:{value}" for name, value in fields if json.loads(name) not in own]
+        texts[row] = f"{{{','.join(others)}}}"
+    return pa.array(texts, pa.string())
 
 
 def _missing(table: AvroTable, typed: TypedRows) -> SlicePiece | None:
     """Return of each row the names of the fields that its image lacks."""
-    columns = [one for one in table.columns if one.name in typed.present]
+    columns = [column for column in table.columns if column.name in typed.present]
     if not columns:
         return None
     absent = ~np.stack(
-        [typed.present[one.name].to_numpy(zero_copy_only=False) for one in columns], axis=1
+        [typed.present[column.name].to_numpy(zero_copy_only=False) for column in columns], axis=1
     )
     patterns, codes = np.unique(absent, axis=0, return_inverse=True)
     codes = codes.reshape(-1)
     arrays = []
     for pattern in patterns:
-        names = [one.field for one, lacks in zip(columns, pattern, strict=True) if lacks]
+        names = [column.field for column, lacks in zip(columns, pattern, strict=True) if lacks]
         arrays.append(varint(len(names)) + b"".join(map(text, names)) + NULL if names else b"")
     ends = np.cumsum([0, *map(len, arrays)]).astype(np.int32)
     data = np.frombuffer(b"".join(arrays), np.uint8)

@@ -132,18 +132,19 @@ class AvroTables:
             typed = typed_schema(table, self._kind, self._engine)
             columns = self._columns(table.columns, typed)
             rows = TypedSchema(
-                tuple(TypedColumn(one.name, one.type) for one in columns), typed.marks_unchanged
+                tuple(TypedColumn(column.name, column.type) for column in columns),
+                typed.marks_unchanged,
             )
-            place = [one for one in (table.db, table.schema, table.table) if one is not None]
-            self._known[version] = self._table(place, columns, rows, other=self._other_fields)
+            names = [name for name in (table.db, table.schema, table.table) if name is not None]
+            self._known[version] = self._table(names, columns, rows, other=self._other_fields)
         return self._known[version]
 
     def _columns(self, columns: Sequence[Column], typed: TypedSchema) -> tuple[AvroColumn, ...]:
-        names = [one.name for one in typed.columns]
+        names = [column.name for column in typed.columns]
         fields = _field_names(names)
         return tuple(
-            self._column(column, field, one.type)
-            for column, field, one in zip(columns, fields, typed.columns, strict=True)
+            self._column(column, field, typed_column.type)
+            for column, field, typed_column in zip(columns, fields, typed.columns, strict=True)
         )
 
     def _column(self, column: Column, field: str, type_: ValueType) -> AvroColumn:
@@ -158,13 +159,13 @@ class AvroTables:
 
     def _table(
         self,
-        place: Sequence[str],
+        path: Sequence[str],
         columns: Sequence[AvroColumn],
         rows: TypedSchema | None,
         *,
         other: bool,
     ) -> AvroTable:
-        parts = [_avro_name(one) for one in (self._origin.connector, *place)]
+        parts = [_avro_name(name) for name in (self._origin.connector, *path)]
         values = ".".join((_ROOT, *parts))
         namespace = ".".join((_ROOT, "cdc", *parts))
         images = [
@@ -172,7 +173,10 @@ class AvroTables:
                 name,
                 values,
                 [
-                    *(_column_field(one, values, defines=name == "BeforeValue") for one in columns),
+                    *(
+                        _column_field(column, values, defines=name == "BeforeValue")
+                        for column in columns
+                    ),
                     *([_optional(OTHER_FIELDS, _STRING)] if other else []),
                 ],
             )
@@ -235,8 +239,10 @@ def _source(positions: Iterable[PositionField]) -> _JsonSchema:
         {"name": "table", "type": _STRING},
         *_optionals("snapshot"),
     ]
-    found = [_optional(one.name, "long" if is_number(one) else _STRING) for one in positions]
-    fields.append(_optional("position", _record("Position", f"{_ROOT}.cdc", found)))
+    position = [
+        _optional(field.name, "long" if is_number(field) else _STRING) for field in positions
+    ]
+    fields.append(_optional("position", _record("Position", f"{_ROOT}.cdc", position)))
     return _record("Source", f"{_ROOT}.cdc", fields)
 
 
@@ -266,10 +272,10 @@ def _avro_name(name: str) -> str:
 def _field_names(names: Sequence[str]) -> list[str]:
     """Return the fields' names; names that Avro allows stay as they are."""
     taken = {OTHER_FIELDS, *(name for name in names if _NAME.fullmatch(name))}
-    found = []
+    allocated = []
     for name in names:
         if _NAME.fullmatch(name) and name != OTHER_FIELDS:
-            found.append(name)
+            allocated.append(name)
             continue
         allowed, number = _avro_name(name), 1
         field = allowed
@@ -277,8 +283,8 @@ def _field_names(names: Sequence[str]) -> list[str]:
             number += 1
             field = f"{allowed}_{number}"
         taken.add(field)
-        found.append(field)
-    return found
+        allocated.append(field)
+    return allocated
 
 
 def _symbols(data_type: str) -> tuple[str, ...]:
@@ -286,4 +292,4 @@ def _symbols(data_type: str) -> tuple[str, ...]:
     if not data_type.lower().startswith("enum("):
         return ()
     labels = tuple(_LABEL.findall(data_type))
-    return labels if all(_NAME.fullmatch(one) for one in labels) else ()
+    return labels if all(_NAME.fullmatch(label) for label in labels) else ()
