@@ -120,7 +120,7 @@ def build_definitions(
 def defs() -> dg.Definitions:
     """Load the definitions of this installation, in a code server or a run's process."""
     definitions = build_definitions(Settings.from_env())
-    # The 200,000 objects of imported modules stay. Looking through them for garbage takes a tenth of a second,
-    # in which no thread of a run does anything.
+    # The 200,000 objects of imported modules are never garbage. A collection that visits them takes
+    # a tenth of a second, during which every thread of a run stands still.
     gc.freeze()
     return definitions

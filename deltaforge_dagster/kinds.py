@@ -57,7 +57,8 @@ def find_kinds(
             raise TypeError(f"{entry_point.value} is no {base.__name__}")
         if kind.name != entry_point.name:
             raise ValueError(
-                f"{entry_point.value} is named {kind.name!r}, and its entry point {entry_point.name!r}"
+                f"{entry_point.value} is named {kind.name!r}, "
+                f"and its entry point {entry_point.name!r}"
             )
         loaded: Any = kind
         check(loaded)

@@ -118,15 +118,17 @@ def _commands() -> dict[str, tuple[str, str]]:
     command, `--help` included, so it belongs in a module that imports nothing. If a package is broken, only its own
     commands are missing.
     """
-    found = {name: (f"{__package__}.{target}", text) for name, (target, text) in _COMMANDS.items()}
+    commands = {
+        name: (f"{__package__}.{target}", text) for name, (target, text) in _COMMANDS.items()
+    }
     for added in entry_points(group="deltaforge.commands"):
         try:
-            found.update(added.load())
+            commands.update(added.load())
         except Exception as error:  # noqa: BLE001 - whatever a package of others raises
             package = added.dist.name if added.dist else added.value
             message = f"warning: the commands of package {package} are missing: {error!r}"
             typer.secho(message, fg=typer.colors.YELLOW, err=True)
-    return found
+    return commands
 
 
 COMMANDS = _commands()
@@ -186,15 +188,15 @@ def _load(target: str) -> Any:
     module, _, name = target.partition(":")
     gc.disable()
     try:
-        found = getattr(importlib.import_module(module), name)
+        command = getattr(importlib.import_module(module), name)
     finally:
         gc.freeze()
         gc.enable()
-    if not isinstance(found, typer.Typer):
+    if not isinstance(command, typer.Typer):
         alone = typer.Typer(add_completion=False)
-        alone.command()(found)
-        found = alone
-    return typer.main.get_command(found)
+        alone.command()(command)
+        command = alone
+    return typer.main.get_command(command)
 
 
 def _deferred(target: str) -> type[TyperCommand]:

@@ -35,13 +35,13 @@ class OwnedResource:
     @classmethod
     def from_fields(cls, fields: Sequence[str]) -> Self:
         """Return what `to_fields` has described."""
-        what, name, field, *place = fields
-        return cls(what, tuple(place), name, field)
+        what, name, field, *location = fields
+        return cls(what, tuple(location), name, field)
 
     @classmethod
-    def of_pipeline(cls, names: Mapping[str, str], place: str) -> list[Self]:
+    def of_pipeline(cls, names: Mapping[str, str], server: str) -> list[Self]:
         """Return what a server has under the pipeline's name, such as positions: names by what each is."""
-        return [cls(what, (place,), name, "metadata.name") for what, name in names.items()]
+        return [cls(what, (server,), name, "metadata.name") for what, name in names.items()]
 
     def to_fields(self) -> list[str]:
         """Return texts for JSON."""

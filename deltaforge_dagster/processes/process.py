@@ -304,9 +304,10 @@ class ServerProcess:
         return True
 
     def limit_log(self, most: int) -> None:
-        """Move what the log has to `server.log.1`, in place of what is there, if it has more than `most` bytes.
+        """Move the log to `server.log.1`, replacing that file, if it has more than `most` bytes.
 
-        The program goes on writing to the same file, at its end. A line that it writes just then may be missing.
+        The program goes on appending to the same file. A line that it writes at that moment may be
+        lost.
         """
         if self._log.stat().st_size > most:
             shutil.copyfile(self._log, self._log.with_name(f"{self._log.name}.1"))

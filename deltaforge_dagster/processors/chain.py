@@ -154,7 +154,7 @@ class Chain:
         self._stack.close()
 
     def run(self, segment: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the stage's output for one segment, whose rows are given from first to last.
+        """Yield the stage's output for one segment, given its rows from first to last.
 
         Raises:
             ProcessorFailed: A processor failed.
@@ -268,8 +268,8 @@ def identified(name: str, received: pa.RecordBatch, returned: pa.RecordBatch) ->
 
     Args:
         name: Id of the processor.
-        given: The rows that it got; at least one if it returned any.
-        made: The rows that it returned; their `event_id` may repeat, or be null.
+        received: The rows that the processor got; at least one if it returned any.
+        returned: The rows that it returned; their `event_id` may repeat, or be null.
     """
     ids, input_ids = returned.column("event_id"), received.column("event_id")
     if ids.equals(input_ids):
@@ -286,7 +286,11 @@ def identified(name: str, received: pa.RecordBatch, returned: pa.RecordBatch) ->
 
 
 def _own_ids(name: str, first: str, ids: list[str | None], new_rows: list[bool]) -> dict[int, str]:
-    """Return new ids, by row, for rows without an id and for those whose id an earlier row has."""
+    """Return new ids, by row, for rows without an id and for those that repeat an earlier row's id.
+
+    The id of a row without one derives from the nearest row before it that was in the input;
+    `first` is the id of the first input row. `new_rows` says which rows were not in the input.
+    """
     own: dict[int, str] = {}
     times: dict[str, int] = {}
     anchor = first

@@ -49,8 +49,8 @@ def checked(name: str, received: pa.RecordBatch, returned: pa.RecordBatch) -> pa
 
     Args:
         name: Id of the processor.
-        given: The rows that it got.
-        made: The rows that it returned.
+        received: The rows that the processor got.
+        returned: The rows that it returned.
 
     Raises:
         ProcessorFailed: The output is invalid; the message names the column but no value.

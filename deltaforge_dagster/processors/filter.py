@@ -175,9 +175,10 @@ def _tables(frame: pa.RecordBatch) -> tuple[list[tuple[str, ...]], Longs]:
 
 
 def _chosen(frame: pa.RecordBatch, include: Globs, exclude: Globs) -> Mask:
-    """Return a mask of the rows whose tables are included, or all without a pattern, and not excluded.
+    """Return a mask of the rows whose tables are included and not excluded.
 
-    Patterns are those of `config.globs`: `shop.*`, `*.orders`, `order_%`.
+    Without patterns in `include`, all tables are included. Patterns are those of `config.globs`:
+    `shop.*`, `*.orders`, `order_%`.
     """
     names, numbers = _tables(frame)
     good = [

@@ -1,4 +1,4 @@
-"""The `outbox` processor: rows of outbox tables, and outbox messages, become the events that they contain.
+"""The `outbox` processor turns outbox rows and outbox messages into the events that they contain.
 
 A source marks what it reads from an outbox with the schema `__outbox`. Such an insert ::
 
@@ -11,7 +11,7 @@ warning and counted, because an outbox is insert-only.
 
 A text payload is treated as JSON if it is valid JSON, otherwise as a string. `raw_payload` sends exactly
 that text: `after` holds it unchanged, or as a JSON string, whose quotes the envelope removes
-(`processors.envelope`).
+(`processors.messages.envelope`).
 """
 
 from __future__ import annotations

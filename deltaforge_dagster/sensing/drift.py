@@ -125,7 +125,9 @@ class Drift:
                 observed=TYPES[kind],
                 count=len(wrong),
                 last_us=int(times_us[rows].max()),
-                values=lambda wrong=wrong: (cells.text(int(cell)) for cell in wrong),  # type: ignore[misc]
+                values=lambda wrong=wrong: (  # type: ignore[misc]
+                    cells.text(int(cell)) for cell in wrong
+                ),
             )
         return differing
 

@@ -52,7 +52,7 @@ class Groups:
         return (total >> np.uint64(1)).astype(np.int64)
 
     def lacking(self, expected: Collection[int]) -> Flags:
-        """Return a mask of the documents that have a pair which is not in `known`."""
+        """Return a mask of the documents that have a pair which is not in `expected`."""
         unknown = np.array([pair not in expected for pair in self.pairs.tolist()], np.bool_)
         lacking = np.zeros(self._cells.documents, np.bool_)
         lacking[self._cells.document[self._order[np.repeat(unknown, self.counts)]]] = True

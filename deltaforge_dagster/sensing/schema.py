@@ -41,7 +41,7 @@ class DocumentSchema:
 
     Args:
         options: The pipeline's `schema_sensing`.
-        around: The number of levels around the documents: 1 if they are in the columns of a row, else 0.
+        around: The number of levels above the documents: 1 if they are columns of a row, else 0.
 
     Attributes:
         fields: The fields by path; see `Fields`.
@@ -298,7 +298,7 @@ class DocumentSchema:
         self._evolved(before, [f"{displayed((*path, ANY))}: names are values"])
 
     def _fold_into_maps(self) -> None:
-        """After maps were merged, fold the fields that are stable in neither of them."""
+        """Fold the fields that are stable in neither of two maps that were merged."""
         for path, inner in list(self.maps.items()):
             loose = [
                 member for member in self.fields

@@ -29,7 +29,7 @@ from deltaforge_dagster.sensing.scan import NULL, OBJECT, STRING, Cells, scan
 from deltaforge_dagster.sensing.schema import DocumentSchema
 
 UNCHANGED = '{"_unchanged":true}'
-"""A value that the log does not have."""
+"""How row images represent a value that the log does not have."""
 
 _READ = ("after", "ts_us", "schema_version", "headers")
 
@@ -39,7 +39,8 @@ Versions = Mapping[str, Sequence[Declared]]
 _DOCUMENT, _UNKNOWN = -1, -2
 
 _OF_OUTBOX = '"df-source-kind":"outbox"'
-"""Marks, in the headers, an event that was made from an outbox row, and is no longer a row of the table."""
+"""Marks, in the headers, an event that the outbox processor made from a row; it is no row any
+more."""
 
 
 class TableSense:

@@ -4,9 +4,9 @@ The options of a format are the fields of that sink in a pipeline file, except t
 event (templates, envelopes, filters), and `job`, a name for the write. The entries of a mapping are written
 with a dot: `client_conf.security.protocol`.
 
-Spark shows options in plans, in its UI and in logs. So an option must not contain a secret, but `${NAME}`,
-whose value comes from `register(spark, secrets={...})`, or from the environment of the
-tasks. A literal password is rejected.
+Spark shows options in plans, in its UI and in logs. So an option must not contain a secret itself,
+only `${NAME}`, whose value comes from `register(spark, secrets={...})`, or from the environment of
+the tasks. A literal password is rejected.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class DagsterProcesses:
                 entries = json.load(answer)["data"]["workspaceOrError"].get("locationEntries", ())
         except OSError:  # refused, reset or late: not yet
             return False
-        loaded = [entry["locationOrLoadError"] for entry in entries]
+        loaded = [location["locationOrLoadError"] for location in entries]
         return bool(loaded) and all(loaded) and _NOT_YET not in str(loaded)
 
 

@@ -59,10 +59,10 @@ def remove(
     """
     settings = Settings.from_env()
     with opened_store() as store:
-        name, given = _named(settings, pipeline)
+        name, file = _named(settings, pipeline)
         row = known_pipeline(store, name)
         files = installed_files(store)
-        spec = _spec(store, row, files, given)
+        spec = _spec(store, row, files, file)
         source = None if keep_source or spec is None else build_source(spec)
         try:
             removable = source if isinstance(source, RemovableSource) else None
@@ -91,8 +91,8 @@ def remove(
 def _named(settings: Settings, pipeline: str) -> tuple[str, LoadedPipeline | None]:
     """Return the name that the argument means, and the file that it names, if it does."""
     if Path(pipeline).suffix in {".yaml", ".yml"} and Path(pipeline).exists():
-        _, given = select_pipeline(settings, pipeline)
-        return given.name, given
+        _, file = select_pipeline(settings, pipeline)
+        return file.name, file
     return pipeline, None
 
 
@@ -100,7 +100,7 @@ def _spec(
     store: StateStore,
     row: PipelineRow,
     files: Iterable[AnyPipeline],
-    given: LoadedPipeline | None,
+    file: LoadedPipeline | None,
 ) -> PipelineSpec | None:
     """Return the spec with which the source is reached: the file's, or the one last used, without secrets.
 
@@ -115,8 +115,8 @@ def _spec(
             )
         if installed.name == row.name and isinstance(installed, LoadedPipeline):
             return installed.spec
-    if given is not None:
-        return given.spec
+    if file is not None:
+        return file.spec
     spec = last_spec(store, row)
     if spec is None:
         return None

@@ -34,5 +34,7 @@ def variables_of(path: Path, sink: str | None) -> list[str]:
 
 
 def _sinks(sinks: Any, sink: str) -> list[Any]:
-    found = [one.get("config") for one in sinks if isinstance(one, dict)] if sinks else []
-    return [one for one in found if isinstance(one, dict) and one.get("id", sink) == sink]
+    configs = [block.get("config") for block in sinks if isinstance(block, dict)] if sinks else []
+    return [
+        config for config in configs if isinstance(config, dict) and config.get("id", sink) == sink
+    ]

@@ -164,7 +164,7 @@ class _Rebuilt:
         self._set(row, "raw_payload", value=False)
 
     def _marked(self, row: int, maker: Any) -> None:
-        """Set the producer of an event, which the script chose itself."""
+        """Set `synthetic`, the producer of an event, to the value that the script chose."""
         if maker is not None and not (isinstance(maker, str) and maker):
             raise self._refused("a `synthetic` that is not a string")
         self._set(row, "synthetic", maker)

@@ -337,7 +337,10 @@ def _old_key(
 
 @kernel
 def _member(old: Bytes, at: int, stop: int, key: Bytes, name: int, name_end: int) -> int:
-    """Return where the value of a member begins, -1 without such a member; the name includes its quotes."""
+    """Return where the value of a member begins, -1 without such a member.
+
+    The name is the text from `name` to `name_end` in `key`, with its quotes.
+    """
     at += 1
     while at < stop:
         while at < stop and (blank(old[at]) or old[at] == COMMA):

@@ -98,7 +98,7 @@ def unresolved(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -
 def empty_variables(
     template: Template, origin: EventOrigin, frame: pa.RecordBatch
 ) -> pa.StringArray:
-    """Return for each row the paths of the variables that are unresolved in its key, one per line, or null.
+    """Return for each row the paths of the unresolved variables in its key, one per line, or null.
 
     A key that a processor set has no variables.
     """
@@ -206,7 +206,7 @@ def _text(
 
 
 def _percent_encoded(texts: pa.StringArray) -> pa.StringArray:
-    """Return texts with everything percent-encoded that has a meaning in URLs, or is not ASCII."""
+    """Return texts with every character percent-encoded except letters, digits and `-._~`."""
     if not pc.any(pc.match_substring_regex(texts, "[^A-Za-z0-9._~-]")).as_py():
         return texts
     distinct = texts.dictionary_encode()
@@ -226,7 +226,10 @@ def _unknown(values: Values | None, frame: pa.RecordBatch) -> Mask:
 
 
 def _variable(path: tuple[str, ...], origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
-    """Return the texts at `path` of the native events; null, or None for all rows, where it is unresolved."""
+    """Return the texts at `path` of the native events; null where it is unresolved.
+
+    Returns None if it is unresolved in all rows.
+    """
     image, *fields = path
     if image in {"before", "after", KEY, "ddl", "tags"}:
         documents = frame.column(image)
@@ -250,7 +253,10 @@ def _number(name: str, divisor: int = 1) -> _Variable:
 
 
 def _place(name: str, origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
-    """Return the texts of a position field of the source; null for snapshot rows; None without such a field."""
+    """Return the texts of a position field of the source; null for snapshot rows.
+
+    Returns None if the source has no such field.
+    """
     for field in origin.position_fields:
         if field.name == name and (values := position_values(field, frame)) is not None:
             snapshot = is_snapshot(frame)

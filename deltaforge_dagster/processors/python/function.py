@@ -108,7 +108,10 @@ class UserFunction:
             try:
                 columns[name] = pa.Array.from_pandas(returned[name], type=kind)
             except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-                problem = f"column {name} is {returned[name].dtype}, with values that are not of type {kind}"
+                problem = (
+                    f"column {name} is {returned[name].dtype}, "
+                    f"with values that are not of type {kind}"
+                )
                 raise self._failed(problem) from None
         return pa.table(columns)
 
@@ -125,7 +128,7 @@ class UserFunction:
 
 
 def _fits(offered: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a column of one type is acceptable where another is wanted."""
+    """Return whether a column of type `offered` can be cast to the type `wanted`."""
     kind, types = _plain(offered), pa.types
     if types.is_null(kind) or kind == wanted:
         return True

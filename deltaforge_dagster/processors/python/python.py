@@ -64,7 +64,10 @@ class Python:
 
 
 def _placed(frame: pa.RecordBatch, returned: pa.RecordBatch) -> pa.RecordBatch:
-    """Complete the rows of a result with the other columns of the events that they are, or that they follow."""
+    """Complete a result with the columns that functions do not return, such as the log position.
+
+    They come from the input event with the same id, or for a new event from the event before it.
+    """
     ids = returned.column("event_id")
     if ids.equals(frame.column("event_id")):
         whole = frame

@@ -132,9 +132,10 @@ def _find(
     stops: _Ints,
     kinds: Bytes,
 ) -> None:
-    """Find the text to replace in each object: a field's value, its whole member, or an empty range at the end.
+    """Find the text to replace in each object.
 
-    `name` is the name as JSON text, with quotes. `whole` selects whole members, to remove them.
+    That is a field's value, its whole member, or an empty range at the end. `name` is the name as
+    JSON text, with quotes. `whole` selects whole members, to remove them.
     """
     for row in range(len(kinds)):
         at, stop = int(ends[row]), int(ends[row + 1])

@@ -43,8 +43,10 @@ class EncodedRows:
 
     Attributes:
         records: The bytes of each record.
-        missing: For each row the names of the fields that its image lacks, as an array of Avro; None if no row lacks any.
-        misfits: By row, why it cannot be written; its bytes are then without meaning.
+        missing: For each row the names of the fields that its image lacks, as an Avro array; None
+            if no row lacks any.
+        misfits: The reasons why rows cannot be written, by row number. The bytes of such a row are
+            meaningless.
     """
 
     records: EncodedColumn
@@ -169,7 +171,10 @@ def _uuids(values: pa.Array[Any], _type: ValueType, before: bytes, otherwise: by
 
 
 def _lists(values: pa.Array[Any], type_: ValueType, before: bytes, otherwise: bytes) -> Piece:
-    """Return arrays: one block with the number of the elements and these, if there are any, and an empty one."""
+    """Return the piece with arrays: a block with the count and the elements, then an empty block.
+
+    An empty array consists of the empty block alone.
+    """
     assert type_.element is not None
     lists = cast("pa.ListArray[Any]", values)
     ends = lists.offsets.to_numpy()
@@ -222,7 +227,7 @@ _PIECES: Mapping[Kind, Callable[[pa.Array[Any], ValueType, bytes, bytes], Piece]
 
 
 def _other_fields(images: pa.StringArray, table: AvroTable, typed: TypedRows) -> pa.StringArray:
-    """Return of each row the fields that its table does not have, as a JSON object; null if there are none."""
+    """Return each row's fields that its table does not have, as a JSON object; null for none."""
     added = typed.schema.columns[len(table.columns) :]
     if not added:
         return pa.nulls(len(images), pa.string())
@@ -240,7 +245,7 @@ def _other_fields(images: pa.StringArray, table: AvroTable, typed: TypedRows) ->
 
 
 def _missing(table: AvroTable, typed: TypedRows) -> SlicePiece | None:
-    """Return of each row the names of the fields that its image lacks."""
+    """Return the names of the fields that each row's image lacks; None if no row can lack any."""
     columns = [column for column in table.columns if column.name in typed.present]
     if not columns:
         return None

@@ -8,16 +8,18 @@ An event is a record `Envelope` in the namespace `deltaforge.cdc.<connector>.<db
     event_id schema_version transaction tenant_id schema_sequence ddl tags synthetic tx_end
     before_missing, after_missing    names of the columns whose values the log, or a processor, has left out
 
-Every column may be null and has the default null, since a log need not have the value of a column. So columns can be added
-and removed without making a new version of the schema incompatible. A column that is null because its value is not known
-is in `before_missing` or `after_missing`.
+Every column may be null and has the default null, because the log may lack the value of a column.
+So columns can be added and removed without making a new version of the schema incompatible. A
+column that is null because its value is unknown is listed in `before_missing` or `after_missing`.
 
-Names in Avro have letters, digits and `_`. Other characters of a column's name become `_`, and the field has the original as
-its property `column`. If that is the name of another column, it is followed by a number.
+Names in Avro have letters, digits and `_`. Other characters of a column's name become `_`, and the
+field has the original name as its property `column`. A number is appended if another column has the
+resulting name.
 
-Events of no registered table version (changes of schemas, logical messages, what processors create) have the schema of no
-table, `deltaforge.cdc.<connector>.Envelope`, whose records have a single field: the row as JSON text. The tables of a
-pipeline with processors have this field as well, for fields that processors add to rows.
+Events that belong to no registered table version (schema changes, logical messages, events that
+processors create) have a schema of their own, `deltaforge.cdc.<connector>.Envelope`, whose records
+have a single field: the row as JSON text. In a pipeline with processors, the tables' schemas have
+this field as well, for fields that processors add.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema, typed
 from deltaforge_dagster.typed_rows.tables import VersionName
 
 OTHER_FIELDS = "_other_fields"
-"""Field with what a row has beside the table's columns: a JSON object as text."""
+"""The field for what a row has besides the table's columns: a JSON object as text."""
 
 _ROOT = "deltaforge"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -68,7 +70,7 @@ class AvroColumn:
         name: The name of the table's column.
         field: The name of the record's field.
         type: How its values are read.
-        symbols: Of an enum, its symbols; empty for all other types.
+        symbols: The symbols of an enum; empty for all other types.
     """
 
     name: str
@@ -85,7 +87,8 @@ class AvroTable:
         text: The schema, as JSON.
         record: The full name of its record.
         columns: The columns of a row.
-        rows: The same, for `typed_rows`; None for events of no table, whose rows are other fields as a whole.
+        rows: The same columns, for `typed_rows`; None for events of no table, whose whole rows are
+            text in `OTHER_FIELDS`.
         other_fields: Whether rows have the field `OTHER_FIELDS`.
     """
 
