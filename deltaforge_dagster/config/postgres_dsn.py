@@ -23,7 +23,7 @@ def checked_dsn(dsn: SecretStr) -> SecretStr:
     """Return the connection string of a field in the form that libpq accepts; a validator.
 
     Raises:
-        ValueError: It is none. The message does not quote it.
+        ValueError: It is not a connection string. The message does not quote it.
     """
     text = resolved(dsn.get_secret_value())
     try:
@@ -63,7 +63,7 @@ def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def postgres_place(dsn: SecretStr) -> tuple[str, str]:
-    """Return the server, as a place (`config.owned`), and the name of the database of a checked connection string."""
+    """Return the server, as a place (`config.owned`), and the database of a connection string."""
     from psycopg import conninfo  # noqa: PLC0415 - the client library
 
     parameters = conninfo.conninfo_to_dict(dsn.get_secret_value())

@@ -89,7 +89,10 @@ class Template:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Return a template with the variables that are known, by their dotted paths; others stay as they are."""
+    """Return a template's text with the variables in `values`, which maps dotted paths, replaced.
+
+    Other variables stay as they are.
+    """
     parts = []
     for part in compile_template(text).parts:
         path = ".".join(part.path) if isinstance(part, Variable) else None

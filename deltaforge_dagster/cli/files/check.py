@@ -78,10 +78,13 @@ def _remedy(finding: Finding) -> str | None:
 
 
 def _shared(installation: Settings, store: StateStore | None, loaded: LoadedPipeline) -> list[str]:
-    """Return what another pipeline has or names as well: one that has run, or another file."""
+    """Return the conflicts with other pipelines that use the same resources.
+
+    The others are those that have run, and those of the installation's files.
+    """
     claimed = [] if store is None else conflicts(store, loaded)
     others: list[AnyPipeline] = []
-    with contextlib.suppress(SpecError):  # there are no pipelines there
+    with contextlib.suppress(SpecError):  # the folder of pipeline files does not exist
         others = installed(installation, store)
     named = rivalries(loaded, [other for other in others if isinstance(other, LoadedPipeline)])
     return list(dict.fromkeys([*claimed, *named]))

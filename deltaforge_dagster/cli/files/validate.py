@@ -77,7 +77,7 @@ def validate(
 
 
 def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | BrokenPipeline:
-    """Also have the sinks' client libraries check their settings, and the script engine the scripts."""
+    """Check a valid file further, with the sinks' client libraries and the script engine."""
     if isinstance(pipeline, BrokenPipeline):
         return pipeline
     problems = [f"{pipeline.path}: {problem}" for problem in build_problems(pipeline.spec)]
@@ -89,9 +89,12 @@ def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | Brok
 def _alone(
     pipelines: list[LoadedPipeline | BrokenPipeline],
 ) -> list[LoadedPipeline | BrokenPipeline]:
-    """Also compare what the files name that pipelines cannot share, with the installation's other files as well."""
+    """Return the pipelines; those that claim a resource of another pipeline become broken.
+
+    They are compared with one another and with the installation's other files.
+    """
     checked = {loaded.path: loaded for loaded in pipelines if isinstance(loaded, LoadedPipeline)}
-    with contextlib.suppress(SpecError):  # there are no pipelines there
+    with contextlib.suppress(SpecError):  # the folder of pipeline files does not exist
         for other in load_pipelines(Settings.from_env().pipelines):
             resolved = {path.resolve() for path in checked if path is not None}
             if (

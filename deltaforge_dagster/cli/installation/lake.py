@@ -1,4 +1,4 @@
-"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, and how such tables are read and maintained."""
+"""`deltaforge lake`: prepare this machine for Delta and Iceberg tables; read and maintain them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def install(
     folder = settings.lake_jars
     missing = missing_jars(folder)
     if missing:
-        # Others may have to read a folder outside the home.
+        # A folder outside the home is not private, because other users may have to read it.
         if folder.is_relative_to(settings.home):
             make_folder(folder)
         else:

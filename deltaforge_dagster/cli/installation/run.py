@@ -98,9 +98,10 @@ def run(
 def _with_problems(
     settings: Settings, loaded: LoadedPipeline, outcome: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the outcome of a run that worked with the problems that `status` shows now.
+    """Return a run's outcome with the problems that `deltaforge status` shows now.
 
-    A state store in the memory of the run is gone; then the problems are those at its end.
+    If the state store was in the run's memory, the problems are those that the run recorded at its
+    end.
     """
     if not {"captured", "error"} & outcome.keys():
         return outcome

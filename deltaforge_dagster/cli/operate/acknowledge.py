@@ -1,4 +1,4 @@
-"""`deltaforge acknowledge`: sinks need not get what the source's log lacks of tables."""
+"""`deltaforge acknowledge`: accept that sinks never get changes which the source's log lacks."""
 
 from __future__ import annotations
 

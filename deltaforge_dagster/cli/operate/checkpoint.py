@@ -195,7 +195,7 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
 
 
 def on_terminal() -> bool:
-    """Return whether a person can be asked."""
+    """Return whether standard input is a terminal, so that the user can be asked."""
     return sys.stdin.isatty()
 
 
@@ -255,7 +255,7 @@ def confirm_deletion(listed: Sequence[str]) -> None:
 
 
 def deleted_state(store: StateStore, row: PipelineRow) -> list[str]:
-    """Return what is deleted of a pipeline's state and journal."""
+    """Return lines that describe what a reset deletes of a pipeline's state and journal."""
     listed = [
         f"the journal of {row.name} ({size(store.segments.total_bytes(row.name))}), its ranges and positions"
     ]

@@ -89,7 +89,7 @@ def remove(
 
 
 def _named(settings: Settings, pipeline: str) -> tuple[str, LoadedPipeline | None]:
-    """Return the name that the argument means, and the file that it names, if it does."""
+    """Return the name of the pipeline that the argument means; and its file, if it is a path."""
     if Path(pipeline).suffix in {".yaml", ".yml"} and Path(pipeline).exists():
         _, file = select_pipeline(settings, pipeline)
         return file.name, file
@@ -102,10 +102,13 @@ def _spec(
     files: Iterable[AnyPipeline],
     file: LoadedPipeline | None,
 ) -> PipelineSpec | None:
-    """Return the spec with which the source is reached: the file's, or the one last used, without secrets.
+    """Return the spec to connect to the source with: that of a file, or the last one that was used.
+
+    The last one was stored without secrets; on a terminal the user is asked for the password. None
+    if there is no spec.
 
     Raises:
-        NotAllowed: The pipeline has a file, with which it would start again.
+        NotAllowed: The pipeline still has its file, with which it would start again.
     """
     for installed in files:
         if installed.name == row.name and installed.path is not None:
@@ -161,7 +164,7 @@ def _database(block: SourceBlock) -> tuple[str, ...]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Add to an error of the source what helps if its server wants a password, or is no more."""
+    """Add hints to errors of the source: what helps if a password is needed or the server is gone."""
     try:
         yield
     except DeltaforgeError as error:

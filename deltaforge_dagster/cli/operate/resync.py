@@ -58,7 +58,11 @@ def resync(
 
 
 def _check_source(loaded: LoadedPipeline) -> None:
-    """Check that the source has snapshots, which could not fill the tables otherwise."""
+    """Check that the source supports snapshots, without which the tables would stay empty.
+
+    Raises:
+        NotAllowed: It does not.
+    """
     source = build_source(loaded.spec)
     try:
         if not isinstance(source, SnapshotSource):

@@ -19,7 +19,8 @@ from deltaforge_dagster.state.records import HoldRow, LeaseRow, RangeRow, Source
 _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
 
 _OVERDUE_SECONDS = 60.0
-"""An attempt that was due this long ago is not announced: nothing works on the pipeline that would make it."""
+"""A next attempt that was due longer ago is not shown, because no run is live that would make
+it."""
 
 
 def screen(views: Sequence[Overview | NotBegun]) -> RenderableType:
@@ -46,7 +47,7 @@ def _title(name: str, health: Health, lag_seconds: float) -> Text:
 
 
 def _problems(health: Health, now: float) -> Iterator[RenderableType]:
-    """Yield the problems: each with since when, the next attempt, and the remedy."""
+    """Yield each problem with its duration, the next attempt and the remedy."""
     for problem in health.problems:
         style = "red" if problem.severity == "error" else "yellow"
         text = f"{problem.severity}: {problem.subject}: {problem.text}"
@@ -92,7 +93,7 @@ def _pipeline(overview: Overview) -> RenderableType:
 
 
 def _log_ahead(log: SourceLog, now: float) -> str:
-    """Return what the source has that is not captured yet; empty if nothing is known of it."""
+    """Return how far the source's log is ahead of capture; empty if nothing is known about it."""
     facts = [] if log.bytes is None else [size(log.bytes)]
     if log.unread_since is not None:
         facts.append(f"for {duration(now - log.unread_since)}")
@@ -108,7 +109,7 @@ def _log_ahead(log: SourceLog, now: float) -> str:
 
 
 def _log_kept(log: SourceLog, now: float) -> str:
-    """Return what the server keeps of its log, and for how long that suffices; empty if nothing is known of it."""
+    """Return how much log the server retains, and how long until it is lost; empty if unknown."""
     facts = []
     if log.retained is not None:
         limit = "any amount" if log.limit is None else f"{size(log.limit)} ({log.limited_by})"
@@ -224,7 +225,7 @@ def _sinks(overview: Overview) -> RenderableType:
 
 
 def _behind(overview: Overview, view: SinkView) -> str:
-    """Return what a sink lacks: `no` only if nothing is left in the source either, as far as is known."""
+    """Return what a sink lacks; `no` only if the source seems to have nothing left to capture."""
     checkpoint = view.checkpoint
     command = go_on_command(overview.pipeline.name, checkpoint.sink, checkpoint.state)
     if not checkpoint.attached:

@@ -63,7 +63,7 @@ class _Reference:
         for name, field in block["properties"].items():
             field_path = f"{path}.{name}" if path else name
             forms = self._forms(field)
-            # A field whose text is that of its block has none of its own in the schema.
+            # In the schema, a field has no description if it equals the description of its block.
             text = field.get("description", forms[0].get("description", "") if forms else "")
             meaning = " ".join(text.split())
             default = "required" if name in required else _default(name, field)

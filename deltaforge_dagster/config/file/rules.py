@@ -1,4 +1,4 @@
-"""What the models of a pipeline file do not check: rules between its blocks, and settings that are probably mistakes.
+"""Check rules between the blocks of a pipeline file, and warn about probable mistakes.
 
 The models check what concerns a single block. Rules between blocks are checked as far as the blocks can be read. A file
 with a probable mistake loads and does what it says, with a warning.
@@ -70,7 +70,7 @@ def advice(spec: PipelineSpec) -> Iterator[DocumentProblem]:
 
 
 def _no_position(spec: Mapping[str, Any]) -> Iterator[DocumentProblem]:
-    """Yield a problem if the seed's position is none of any kind of source."""
+    """Yield a problem if the seed's position is not a valid position of any kind of source."""
     try:
         fields = spec["engine"]["checkpoint"]["seed"]["position"]
     except (KeyError, TypeError):

@@ -74,7 +74,7 @@ def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
     for base in model.__mro__:
         if not issubclass(base, BaseModel) or base is BaseModel:
             continue
-        with suppress(OSError):  # made without source, as the models of blocks are
+        with suppress(OSError):  # models that are created at run time have no source
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
             statements = body.body if isinstance(body, ast.ClassDef) else []
             for field, below in pairwise(statements):

@@ -50,7 +50,7 @@ def without_effect(document: dict[str, Any]) -> Iterator[DocumentProblem]:
     if "storage" in document:
         text = "has no effect (DELTAFORGE_STATE_URL names the state store, for all pipelines)"
         yield DocumentProblem(("storage",), text)
-    for path in _REPLICATOR[:-1]:  # in our own block, an unknown field has this suggestion
+    for path in _REPLICATOR[:-1]:  # in our own block, the check of unknown fields suggests the name
         block: dict[str, Any] = functools.reduce(_mapping, path, document)
         for field, ours in _REPLICATOR_FIELDS.items():
             if field in block:
@@ -86,7 +86,10 @@ def _sink_problems(sink: dict[str, Any], path: DocumentPath) -> Iterator[Documen
 
 
 def _checkpoint_problems(document: dict[str, Any], path: DocumentPath) -> list[DocumentProblem]:
-    """Return the problems of a block with a replicator's checkpoint options, and remove what they cover."""
+    """Return the problems of a block with a replicator's checkpoint options.
+
+    If there are any, the fields that they are about are removed from the document.
+    """
     parent = document
     for part in path[:-1]:
         parent = _mapping(parent, str(part))
