@@ -58,18 +58,18 @@ def build_definitions(
     """
     if pipelines is None:
         pipelines = installed_pipelines(settings)
-    good = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
+    valid = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
     former = former_pipelines(settings, pipelines)
-    shown: list[LoadedPipeline | FormerPipeline] = [*good, *former]
-    runnable = [*good, *(broken.loaded for broken in former)]
+    shown: list[LoadedPipeline | FormerPipeline] = [*valid, *former]
+    runnable = [*valid, *(broken.loaded for broken in former)]
     tables = lake_tables(
         settings, [pipeline.name for pipeline in runnable if writes_tables(pipeline)]
     )
     platform = Platform(settings, single_process=single_process)
     cache = TickCache(platform)
-    room = WatchRoom(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in good))
+    room = WatchRoom(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
     jobs, sensors, schedules = [], [], []
-    for pipeline in good:
+    for pipeline in valid:
         own = [build_pipeline_job(pipeline), build_snapshot_job(pipeline)]
         jobs += own
         cron = pipeline.spec.spec.engine.dagster.schedule
@@ -84,12 +84,12 @@ def build_definitions(
             schedules.append(build_maintenance_schedule(job, options))
     for broken in former:
         jobs += [build_pipeline_job(broken.loaded), build_snapshot_job(broken.loaded)]
-    if alerting := [pipeline for pipeline in good if pipeline.spec.spec.engine.alerts]:
+    if alerting := [pipeline for pipeline in valid if pipeline.spec.spec.engine.alerts]:
         from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415 - has an HTTP client
 
         sensors.append(build_alerts_sensor(alerting, cache))
     sensors.append(build_files_sensor(settings, pipelines, tables, cache))
-    retention, hourly = build_retention(good)
+    retention, hourly = build_retention(valid)
     return dg.Definitions(
         assets=[
             *(build_pipeline_asset(pipeline) for pipeline in shown),
@@ -102,7 +102,7 @@ def build_definitions(
             ),
             *(
                 build_maintenance_asset(pipeline, sink)
-                for pipeline in good
+                for pipeline in valid
                 for sink in maintained_sinks(pipeline)
             ),
             *(build_health_asset(pipeline) for pipeline in pipelines),

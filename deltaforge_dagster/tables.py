@@ -140,6 +140,8 @@ class ColumnChanges:
         }
         moved = {new: old for new, old in later.renamed.items() if old.lower() in added}
         fills = {name.lower(): fill for name, fill in self.fills.items()}
+        # Names that no column has after these changes: dropped or renamed, and not taken
+        # again. A later `ADD COLUMN IF NOT EXISTS` with such a name does add the column.
         free = {*dropped, *(old.lower() for old in self.renamed.values())} - before.keys() - added
         readded = {name for name in later.perhaps if name.lower() in free}
         return ColumnChanges(

@@ -37,6 +37,8 @@ def table_parts(pattern: str) -> tuple[str, str]:
 def overlap(left: str, right: str) -> bool:
     """Return whether some name matches both patterns."""
 
+    # Each `*` tries two ways, so without the cache the time would grow exponentially with their
+    # number.
     @functools.cache
     def from_here(i: int, j: int) -> bool:
         if i == len(first) or j == len(second):

@@ -127,6 +127,7 @@ def copy(artifact: Artifact, downloaded: Path, file: Path) -> None:
 
 def _finish(stream: BinaryIO, file: Path) -> None:
     """Give a complete file its name, durably."""
+    # First the content, then the name: after a crash, a file with this name has its content.
     stream.flush()
     os.fsync(stream.fileno())
     Path(stream.name).rename(file)

@@ -208,6 +208,8 @@ def _with_ends(batch: pa.RecordBatch, following: str | None) -> pa.RecordBatch:
     column = batch.column("tx_id")
     assert isinstance(column, pa.DictionaryArray)
     names: list[Any] = column.dictionary.to_pylist()
+    # -1 stands for no transaction, so -2 differs from every code: the batch's last row ends its
+    # transaction.
     behind = names.index(following) if following in names else -2
     codes = np.append(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), behind)
     last = codes[1:] != codes[:-1]

@@ -67,8 +67,8 @@ def checked(name: str, received: pa.RecordBatch, returned: pa.RecordBatch) -> pa
     ops = set(pc.unique(returned.column("op").cast(pa.string())).to_pylist())
     if not ops <= _OPS:
         raise _failed(name, "column op has values other than c, u, d, r, t and ddl")
-    for column, (good, form) in _JSON.items():
-        returned = _with_good_json(name, received, returned, column, good, form)
+    for column, (is_valid, form) in _JSON.items():
+        returned = _with_good_json(name, received, returned, column, is_valid, form)
     return returned
 
 
@@ -77,7 +77,7 @@ def _with_good_json(  # noqa: PLR0917 - one call
     received: pa.RecordBatch,
     returned: pa.RecordBatch,
     column: str,
-    good: Callable[[Any], bool],
+    is_valid: Callable[[Any], bool],
     form: str,
 ) -> pa.RecordBatch:
     new, old = returned.column(column), received.column(column)
@@ -88,7 +88,7 @@ def _with_good_json(  # noqa: PLR0917 - one call
     for row in np.flatnonzero(changed.to_numpy(zero_copy_only=False)).tolist():
         text = new[row].as_py()
         try:
-            valid = good(orjson.loads(text))
+            valid = is_valid(orjson.loads(text))
         except orjson.JSONDecodeError:
             valid = False
         if not valid:

@@ -84,8 +84,8 @@ class Filter:
 
 def _is_op(column: pa.Array[Any], ops: set[str]) -> Mask:
     assert isinstance(column, pa.DictionaryArray)
-    good = np.array([op in ops for op in column.dictionary.to_pylist()], np.bool_)
-    return cast("Mask", good[column.indices.to_numpy()])
+    matching = np.array([op in ops for op in column.dictionary.to_pylist()], np.bool_)
+    return cast("Mask", matching[column.indices.to_numpy()])
 
 
 def _test(predicate: Predicate) -> Test:
@@ -181,7 +181,7 @@ def _chosen(frame: pa.RecordBatch, include: Globs, exclude: Globs) -> Mask:
     `shop.*`, `*.orders`, `order_%`.
     """
     names, numbers = _tables(frame)
-    good = [
+    matching = [
         (not include or include.match(aliases)) and not exclude.match(aliases) for aliases in names
     ]
-    return np.array(good, np.bool_)[numbers]
+    return np.array(matching, np.bool_)[numbers]

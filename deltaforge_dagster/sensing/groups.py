@@ -45,10 +45,10 @@ class Groups:
         """Return a hash for each document; documents with the same set of pairs have the same hash."""
         of_cell = np.repeat(np.arange(len(self.pairs)), self.counts)
         documents = self._cells.document[self._order]
-        both = np.unique(documents * len(self.pairs) + of_cell)
+        distinct = np.unique(documents * len(self.pairs) + of_cell)
         weights = _spread(self.pairs)
         total = np.zeros(self._cells.documents, np.uint64)
-        np.add.at(total, both // len(self.pairs), weights[both % len(self.pairs)])
+        np.add.at(total, distinct // len(self.pairs), weights[distinct % len(self.pairs)])
         return (total >> np.uint64(1)).astype(np.int64)
 
     def lacking(self, expected: Collection[int]) -> Flags:

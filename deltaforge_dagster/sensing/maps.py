@@ -58,10 +58,10 @@ def judged(options: HighCardinality, objects: int, names: Mapping[str, int]) -> 
     if not dynamic or dynamic < options.min_dynamic_fields:
         return MapVerdict(stable, dynamic, 0.0, False)
     # Exact sums: the order of the names must not change the verdict.
-    usual = math.fsum(share[name] for name in stable) / len(stable) if stable else 1.0
-    unusual = math.fsum(share[name] for name in share.keys() - stable) / dynamic
-    seen = math.sqrt(min(objects / max(options.min_events, 1), 1.0))
-    confidence = 0.5 * seen + 0.5 * max(0.0, usual - unusual)
+    stable_share = math.fsum(share[name] for name in stable) / len(stable) if stable else 1.0
+    dynamic_share = math.fsum(share[name] for name in share.keys() - stable) / dynamic
+    maturity = math.sqrt(min(objects / max(options.min_events, 1), 1.0))
+    confidence = 0.5 * maturity + 0.5 * max(0.0, stable_share - dynamic_share)
     return MapVerdict(stable, dynamic, confidence, confidence >= options.confidence_threshold)
 
 

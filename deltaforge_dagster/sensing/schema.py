@@ -95,15 +95,15 @@ class DocumentSchema:
             documents: JSON texts, not null.
             times_us: The event time of each document.
         """
-        strange = np.zeros(len(documents), np.bool_)
+        differing = np.zeros(len(documents), np.bool_)
         at = 0
         while at < len(documents):
             size = min(self._until_next_turn(), len(documents) - at)
-            strange[at : at + size] = self._observe(documents.slice(at, size), times_us[at])
+            differing[at : at + size] = self._observe(documents.slice(at, size), times_us[at])
             at += size
             self.last_us = max(self.last_us, int(times_us[at - 1]))
             self._turn()
-        return strange
+        return differing
 
     def _until_next_turn(self) -> int:
         high, most = self._options.high_cardinality, self._options.deep_inspect.max_sample_size
@@ -143,10 +143,10 @@ class DocumentSchema:
         groups = Groups(cells)
         structures = groups.structures().tolist()
         cached = self._options.sampling.structure_cache and self._structures.issuperset(structures)
-        strange = np.zeros(len(documents), np.bool_)
+        differing = np.zeros(len(documents), np.bool_)
         evolved: set[int] = set()
         if self.stabilized:
-            strange = groups.lacking(self._pairs)
+            differing = groups.lacking(self._pairs)
         elif not cached:
             evolved = self._grow(cells, groups)
         self._count(groups)
@@ -155,7 +155,7 @@ class DocumentSchema:
         if not self.stabilized:
             self._take_values(cells, groups)
         self._remember(structures, evolved)
-        return strange
+        return differing
 
     def _grow(self, cells: Cells, groups: Groups) -> set[int]:
         """Add new paths and types to the schema; return the documents in which they first occurred."""
@@ -243,16 +243,16 @@ class DocumentSchema:
 
     def _find_maps(self) -> None:
         """Find the objects that are maps, outermost first, and convert them."""
-        looked_at: set[Path] = set()
+        examined: set[Path] = set()
         while True:
             objects = [
                 path for path, field in self.fields.items()
-                if field.counts[OBJECT] and path not in self.maps and path not in looked_at
+                if field.counts[OBJECT] and path not in self.maps and path not in examined
             ]  # fmt: skip
             if not objects:
                 return
             path = min(objects, key=lambda candidate: (len(candidate), candidate))
-            looked_at.add(path)
+            examined.add(path)
             names = {
                 member[-1][1:]: field.total
                 for member, field in self.fields.items()

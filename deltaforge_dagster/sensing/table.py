@@ -78,13 +78,13 @@ class TableSense:
         """
         picked = rows[chosen(self._options.sampling, self.events, len(rows))]
         self.events += len(rows)
-        looked_at = batch.select(list(_READ)).take(picked)
-        looked_at = looked_at.filter(looked_at.column("after").is_valid())
-        if not looked_at.num_rows:
+        inspected = batch.select(list(_READ)).take(picked)
+        inspected = inspected.filter(inspected.column("after").is_valid())
+        if not inspected.num_rows:
             return
-        numbers, fingerprints = _versions(looked_at, versions)
-        self._take_whole(looked_at.filter(pa.array(numbers == _DOCUMENT)))
-        ours = looked_at.filter(pa.array(numbers >= 0))
+        numbers, fingerprints = _versions(inspected, versions)
+        self._take_whole(inspected.filter(pa.array(numbers == _DOCUMENT)))
+        ours = inspected.filter(pa.array(numbers >= 0))
         numbers = numbers[numbers >= 0]
         starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         for start, stop in pairwise([0, *starts.tolist(), len(numbers)]):
@@ -119,15 +119,15 @@ class TableSense:
         if schema is None:
             schema = self.columns[column.name] = DocumentSchema(self._options)
         rows = cells.document[document_cells]
-        strange = schema.observe(documents, times[rows])
-        if strange.any():
-            differing[rows[strange]] = True
+        unlike = schema.observe(documents, times[rows])
+        if unlike.any():
+            differing[rows[unlike]] = True
             self.drift.note(
                 column.name,
                 "json_structure_change",
                 observed="object",
-                count=int(strange.sum()),
-                last_us=int(times[rows[strange]].max()),
+                count=int(unlike.sum()),
+                last_us=int(times[rows[unlike]].max()),
             )
         return differing
 

@@ -79,8 +79,8 @@ class FieldValues:
     def merge(self, other: FieldValues) -> None:
         """Add the values of another field."""
         if other.strings:
-            both = (self.shortest, other.shortest) if self.strings else (other.shortest,)
-            self.shortest = min(both)
+            lengths = (self.shortest, other.shortest) if self.strings else (other.shortest,)
+            self.shortest = min(lengths)
             self.longest = max(self.longest, other.longest)
             self.strings += other.strings
             self._formats &= other._formats

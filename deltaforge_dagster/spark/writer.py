@@ -42,7 +42,9 @@ _WAITS = (1.0, 2.0, 4.0, 8.0)
 """Seconds between attempts to send; after the last one the task fails, and Spark may retry it."""
 
 _SEGMENT = 1
+"""The number of the only segment: a partition's rows are numbered through, as one segment."""
 _MOST_ROWS = 1 << 62
+"""More rows than any partition has: their number is unknown, so no row counts as the last one."""
 
 
 def register(

@@ -152,8 +152,8 @@ def import_(
     finally:
         store.close()
     if json_output:
-        has = {sink: json.loads(end.to_json()) for sink, end in positions.items()}
-        typer.echo(json.dumps({"pipeline": loaded.name, "sinks": has}))
+        reached = {sink: json.loads(end.to_json()) for sink, end in positions.items()}
+        typer.echo(json.dumps({"pipeline": loaded.name, "sinks": reached}))
         return
     for sink, end in positions.items():
         typer.echo(f"{sink} has everything up to {position(end.to_json())}.")

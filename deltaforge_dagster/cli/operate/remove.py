@@ -74,6 +74,7 @@ def remove(
             listed = [*dropped, *deleted_state(store, row)]
             if not yes:
                 confirm_deletion(listed)
+            # The state goes last: until then, the command can be repeated if a step before fails.
             reset_pipeline.end_run(store, name)
             if removable is not None:
                 removable.remove(spared=spared, dry_run=False)

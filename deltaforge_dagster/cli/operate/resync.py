@@ -58,7 +58,7 @@ def resync(
 
 
 def _check_source(loaded: LoadedPipeline) -> None:
-    """Check that the source supports snapshots, without which the tables would stay empty.
+    """Check that the source supports snapshots, without which recreated tables would stay empty.
 
     Raises:
         NotAllowed: It does not.

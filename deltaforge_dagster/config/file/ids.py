@@ -56,12 +56,12 @@ def derive_ids(value: dict[str, Any], name: str | None) -> list[DocumentProblem]
     return warnings
 
 
-def derive_processor_ids(processors: Sequence[Any], here: DocumentPath) -> list[DocumentProblem]:
+def derive_processor_ids(processors: Sequence[Any], parent: DocumentPath) -> list[DocumentProblem]:
     """Add the missing ids to a list of processors, except those that are defaults of the models.
 
     Args:
         processors: The blocks as they are in the file.
-        here: The list's path in the document.
+        parent: The list's path in the document.
 
     Returns:
         The warnings.
@@ -76,7 +76,7 @@ def derive_processor_ids(processors: Sequence[Any], here: DocumentPath) -> list[
     for index, derived_id in _derived(blocks, usual):
         if derived_id != types[index]:
             processors[index]["id"] = derived_id
-            warnings.append(_missing((*here, index), derived_id))
+            warnings.append(_missing((*parent, index), derived_id))
     return warnings
 
 

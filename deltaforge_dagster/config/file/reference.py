@@ -84,8 +84,8 @@ class _Reference:
         yield f"| `{path}.type` | {types} | required | |"
         for form in forms:
             kind = form["properties"]["type"]["const"]
-            others = {name: field for name, field in form["properties"].items() if name != "type"}
-            yield from self._rows(path, {**form, "properties": others}, f"`{kind}`: ")
+            fields = {name: field for name, field in form["properties"].items() if name != "type"}
+            yield from self._rows(path, {**form, "properties": fields}, f"`{kind}`: ")
 
     def _forms(self, field: _Schema) -> list[_Schema]:
         """Return the schemas of the blocks that a field, or an entry of its list, can be."""

@@ -116,8 +116,8 @@ def _checkpoint_problems(document: dict[str, Any], path: DocumentPath) -> list[D
     return problems
 
 
-def _not_yet(path: DocumentPath, what: str, instead: str) -> DocumentProblem:
-    return DocumentProblem(path, f"{what} not supported yet ({instead})")
+def _not_yet(path: DocumentPath, feature: str, instead: str) -> DocumentProblem:
+    return DocumentProblem(path, f"{feature} not supported yet ({instead})")
 
 
 def _mapping(parent: dict[str, Any], key: str) -> dict[str, Any]:

@@ -140,6 +140,7 @@ class _Engine:
         try:
             value = self._checked(source)
         except SpecError as error:
+            # V8 rejects a `return` outside of a function: the script is the body of one.
             if "Illegal return statement" not in str(error):
                 raise
             # On the same line as the script's first line, so that line numbers are those of the script.
@@ -251,9 +252,9 @@ def _error_line(error: Exception) -> str:
     if not lines and first and first["file"] != "deltaforge.js":
         lines = [first["line"]]
     where = f" (line {lines[0]})" if lines else ""
-    threw = (
+    prefix = (
         ""
         if first and first["text"].startswith("SyntaxError") and not frames
         else "JS processor threw: "
     )
-    return f"{threw}{text}{where}"
+    return f"{prefix}{text}{where}"

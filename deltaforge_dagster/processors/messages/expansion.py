@@ -163,30 +163,30 @@ def changed_keys(frame: pa.RecordBatch) -> tuple[Longs, pa.StringArray]:
 
 def _divided(rows: pa.RecordBatch, roles: _Roles, old_keys: pa.StringArray) -> pa.RecordBatch:
     """Turn the rows for the halves of split updates into deletes and inserts."""
-    gone = (roles == DELETE_HALF) | (roles == HALF_TOMBSTONE)
-    come = roles == INSERT_HALF
+    deletes = (roles == DELETE_HALF) | (roles == HALF_TOMBSTONE)
+    inserts = roles == INSERT_HALF
     twice = 2 if (roles == HALF_TOMBSTONE).any() else 1
     keys = old_keys.take(np.repeat(np.arange(len(old_keys)), twice))
-    ids = cast("list[str]", rows.column("event_id").filter(pa.array(come)).to_pylist())
+    ids = cast("list[str]", rows.column("event_id").filter(pa.array(inserts)).to_pylist())
     copies = pa.array([copy_id(event_id, _COPY[INSERT_HALF]) for event_id in ids], pa.string())
     changed: dict[str, pa.Array[Any]] = {
-        "op": _with_ops(cast("pa.DictionaryArray[Any, Any]", rows.column("op")), gone, come),
-        "before": _nulled(rows.column("before"), come),
-        "after": _nulled(rows.column("after"), gone),
-        "key": pc.replace_with_mask(rows.column("key"), pa.array(gone), keys),
-        "event_id": pc.replace_with_mask(rows.column("event_id"), pa.array(come), copies),
-        "tx_end": pc.and_(rows.column("tx_end"), pa.array(~gone)),
+        "op": _with_ops(cast("pa.DictionaryArray[Any, Any]", rows.column("op")), deletes, inserts),
+        "before": _nulled(rows.column("before"), inserts),
+        "after": _nulled(rows.column("after"), deletes),
+        "key": pc.replace_with_mask(rows.column("key"), pa.array(deletes), keys),
+        "event_id": pc.replace_with_mask(rows.column("event_id"), pa.array(inserts), copies),
+        "tx_end": pc.and_(rows.column("tx_end"), pa.array(~deletes)),
     }
     return _with_columns(rows, changed)
 
 
 def _with_ops(
-    ops: pa.DictionaryArray[Any, Any], gone: Mask, come: Mask
+    ops: pa.DictionaryArray[Any, Any], deletes: Mask, inserts: Mask
 ) -> pa.DictionaryArray[Any, Any]:
     names = ops.dictionary.to_pylist()
     names += [op for op in "cd" if op not in names]
     codes = ops.indices.to_numpy().copy()
-    codes[gone], codes[come] = names.index("d"), names.index("c")
+    codes[deletes], codes[inserts] = names.index("d"), names.index("c")
     return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
 
 
@@ -230,8 +230,8 @@ def without_tombstones(
     make: Callable[[pa.RecordBatch], pa.Array[Any]], frame: pa.RecordBatch
 ) -> pa.Array[Any]:
     """Return the values that `make` returns for an expanded frame, with null for tombstones."""
-    values, gone = make(frame), tombstones(frame)
-    return _nulled(values, gone) if gone.any() else values
+    values, tombstone_rows = make(frame), tombstones(frame)
+    return _nulled(values, tombstone_rows) if tombstone_rows.any() else values
 
 
 def tombstones(frame: pa.RecordBatch) -> Mask:

@@ -80,7 +80,7 @@ class AvroEnvelope:
         """
         rows = frame.num_rows
         raw = frame.column("raw_payload").to_numpy(zero_copy_only=False)
-        gone = (
+        without_value = (
             expansion.tombstones(frame)
             if "role" in frame.schema.names
             else np.zeros(rows, np.bool_)
@@ -89,7 +89,7 @@ class AvroEnvelope:
         unfit: dict[int, str] = {}
         parts: list[pa.Array[Any]] = []
         order: list[npt.NDArray[np.int64]] = []
-        for version, places in table_versions(frame, ~raw & ~gone):
+        for version, places in table_versions(frame, ~raw & ~without_value):
             number = self.numbers.get(version, OF_NO_TABLE)
             whole = len(places) == rows
             events, misfits = self._events(frame if whole else frame.take(places), number)
@@ -98,7 +98,7 @@ class AvroEnvelope:
             parts.append(events.array())
             order.append(places)
         if raw.any():
-            places = np.flatnonzero(raw & ~gone)
+            places = np.flatnonzero(raw & ~without_value)
             parts.append(raw_payloads(frame.take(places)).cast(pa.binary()))
             order.append(places)
         values = _in_order(rows, parts, order)
@@ -124,16 +124,16 @@ class AvroEnvelope:
         images, misfits = [], dict[int, str]()
         for name in ("before", "after"):
             column = cast("pa.StringArray", frame.column(name))
-            has = column.is_valid().to_numpy(zero_copy_only=False)
-            records = encoded_rows(column.drop_null(), table) if has.any() else None
-            images.append((records, has))
+            present = column.is_valid().to_numpy(zero_copy_only=False)
+            records = encoded_rows(column.drop_null(), table) if present.any() else None
+            images.append((records, present))
             if records is not None and records.misfits:
-                places = np.flatnonzero(has)
+                places = np.flatnonzero(present)
                 for row, reason in records.misfits.items():
                     misfits.setdefault(int(places[row]), reason)
         pieces: list[Piece] = [
             NO_ID,
-            *(_image(records, has) for records, has in images),
+            *(_image(records, present) for records, present in images),
             *self._source(frame),
             _text(wire_op(frame)),
             _millis(frame.column("ts_us")),
@@ -144,7 +144,7 @@ class AvroEnvelope:
             _long(frame.column("schema_sequence")),
             *(_optional(frame.column(name)) for name in ("ddl", "tags", "synthetic")),
             _true(frame.column("tx_end")),
-            *(_missing(records, has) for records, has in images),
+            *(_missing(records, present) for records, present in images),
         ]  # fmt: skip
         return encode(frame.num_rows, pieces), misfits
 
@@ -280,7 +280,7 @@ def _in_order(
 def _without(values: pa.Array[Any], rows: Mapping[int, str]) -> pa.Array[Any]:
     if not rows:
         return values
-    gone = np.zeros(len(values), np.bool_)
-    gone[list(rows)] = True
-    kept: pa.Array[Any] = pc.if_else(pa.array(gone), pa.scalar(None, pa.binary()), values)
+    dropped = np.zeros(len(values), np.bool_)
+    dropped[list(rows)] = True
+    kept: pa.Array[Any] = pc.if_else(pa.array(dropped), pa.scalar(None, pa.binary()), values)
     return kept

@@ -78,11 +78,11 @@ def encoded_rows(images: pa.StringArray, table: AvroTable) -> EncodedRows:
         _column(column, typed.batch.column(number), misfits)
         for number, column in enumerate(table.columns)
     ]
-    others = _other_fields(images, table, typed)
+    other_texts = _other_fields(images, table, typed)
     if table.other_fields:
-        pieces.append(_texts(others, UNION, NULL))
+        pieces.append(_texts(other_texts, UNION, NULL))
     else:
-        for row in np.flatnonzero(others.is_valid()).tolist():
+        for row in np.flatnonzero(other_texts.is_valid()).tolist():
             misfits.setdefault(row, "its row has a field that its table does not have")
     return EncodedRows(encode(len(images), pieces), _missing(table, typed), misfits)
 
@@ -231,13 +231,13 @@ def _other_fields(images: pa.StringArray, table: AvroTable, typed: TypedRows) ->
     added = typed.schema.columns[len(table.columns) :]
     if not added:
         return pa.nulls(len(images), pa.string())
-    has = np.zeros(len(images), np.bool_)
+    has_other = np.zeros(len(images), np.bool_)
     for column in added:
         present = typed.present.get(column.name)
-        has |= True if present is None else present.to_numpy(zero_copy_only=False)
+        has_other |= True if present is None else present.to_numpy(zero_copy_only=False)
     own = {column.name for column in table.columns}
     texts: list[str | None] = [None] * len(images)
-    for row in np.flatnonzero(has).tolist():
+    for row in np.flatnonzero(has_other).tolist():
         fields = members(images[row].as_py()).items()
         others = [f"{name}:{value}" for name, value in fields if json.loads(name) not in own]
         texts[row] = f"{{{','.join(others)}}}"
