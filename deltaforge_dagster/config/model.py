@@ -179,7 +179,7 @@ class Spec(Block):
         if seed.type == "chaser" and kind.position_at(0) is None:
             raise ValueError(f"engine.checkpoint.seed: {no_chaser()}")
         if seed.position is not None:
-            with contextlib.suppress(CorruptLog):  # `file.rules` reports what is no position
+            with contextlib.suppress(CorruptLog):  # `file.rules` reports an invalid position
                 if identify_position(json.dumps(dict(seed.position)))[0] is not kind:
                     raise ValueError(
                         "engine.checkpoint.seed.position: is the position of another kind of source"

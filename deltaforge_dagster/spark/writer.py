@@ -106,7 +106,7 @@ class Writer(DataSourceArrowWriter):
         self._secrets = secrets
         self._job = options.get(JOB) or uuid.uuid4().hex
 
-    def write(  # type: ignore[override]  # as in the base, whose own base has rows
+    def write(  # type: ignore[override]  # gets batches, as the base; the base's base gets rows
         self, iterator: Iterator[pa.RecordBatch]
     ) -> Written:
         """Send a partition's rows."""

@@ -210,7 +210,7 @@ class DagsterProcesses:
 
 
 def _listens(port: int) -> bool:
-    """Return whether somebody listens on a port of this machine."""
+    """Return whether a process listens on a port of this machine."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
         return True
     return False
