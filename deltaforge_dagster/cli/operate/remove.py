@@ -165,7 +165,7 @@ def _database(block: SourceBlock) -> tuple[str, ...]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Add hints to errors of the source: what helps if a password is needed or the server is gone."""
+    """Add hints to errors of the source: what to do without its password, or without the server."""
     try:
         yield
     except DeltaforgeError as error:
