@@ -58,46 +58,56 @@ def build_definitions(
     """
     if pipelines is None:
         pipelines = installed_pipelines(settings)
-    good = [one for one in pipelines if isinstance(one, LoadedPipeline)]
+    valid = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
     former = former_pipelines(settings, pipelines)
-    shown: list[LoadedPipeline | FormerPipeline] = [*good, *former]
-    known = [*good, *(one.loaded for one in former)]
-    tables = lake_tables(settings, [one.name for one in known if writes_tables(one)])
+    shown: list[LoadedPipeline | FormerPipeline] = [*valid, *former]
+    runnable = [*valid, *(broken.loaded for broken in former)]
+    tables = lake_tables(
+        settings, [pipeline.name for pipeline in runnable if writes_tables(pipeline)]
+    )
     platform = Platform(settings, single_process=single_process)
     cache = TickCache(platform)
-    room = WatchRoom(sum(one.spec.spec.engine.dagster.schedule is None for one in good))
+    room = WatchRoom(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
     jobs, sensors, schedules = [], [], []
-    for one in good:
-        own = [build_pipeline_job(one), build_snapshot_job(one)]
+    for pipeline in valid:
+        own = [build_pipeline_job(pipeline), build_snapshot_job(pipeline)]
         jobs += own
-        cron = one.spec.spec.engine.dagster.schedule
+        cron = pipeline.spec.spec.engine.dagster.schedule
         if cron is None:
-            sensors.append(build_sensor(one, own, cache, room))
+            sensors.append(build_sensor(pipeline, own, cache, room))
         else:
-            sensors.append(build_snapshot_sensor(one, cache))
-            schedules.append(build_schedule(one, cron, cache))
-        for sink, options in maintained_sinks(one).items():
-            job = build_maintenance_job(one, sink)
+            sensors.append(build_snapshot_sensor(pipeline, cache))
+            schedules.append(build_schedule(pipeline, cron, cache))
+        for sink, options in maintained_sinks(pipeline).items():
+            job = build_maintenance_job(pipeline, sink)
             jobs.append(job)
             schedules.append(build_maintenance_schedule(job, options))
     for broken in former:
         jobs += [build_pipeline_job(broken.loaded), build_snapshot_job(broken.loaded)]
-    if told := [one for one in good if one.spec.spec.engine.alerts]:
+    if alerting := [pipeline for pipeline in valid if pipeline.spec.spec.engine.alerts]:
         from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415 - has an HTTP client
 
-        sensors.append(build_alerts_sensor(told, cache))
+        sensors.append(build_alerts_sensor(alerting, cache))
     sensors.append(build_files_sensor(settings, pipelines, tables, cache))
-    retention, hourly = build_retention(good)
+    retention, hourly = build_retention(valid)
     return dg.Definitions(
         assets=[
-            *(build_pipeline_asset(one) for one in shown),
-            *(build_snapshot_asset(one) for one in shown),
-            *(build_schemas_asset(one) for one in known),
-            *(spec for one in known for spec in lake_table_specs(one, tables.get(one.name, ()))),
-            *(build_maintenance_asset(one, sink) for one in good for sink in maintained_sinks(one)),
-            *(build_health_asset(one) for one in pipelines),
+            *(build_pipeline_asset(pipeline) for pipeline in shown),
+            *(build_snapshot_asset(pipeline) for pipeline in shown),
+            *(build_schemas_asset(pipeline) for pipeline in runnable),
+            *(
+                spec
+                for pipeline in runnable
+                for spec in lake_table_specs(pipeline, tables.get(pipeline.name, ()))
+            ),
+            *(
+                build_maintenance_asset(pipeline, sink)
+                for pipeline in valid
+                for sink in maintained_sinks(pipeline)
+            ),
+            *(build_health_asset(pipeline) for pipeline in pipelines),
         ],
-        asset_checks=[build_health_check(one) for one in pipelines],
+        asset_checks=[build_health_check(pipeline) for pipeline in pipelines],
         jobs=[*jobs, retention],
         sensors=sensors,
         schedules=[*schedules, hourly],
@@ -110,7 +120,7 @@ def build_definitions(
 def defs() -> dg.Definitions:
     """Load the definitions of this installation, in a code server or a run's process."""
     definitions = build_definitions(Settings.from_env())
-    # The 200,000 objects of imported modules stay. Looking through them for garbage takes a tenth of a second,
-    # in which no thread of a run does anything.
+    # The 200,000 objects of imported modules are never garbage. A collection that visits them takes
+    # a tenth of a second, during which every thread of a run stands still.
     gc.freeze()
     return definitions

@@ -32,8 +32,8 @@
 Messages say what is wrong, where, and what to do next. They never contain a secret or a value of a
 row. Errors are built from plain strings, so they can be pickled between processes.
 
-Commands and statements that fix a problem are its *remedy*: data, from which texts are rendered, so that programs get
-the very commands that people read.
+Commands and statements that fix a problem are its *remedy*. They are kept as data, and messages are
+rendered from them, so that programs get the same commands that people read.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def commands_of(remedy: str | Sequence[str] | None) -> Commands:
 
 
 def and_run(text: str, remedy: str | Sequence[str] | None) -> str:
-    """Append `; run: <commands>` to a text, if there are any: the first ten, and how many more there are."""
+    """Append `; run: <commands>` to a text: the first ten commands, and the number of the others.
+
+    Without commands, return the text unchanged.
+    """
     commands = commands_of(remedy)
     if not commands:
         return text
@@ -102,7 +105,7 @@ class DeltaforgeError(Exception):
         kind: Label of the error class in metrics (`auth`, `connect`, `checkpoint`, ...).
         acknowledged: Set by a sink that acknowledges parts of a batch: everything up to this ordinal of the batch that
             failed was delivered.
-        remedy: The commands that fix it; empty if its text says what to do.
+        remedy: The commands that fix the problem; empty if the text says what to do.
     """
 
     kind = "other"
@@ -144,7 +147,10 @@ class SourceUnavailable(Retryable):
 
 
 class StartDelayed(SourceUnavailable):
-    """What a pipeline starts with takes time to be made on the server, which waits for others."""
+    """The server is still creating what the pipeline starts from, because it waits for others.
+
+    PostgreSQL creates a replication slot only once the transactions that are open have ended.
+    """
 
 
 class SinkUnavailable(Retryable):

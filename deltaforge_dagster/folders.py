@@ -11,7 +11,10 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """Return the folder for what this user's processes can make again: `$XDG_CACHE_HOME/deltaforge`, or below `~/.cache`."""
+    """Return this user's cache folder: `$XDG_CACHE_HOME/deltaforge`, or `~/.cache/deltaforge`.
+
+    Everything in it can be created again.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltaforge"
 
 
@@ -36,7 +39,7 @@ def sync_folder(path: Path) -> None:
 def unreadable_file(files: Mapping[str, str | None]) -> str | None:
     """Return which of the files that options name cannot be read, and why; None if all can.
 
-    The modules `ssl` and `redis` have only the reason, without a name.
+    Errors of the modules `ssl` and `redis` have only the reason, without the file's name.
 
     Args:
         files: Their paths by option; None for an option that is not set.

@@ -51,35 +51,36 @@ def find_kinds(
     blocks: list[type[BaseModel]] = []
     broken: dict[str, str] = {}
 
-    def add(entry: EntryPoint) -> None:
-        kind: Any = entry.load()
+    def add(entry_point: EntryPoint) -> None:
+        kind: Any = entry_point.load()
         if not isinstance(kind, base):
-            raise TypeError(f"{entry.value} is no {base.__name__}")
-        if kind.name != entry.name:
+            raise TypeError(f"{entry_point.value} is no {base.__name__}")
+        if kind.name != entry_point.name:
             raise ValueError(
-                f"{entry.value} is named {kind.name!r}, and its entry point {entry.name!r}"
+                f"{entry_point.value} is named {kind.name!r}, "
+                f"and its entry point {entry_point.name!r}"
             )
         loaded: Any = kind
         check(loaded)
         blocks.append(_block(kind, block))
-        types[entry.name] = loaded
+        types[entry_point.name] = loaded
 
     for name, value in built_in.items():
         add(EntryPoint(name, value, group))
     entries: dict[str, list[EntryPoint]] = defaultdict(list)
-    for entry in sorted(entry_points(group=group), key=lambda one: one.name):
-        entries[entry.name].append(entry)
-    for name, found in entries.items():
-        packages = " and ".join(sorted(map(_package, found)))
+    for entry_point in sorted(entry_points(group=group), key=lambda point: point.name):
+        entries[entry_point.name].append(entry_point)
+    for name, providers in entries.items():
+        packages = " and ".join(sorted(map(_package, providers)))
         if name in built_in:
-            what = group.rpartition(".")[2].removesuffix("s")
+            noun = group.rpartition(".")[2].removesuffix("s")
             text = "%s: %s type %s is not used, because one of ours has that name"
-            _LOG.warning(text, packages, what, name)
-        elif len(found) > 1:
+            _LOG.warning(text, packages, noun, name)
+        elif len(providers) > 1:
             broken[name] = f"{packages} both provide it (uninstall one)"
         else:
             try:
-                add(found[0])
+                add(providers[0])
             except Exception as error:  # noqa: BLE001 - importing the package's code may raise anything
                 broken[name] = f"{packages} cannot be loaded: {type(error).__name__}: {error}"
     return Kinds(types, tuple(blocks), broken)
@@ -98,5 +99,9 @@ def _block(kind: Any, base: type[BaseModel]) -> type[BaseModel]:
     )
 
 
-def _package(entry: EntryPoint) -> str:
-    return f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
+def _package(entry_point: EntryPoint) -> str:
+    return (
+        f"package {entry_point.dist.name} {entry_point.dist.version}"
+        if entry_point.dist
+        else "a package"
+    )

@@ -22,10 +22,11 @@ class Column:
         type_oid: PostgreSQL: OID of the type; None for other databases.
         nullable: Whether it may be null, as far as the source knows.
         ordinal_position: Its number in the table: 1, 2, 3 ...
-        number: Its number in the database's catalog, which it keeps under other names (PostgreSQL); None if it has none, or if
-            that is not known. Not a part of the version: it says which column this is.
-        fill: What rows have in it that were there when it was added, as JSON like in row images; `null` without a default;
-            None if that is not known. Not a part of the version either.
+        number: Its number in the database's catalog, which does not change when it is renamed
+            (PostgreSQL); None if it has none, or if the number is unknown. Identifies the column,
+            but is not part of the version.
+        fill: The value that existing rows got when the column was added, as JSON as in row images;
+            `null` without a default; None if it is unknown. Not a part of the version either.
         hidden: Whether a column rule replaces its values. Not a part of the version either.
     """
 
@@ -40,8 +41,9 @@ class Column:
 
 
 TableFate = Literal["dropped", "made", "kept"]
-"""What a statement does to a table: `dropped` takes it away, also by renaming it; `made` creates it, if there is none;
-`kept` gives its name to a table that is there already."""
+"""What a statement does to a table name: after `dropped` no table has it (the table was dropped or
+renamed); `made` creates a table, if there is none; `kept` gives the name to a table that already
+exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,10 @@ class LoggedTable:
     """A table whose changes are in the source's log.
 
     Attributes:
-        identity: What no other table ever has, also none of its name.
-        whole: Whether the log has had its changes since it was made.
-        empty: Whether it has never had a row, as far as can be told.
+        identity: An identifier that no other table ever has, not even a later one with the same
+            name.
+        whole: Whether the log has all of its changes since it was created.
+        empty: Whether it has never had a row, as far as is known.
     """
 
     identity: str
@@ -93,7 +96,7 @@ class TableSchema:
     def from_json(cls, text: str) -> Self:
         """Return the version that `to_json` wrote."""
         fields = json.loads(text)
-        columns = tuple(Column(**one) for one in fields["columns"])
+        columns = tuple(Column(**column) for column in fields["columns"])
         key = tuple(fields["primary_key"])
         return cls(
             fields["db"], fields["schema"], fields["table"], columns, key, fields.get("relation")
@@ -102,17 +105,18 @@ class TableSchema:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
-    """What statements have done to the columns of a table; for databases whose columns have no numbers.
+    """What statements have done to the columns of a table.
 
-    Names are equal whatever their case.
+    Needed for databases whose columns have no numbers. Names are compared without regard to case.
 
     Attributes:
         renamed: By name after the statements, the name before them.
         added: Columns that were added, under their names after the statements.
         dropped: Columns that were dropped, under their names before the statements.
-        fills: Of added columns, what rows have in them that were there; see `Column.fill`.
-        perhaps: Columns that were added unless there was one of the name.
-        certain: Whether the statements have been understood.
+        fills: The values that existing rows got in added columns, by name; see `Column.fill`.
+        perhaps: Columns that were added only if no column had the name (`ADD COLUMN IF NOT
+            EXISTS`).
+        certain: Whether all of the statements were understood.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -123,7 +127,7 @@ class ColumnChanges:
     certain: bool = True
 
     def then(self, later: ColumnChanges) -> ColumnChanges:
-        """Return what these changes and then later ones have done."""
+        """Return the combined effect of these changes, followed by later ones."""
         before = {new.lower(): old for new, old in self.renamed.items()}
         added = {name.lower() for name in self.added}
         dropped = {name.lower() for name in self.dropped}
@@ -136,15 +140,17 @@ class ColumnChanges:
         }
         moved = {new: old for new, old in later.renamed.items() if old.lower() in added}
         fills = {name.lower(): fill for name, fill in self.fills.items()}
+        # Names that no column has after these changes: dropped or renamed, and not taken
+        # again. A later `ADD COLUMN IF NOT EXISTS` with such a name does add the column.
         free = {*dropped, *(old.lower() for old in self.renamed.values())} - before.keys() - added
-        anew = {name for name in later.perhaps if name.lower() in free}
+        readded = {name for name in later.perhaps if name.lower() in free}
         return ColumnChanges(
             renamed={**kept, **renamed},
             added=frozenset(
                 {name for name in self.added if name.lower() not in taken_away}
                 | moved.keys()
                 | later.added
-                | anew
+                | readded
             ),
             dropped=self.dropped
             | {
@@ -161,7 +167,7 @@ class ColumnChanges:
                 **{new: fills[old.lower()] for new, old in moved.items() if old.lower() in fills},
                 **later.fills,
             },
-            perhaps=self.perhaps | later.perhaps - anew,
+            perhaps=self.perhaps | later.perhaps - readded,
             certain=self.certain and later.certain,
         )
 
@@ -243,5 +249,5 @@ def contained(before: Contained | None, after: Contained) -> Contained:
     """Combine the versions of earlier and later rows, ordered by the last occurrence of each."""
     older = [] if before is None else fingerprints(before)
     newer = fingerprints(after)
-    found = [*(one for one in older if one not in newer), *newer]
-    return found[0] if len(found) == 1 else found
+    combined = [*(version for version in older if version not in newer), *newer]
+    return combined[0] if len(combined) == 1 else combined

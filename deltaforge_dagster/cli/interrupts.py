@@ -15,5 +15,6 @@ def interrupt_once(*_: object) -> None:
         KeyboardInterrupt: Always.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a handler would be gone before Python is
+        # Not a handler in Python: the interpreter removes those before the process has ended.
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

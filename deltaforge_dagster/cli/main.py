@@ -108,25 +108,28 @@ _COMMANDS = {
         "Compile and cache the kernels; archive the classes of Spark, which starts faster then.",
     ),
 }
-"""For each command: the module below `deltaforge_dagster.cli` with its function or app, and its line in `--help`."""
+"""For each command, its module in `deltaforge_dagster.cli` with function or app, and its `--help`
+line."""
 
 
 def _commands() -> dict[str, tuple[str, str]]:
-    """Return the commands of this package and those of installed packages: module with function or app, help text.
+    """Return the commands of this package and of installed packages, in the form of `_COMMANDS`.
 
-    An entry point of the group `deltaforge.commands` names a dictionary of the same form. It is imported for each
-    command, `--help` included, so it belongs in a module that imports nothing. If a package is broken, only its own
-    commands are missing.
+    An entry point of the group `deltaforge.commands` names a dictionary of the same form, with full
+    module names. It is imported for each command, `--help` included, so it belongs in a module that
+    imports nothing. If a package is broken, only its own commands are missing.
     """
-    found = {name: (f"{__package__}.{target}", text) for name, (target, text) in _COMMANDS.items()}
+    commands = {
+        name: (f"{__package__}.{target}", text) for name, (target, text) in _COMMANDS.items()
+    }
     for added in entry_points(group="deltaforge.commands"):
         try:
-            found.update(added.load())
-        except Exception as error:  # noqa: BLE001 - whatever a package of others raises
+            commands.update(added.load())
+        except Exception as error:  # noqa: BLE001 - another package's code may raise anything
             package = added.dist.name if added.dist else added.value
             message = f"warning: the commands of package {package} are missing: {error!r}"
             typer.secho(message, fg=typer.colors.YELLOW, err=True)
-    return found
+    return commands
 
 
 COMMANDS = _commands()
@@ -180,21 +183,22 @@ def _hint(path: str) -> str:
 def _load(target: str) -> Any:
     """Import and return the command for the target of an entry in `COMMANDS`.
 
-    Nothing that is imported becomes garbage, but Python looks for it again and again among a growing
-    number of objects, which takes a fifth of the start of a run. So it looks at none of them.
+    Imported objects never become garbage, but Python's collector visits their growing number again
+    and again, which takes a fifth of a run's start. So it is disabled during the import, and the
+    objects are frozen afterwards.
     """
     module, _, name = target.partition(":")
     gc.disable()
     try:
-        found = getattr(importlib.import_module(module), name)
+        command = getattr(importlib.import_module(module), name)
     finally:
         gc.freeze()
         gc.enable()
-    if not isinstance(found, typer.Typer):
+    if not isinstance(command, typer.Typer):
         alone = typer.Typer(add_completion=False)
-        alone.command()(found)
-        found = alone
-    return typer.main.get_command(found)
+        alone.command()(command)
+        command = alone
+    return typer.main.get_command(command)
 
 
 def _deferred(target: str) -> type[TyperCommand]:

@@ -14,7 +14,7 @@ from deltaforge_dagster.resources.installed import installed_pipelines
 def _names(incomplete: str) -> list[str]:
     """Return the installation's pipelines whose names begin with `incomplete`, for shell completion."""
     try:
-        names = [one.name for one in installed_pipelines(Settings.from_env())]
+        names = [pipeline.name for pipeline in installed_pipelines(Settings.from_env())]
     except (DeltaforgeError, OSError):  # errors cannot be reported during completion
         return []
     return [name for name in names if name.startswith(incomplete)]

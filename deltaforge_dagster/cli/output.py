@@ -16,9 +16,9 @@ _UNFOLDED = 10_000
 """A line width at which no line is folded."""
 
 
-def say(text: str, found: Mapping[str, Any], *, as_json: bool) -> None:
+def say(text: str, fields: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the result of a command: a sentence, or one JSON object with `as_json`."""
-    typer.echo(json.dumps(found) if as_json else text)
+    typer.echo(json.dumps(fields) if as_json else text)
 
 
 def answers() -> Console:

@@ -25,14 +25,14 @@ def select_pipeline(settings: Settings, pipeline: str) -> tuple[Settings, Loaded
         settings = replace(settings, pipelines=Path(pipeline).absolute())
         (only,) = load_pipelines(settings.pipelines, strict=settings.strict)
     else:
-        found = {one.name: one for one in installed_pipelines(settings)}
-        if pipeline not in found:
-            names = ", ".join(sorted(found)) or "none"
-            what = f"no file {pipeline}, and no" if is_file else "no"
+        pipelines = {candidate.name: candidate for candidate in installed_pipelines(settings)}
+        if pipeline not in pipelines:
+            names = ", ".join(sorted(pipelines)) or "none"
+            prefix = f"no file {pipeline}, and no" if is_file else "no"
             raise NotAllowed(
-                f"{what} pipeline {pipeline!r} in {settings.pipelines} (there is: {names})"
+                f"{prefix} pipeline {pipeline!r} in {settings.pipelines} (there is: {names})"
             )
-        only = found[pipeline]
+        only = pipelines[pipeline]
     if isinstance(only, BrokenPipeline):
         raise only.error
     return settings, only

@@ -57,6 +57,6 @@ def known_pipeline(store: StateStore, name: str) -> PipelineRow:
     """
     row = store.pipelines.get(name)
     if row is None:
-        names = ", ".join(one.name for one in store.pipelines.read()) or "none"
+        names = ", ".join(pipeline.name for pipeline in store.pipelines.read()) or "none"
         raise NotAllowed(f"no pipeline {name!r} in the state store (there is: {names})")
     return row

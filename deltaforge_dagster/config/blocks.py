@@ -117,7 +117,8 @@ class Block(BaseModel):
     The docstring below a field is its description for users, in Markdown: the JSON Schema (`schema`) and
     the reference of all fields (`reference`) are generated from it.
 
-    A validator is made when it is first needed (`defer_build`): most models are only parts of another one's.
+    Pydantic builds a model's validator when it is first needed (`defer_build`), because most models
+    are only validated as parts of other models.
     """
 
     model_config = ConfigDict(

@@ -14,9 +14,10 @@ class Globs:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         parts = [
-            ".*".join(re.escape(one) for one in _WILDCARDS.split(pattern)) for pattern in patterns
+            ".*".join(re.escape(literal) for literal in _WILDCARDS.split(pattern))
+            for pattern in patterns
         ]
-        whole = "|".join(f"(?:{one})" for one in parts)
+        whole = "|".join(f"(?:{part})" for part in parts)
         self._pattern = re.compile(whole, re.DOTALL) if parts else None
 
     def __bool__(self) -> bool:
@@ -33,18 +34,20 @@ def table_parts(pattern: str) -> tuple[str, str]:
     return (database, table) if dot else ("*", pattern)
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(left: str, right: str) -> bool:
     """Return whether some name matches both patterns."""
 
+    # Each `*` tries two ways, so without the cache the time would grow exponentially with their
+    # number.
     @functools.cache
-    def from_here(at: int, there: int) -> bool:
-        if at == len(first) or there == len(second):
-            return first[at:].strip("*") == second[there:].strip("*") == ""
-        if first[at] == "*" and (from_here(at + 1, there) or from_here(at, there + 1)):
+    def from_here(i: int, j: int) -> bool:
+        if i == len(first) or j == len(second):
+            return first[i:].strip("*") == second[j:].strip("*") == ""
+        if first[i] == "*" and (from_here(i + 1, j) or from_here(i, j + 1)):
             return True
-        if second[there] == "*" and (from_here(at, there + 1) or from_here(at + 1, there)):
+        if second[j] == "*" and (from_here(i, j + 1) or from_here(i + 1, j)):
             return True
-        return first[at] == second[there] and from_here(at + 1, there + 1)
+        return first[i] == second[j] and from_here(i + 1, j + 1)
 
-    first, second = (_WILDCARDS.sub("*", pattern) for pattern in (one, other))
+    first, second = (_WILDCARDS.sub("*", pattern) for pattern in (left, right))
     return from_here(0, 0)

@@ -80,7 +80,7 @@ def setup_logs(environment: Mapping[str, str] = os.environ) -> None:
     handler = _Handler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     for ours in map(logging.getLogger, _PACKAGES):
-        for before in [one for one in ours.handlers if isinstance(one, _Handler)]:
+        for before in [attached for attached in ours.handlers if isinstance(attached, _Handler)]:
             ours.removeHandler(before)
         ours.addHandler(handler)
     for name, number in levels.items():

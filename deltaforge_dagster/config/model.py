@@ -1,11 +1,12 @@
 """The models of the pipeline file: every field that this version reads, with its default.
 
-The forms of the source and of a sink come from the registries of kinds, so this module and those that use it are above
-`sources` and `sinks`; the rest of `config` is below. The models are frozen and mirror the file: `PipelineSpec` is the document, and
-`PipelineSpec.spec.source.config.slot` is `spec.source.config.slot`. Each model checks what its own block can
-check; `load` checks what spans blocks, derives missing ids, and turns unknown fields into warnings. Fields
-that DeltaForge does not have are under `spec.engine`. Numbers named `seconds` or `secs` are seconds, `ms`
-milliseconds, `bytes` bytes.
+The forms of the source and of a sink come from the registries of kinds. So this module imports
+`sources` and `sinks`, which in turn import the rest of `config`. The models are frozen and mirror
+the file: `PipelineSpec` is the document, and `PipelineSpec.spec.source.config.slot` is
+`spec.source.config.slot`. Each model checks what its own block can check; `load` checks what spans
+blocks, derives missing ids, and turns unknown fields into warnings. Fields that DeltaForge does not
+have are under `spec.engine`. Numbers named `seconds` or `secs` are seconds, `ms` milliseconds,
+`bytes` bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from deltaforge_dagster.sources.registry import (
     source_types,
 )
 
-if TYPE_CHECKING:  # which kinds there are is known only at run time
+if TYPE_CHECKING:  # the kinds, which installed packages extend, are known only at run time
     Source = SourceBlock
     Sink = SinkBlock
 else:
@@ -178,7 +179,7 @@ class Spec(Block):
         if seed.type == "chaser" and kind.position_at(0) is None:
             raise ValueError(f"engine.checkpoint.seed: {no_chaser()}")
         if seed.position is not None:
-            with contextlib.suppress(CorruptLog):  # `file.rules` reports what is no position
+            with contextlib.suppress(CorruptLog):  # `file.rules` reports an invalid position
                 if identify_position(json.dumps(dict(seed.position)))[0] is not kind:
                     raise ValueError(
                         "engine.checkpoint.seed.position: is the position of another kind of source"

@@ -1,8 +1,9 @@
-"""What only one pipeline may use: each kind of source and sink says which such things a `config` block names.
+"""Resources that only one pipeline may use, such as a replication slot or a target table.
 
-Two pipelines with one replication slot lose each other's changes, and two with one table overwrite each other's rows. Such a
-thing is identified by the server that has it and by its name, without user and password, so that it is known from
-files alone (`pipeline.control.owners` compares them).
+Two pipelines with one replication slot lose each other's changes, and two with one table overwrite
+each other's rows. Each kind of source and sink lists the resources that a `config` block names. A
+resource is identified by its server and its name, without user and password, so that it can be
+derived from files alone (`pipeline.control.owners` compares them).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class OwnedResource:
     """Something outside the installation that belongs to one pipeline.
 
     Attributes:
-        what: What it is, for people: `replication slot`.
-        place: What has it: a server, a database, a folder.
-        name: Its name there; with wildcards for all that have such a name.
-        field: The path in the pipeline file of what names it.
+        what: The kind of resource in messages: `replication slot`.
+        place: Where it is: a server, a database, a folder.
+        name: Its name in that place; wildcards stand for all resources with matching names.
+        field: The path, in the pipeline file, of the field that names it.
     """
 
     what: str
@@ -34,21 +35,26 @@ class OwnedResource:
 
     @classmethod
     def from_fields(cls, fields: Sequence[str]) -> Self:
-        """Return what `to_fields` has described."""
-        what, name, field, *place = fields
-        return cls(what, tuple(place), name, field)
+        """Return the resource that `to_fields` has described."""
+        what, name, field, *location = fields
+        return cls(what, tuple(location), name, field)
 
     @classmethod
-    def of_pipeline(cls, names: Mapping[str, str], place: str) -> list[Self]:
-        """Return what a server has under the pipeline's name, such as positions: names by what each is."""
-        return [cls(what, (place,), name, "metadata.name") for what, name in names.items()]
+    def of_pipeline(cls, names: Mapping[str, str], server: str) -> list[Self]:
+        """Return the resources that a server keeps under the pipeline's name, such as positions.
+
+        Args:
+            names: Their names by kind of resource.
+            server: The server, as a place.
+        """
+        return [cls(what, (server,), name, "metadata.name") for what, name in names.items()]
 
     def to_fields(self) -> list[str]:
-        """Return texts for JSON."""
+        """Return the resource as texts, for JSON."""
         return [self.what, self.name, self.field, *self.place]
 
     def is_same(self, other: OwnedResource) -> bool:
-        """Return whether both are, or include, one and the same."""
+        """Return whether both are the same resource, or have a resource in common."""
         same = (self.what, self.place) == (other.what, other.place)
         return same and (self.name == other.name or overlap(self.name, other.name))
 
@@ -59,7 +65,8 @@ class CapturedTables:
 
     Attributes:
         place: The database that has them, see `OwnedResource`.
-        patterns: The variables of templates that each pattern determines, with its wildcards.
+        patterns: For each table pattern, the template variables that it determines, with its
+            wildcards.
     """
 
     place: tuple[str, ...]
@@ -72,12 +79,12 @@ class CapturedTables:
 
 
 def _name(variables: Mapping[str, str]) -> str:
-    """Return the full name of tables; a pattern that names only the table means those of any database."""
+    """Return a table pattern as text; without a database, it means tables of any database."""
     parts = list(variables.values())
     return ".".join(parts if len(parts) > 1 else ["*", *parts])
 
 
 def server_place(host: str | None, port: int | str | None) -> str:
-    """Return `host:port` of a server as a place; all names of this machine are one."""
+    """Return `host:port` of a server as a place; all names of this machine become `localhost`."""
     name = (host or "").strip("[]").lower()
     return f"{'localhost' if name in _LOOPBACK else name}:{port}"

@@ -23,7 +23,7 @@ def checked_dsn(dsn: SecretStr) -> SecretStr:
     """Return the connection string of a field in the form that libpq accepts; a validator.
 
     Raises:
-        ValueError: It is none. The message does not quote it.
+        ValueError: It is not a connection string. The message does not quote it.
     """
     text = resolved(dsn.get_secret_value())
     try:
@@ -63,16 +63,16 @@ def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def postgres_place(dsn: SecretStr) -> tuple[str, str]:
-    """Return the server, as a place (`config.owned`), and the name of the database of a checked connection string."""
+    """Return the server, as a place (`config.owned`), and the database of a connection string."""
     from psycopg import conninfo  # noqa: PLC0415 - the client library
 
-    given = conninfo.conninfo_to_dict(dsn.get_secret_value())
+    parameters = conninfo.conninfo_to_dict(dsn.get_secret_value())
     default = DSN_DEFAULTS
-    names = str(given.get("host") or given.get("hostaddr") or default["host"]).split(",")
-    ports = str(given.get("port") or default["port"]).split(",")
+    names = str(parameters.get("host") or parameters.get("hostaddr") or default["host"]).split(",")
+    ports = str(parameters.get("port") or default["port"]).split(",")
     ports *= len(names) if len(ports) == 1 else 1
-    servers = sorted(server_place(*one) for one in zip(names, ports, strict=False))
-    database = given.get("dbname") or default["dbname"]
+    servers = sorted(server_place(*address) for address in zip(names, ports, strict=False))
+    database = parameters.get("dbname") or default["dbname"]
     return ",".join(servers), str(database)
 
 
@@ -85,7 +85,7 @@ _WRONG = (
 def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
     from psycopg import conninfo, pq  # noqa: PLC0415 - the client library
 
-    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    keywords = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     kept = dict(DSN_DEFAULTS)
     ignored: list[str] = []
     at = 0
@@ -95,7 +95,7 @@ def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
         if pair is None:
             raise SpecError(_WRONG)
         key = "dbname" if pair[1] == "database" else pair[1]
-        if key in known:
+        if key in keywords:
             value = pair[2][1:-1] if pair[2].startswith("'") else pair[2]
             kept[key] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
         else:

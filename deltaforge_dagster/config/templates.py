@@ -88,12 +88,15 @@ class Template:
         return tuple(part for part in self.parts if isinstance(part, Variable))
 
 
-def filled(text: str, known: Mapping[str, str]) -> str:
-    """Return a template with the variables that are known, by their dotted paths; others stay as they are."""
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a template's text with the variables in `values`, which maps dotted paths, replaced.
+
+    Other variables stay as they are.
+    """
     parts = []
     for part in compile_template(text).parts:
         path = ".".join(part.path) if isinstance(part, Variable) else None
-        parts.append(str(part) if path is None else known.get(path, f"${{{path}}}"))
+        parts.append(str(part) if path is None else values.get(path, f"${{{path}}}"))
     return "".join(parts)
 
 

@@ -1,7 +1,7 @@
-"""Dagster's daemon, as `deltaforge dev` runs it: it starts the process that runs are forked from when it begins.
+"""Dagster's daemon, as `deltaforge dev` runs it: it starts the fork server of runs at once.
 
-The first run then need not wait for it. A `__main__` module, because `multiprocessing` imports any other main module
-again in each process that it starts.
+So the first run does not have to wait for the fork server. This is a `__main__` module, because
+`multiprocessing` imports any other main module again in each process that it starts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Starts runs by forking a process that has imported what they need; configured in `dagster.yaml`.
+"""Start runs by forking a process that has imported what they need; configured in `dagster.yaml`.
 
-Dagster's own launcher has the code server start a new Python for each run, which takes two seconds of processor time
-until the run holds its lease: most of what a change waits for when no run is there. Here the process that launches, which
-is Dagster's daemon, starts one *fork server* (`multiprocessing`'s own): with its first run, or when it begins (`begin`).
-It imports `run_process` and loads `run_kernels`, and each run is a fork of it, so runs also share the memory of what
-was imported.
+Dagster's own launcher has the code server start a new Python for each run. That takes two seconds
+of processor time until the run holds its lease, which is most of a change's latency while no run is
+live. Here the launching process, Dagster's daemon, starts one *fork server* (that of
+`multiprocessing`), either with its first run or at its own start (`begin`). The fork server imports
+`run_process` and `run_kernels`. Each run is a fork of it, so runs also share the memory of
+everything that was imported.
 
 ::
 
@@ -45,20 +46,22 @@ _IMPORTED = [
 """What the fork server imports before it forks."""
 
 _LOOK_SECONDS = 1.0
+"""How often the launcher checks whether a run's process has ended, once the fork server is gone."""
 _END_SECONDS = 10.0
-"""How often it is looked whether a run's process has ended, once there is nobody who tells."""
+"""How long the launcher retries to start a run's process after the fork server was killed."""
 
 PROCESS_TAG = "deltaforge/process"
-"""Of a run that was forked: number and start time of its process."""
+"""Tag of a forked run: the pid and the start time of its process."""
 
 
 class ForkedRunLauncher(DefaultRunLauncher):
-    """Forks the processes of our runs; runs of other people's definitions are started by their code server.
+    """Forks the processes of our runs; the code server starts runs of other people's definitions.
 
-    Ours are those of pipelines' jobs, and all others of our definitions, such as a *Materialize* and the retention.
-    The run's process has the environment of the process that launches it, which must be on the machine of the code
-    server, with the same Python. It ends with the process that launches it: if that ends in order, it asks the run to end
-    and waits for it; if it is killed, the run goes on.
+    Our runs are those of pipelines' jobs, and all others of our definitions, such as a
+    *Materialize* and the retention. A run's process has the environment of the launching process,
+    which must be on the machine of the code server, with the same Python. When the launching
+    process exits normally, it asks the run to end and waits for it; if it is killed, the run
+    continues.
     """
 
     def launch_run(self, context: LaunchRunContext) -> None:
@@ -101,10 +104,11 @@ class ForkedRunLauncher(DefaultRunLauncher):
         return True
 
     def _await_end(self, process: ForkServerProcess, run_id: str) -> None:
-        """Report a run as failed whose process has ended and did not say how."""
+        """Report a run as failed if its process has ended without reporting an outcome."""
         process.join()
         run = self._instance.get_run_by_id(run_id)
-        # The end of the fork server, which says how its forks end, looks like that of all its forks.
+        # The fork server reports the end of its forks, so its own end looks like the end of all of
+        # them.
         while run is not None and not run.is_finished and _is_alive(run):
             time.sleep(_LOOK_SECONDS)
             run = self._instance.get_run_by_id(run_id)
@@ -124,9 +128,9 @@ def begin() -> None:
 def _start(process: ForkServerProcess) -> None:
     """Start a run's process.
 
-    A fork server that was killed a moment ago refuses connections, or accepts one and answers nothing, but is taken for
-    alive until its parent can collect its end. So it is tried again. Should it have forked a process all the same, a run
-    has one lease.
+    A fork server that was just killed refuses connections, or accepts one and never answers, but
+    counts as running until its parent can reap it, so starting is retried. If the first attempt
+    forked a process after all, the run's lease still lets only one of the two work.
     """
     deadline = time.monotonic() + _END_SECONDS
     while True:
@@ -143,7 +147,8 @@ def _start(process: ForkServerProcess) -> None:
 
 def _is_ours(run: dg.DagsterRun, origin: JobPythonOrigin) -> bool:
     """Return whether a run is one of a pipeline's jobs, or of our definitions."""
-    # Every process of Dagster has this module; only the daemon launches.
+    # Imported here: every process of Dagster imports this module, but only the daemon launches
+    # runs.
     from deltaforge_dagster.assets.names import PIPELINE_TAG  # noqa: PLC0415
 
     pointer = origin.repository_origin.code_pointer
@@ -158,7 +163,7 @@ def _execute(arguments: str) -> None:
 
 
 def _process_of(run: dg.DagsterRun) -> tuple[int, str]:
-    """Return number and start time of the process that was forked for a run."""
+    """Return the pid and the start time of the process that was forked for a run."""
     pid, _, started = run.tags[PROCESS_TAG].partition(" ")
     return int(pid), started
 
@@ -170,7 +175,10 @@ def _is_alive(run: dg.DagsterRun) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process, which tells it from a later one with its number; "" if it has ended."""
+    """Return the start time of a process; an empty string if it has ended.
+
+    The start time tells a process from a later one with the same pid.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

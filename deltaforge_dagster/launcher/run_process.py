@@ -1,4 +1,7 @@
-"""What the process of a run executes, and what the process that it is forked from has imported (`run_launcher`)."""
+"""What a run's process executes, and what the fork server imports before it forks that process.
+
+See `run_launcher`.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 from deltaforge_dagster.processes.forked import share
 
 _MODULES = (
-    "dagster._core.storage.sqlite_storage",  # of an instance on one machine
+    "dagster._core.storage.sqlite_storage",  # used by an instance on one machine
     "deltaforge_dagster.definitions",
     "deltaforge_dagster.assets.execution",
     "deltaforge_dagster.pipeline.run.leased_work",
     "deltaforge_dagster.resources.spark",
 )
-"""What runs import when they need it."""
+"""Modules that a run would otherwise import when it first needs them."""
 
 
 def execute(arguments: str) -> None:
     """Execute a run of Dagster as `dagster api execute_run` does.
 
     Args:
-        arguments: Which one, as that command takes it.
+        arguments: The serialized `ExecuteRunArgs`, as that command takes them.
     """
     execute_run_command.main([arguments], standalone_mode=False)
 

@@ -33,13 +33,13 @@ _LONGEST_FOLDER = LONGEST_SOCKET - len("/pymp-12345678/listener-12345678")
 
 @dataclass(frozen=True, slots=True)
 class ForkedModule:
-    """What `python -m` would run: a module, and its arguments."""
+    """A module and its arguments, as for `python -m`."""
 
     module: str
     arguments: Sequence[str]
 
     def execute(self) -> None:
-        """Run it in this process."""
+        """Run the module in this process."""
         sys.argv = [self.module, *self.arguments]
         runpy.run_module(self.module, run_name="__main__", alter_sys=True)
 
@@ -65,19 +65,20 @@ class Fork:
 
 
 def share(modules: Iterable[str]) -> None:
-    """Import what forks need, so that they share it."""
+    """Import the modules that forks need, so that the forks share their memory."""
     for module in modules:
         importlib.import_module(module)
     gc.collect()
-    # Where their objects are looked through for garbage, each process gets a copy of them.
+    # A garbage collection writes to the objects that it visits, so each fork would get its own
+    # copies of their memory pages. Frozen objects are not visited.
     gc.freeze()
 
 
 def start_fork_server(modules: Sequence[str]) -> None:
     """Start the fork server of `multiprocessing`, a new Python that imports `modules` first.
 
-    What this process starts through `multiprocessing.get_context("forkserver")` is a fork of it and shares what it has
-    imported. Does nothing if the fork server is running.
+    Processes that this process starts through `multiprocessing.get_context("forkserver")` are forks
+    of the fork server and share what it has imported. Does nothing if the fork server is running.
     """
     _keep_socket_short()
     forkserver.set_forkserver_preload(list(modules))
@@ -85,14 +86,15 @@ def start_fork_server(modules: Sequence[str]) -> None:
 
 
 def _keep_socket_short() -> None:
-    """Have the fork server's socket made in `/tmp` if the path of the temporary folder is too long for a socket's address."""
+    """Put the fork server's socket into `/tmp` if the temporary folder's path is too long."""
     if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
         return
-    given, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - a folder of our own is made in it
+    # `util.get_temp_dir` makes a folder of its own in `/tmp`.
+    configured, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108
     try:
         util.get_temp_dir()  # made once, and used from then on
     finally:
-        tempfile.tempdir = given
+        tempfile.tempdir = configured
 
 
 def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
@@ -117,7 +119,7 @@ def _let_go_of_files() -> None:
     might later close another file that has their number.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    for number in [int(one.name) for one in Path("/dev/fd").iterdir()]:
+    for number in [int(descriptor.name) for descriptor in Path("/dev/fd").iterdir()]:
         if number > 2:
             os.dup2(null, number)
     os.dup2(null, 0)

@@ -26,16 +26,16 @@ def find_java() -> Path:
     Raises:
         SettingsError: None was found; the message lists the unsuitable ones.
     """
-    found = []
+    unsuitable = []
     for origin, home in _candidates():
         version = _version(home)
         if version is not None and OLDEST <= version <= NEWEST:
             return home
-        what = "does not run" if version is None else f"is Java {version}"
-        found.append(f"{origin} ({home}) {what}")
+        problem = "does not run" if version is None else f"is Java {version}"
+        unsuitable.append(f"{origin} ({home}) {problem}")
     raise SettingsError(
         f"Spark and Kafka need Java {OLDEST} to {NEWEST}: install one and set JAVA_HOME, or run "
-        f"`pip install 'deltaforge-dagster[lab]'`; {'; '.join(found) or 'none was found'}"
+        f"`pip install 'deltaforge-dagster[lab]'`; {'; '.join(unsuitable) or 'none was found'}"
     )
 
 

@@ -39,7 +39,8 @@ _TEMPORARY = (408, 429)
 """Status codes of rejected requests that are repeated."""
 
 Progress = Callable[[int, int], None]
-"""Called during a download with the bytes that are here and those that the file has; 0 if that is unknown."""
+"""Called during a download with the number of bytes received and the file's size; 0 if that is
+unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Artifact:
         return f"{name}-{version}.jar"
 
     def is_at(self, file: Path) -> bool:
-        """Return whether `file` exists and is this artifact, which its checksum tells."""
+        """Return whether `file` exists and has this artifact's checksum."""
         try:
             with file.open("rb") as stream:
                 return hashlib.file_digest(stream, "sha256").hexdigest() == self.sha256
@@ -88,7 +89,7 @@ def download(
         artifact: What to download.
         file: Where to write it.
         repository: URL of a Maven repository.
-        progress: Is told how much is here.
+        progress: Called with the number of bytes received so far.
 
     Raises:
         SettingsError: The repository cannot be reached, the folder cannot be written, or the file is not the one
@@ -104,19 +105,20 @@ def download(
         _finish(stream, file)
 
 
-def copy(artifact: Artifact, given: Path, file: Path) -> None:
-    """Write `artifact` to `file`, whose folder exists, from the file `given`, which somebody has downloaded.
+def copy(artifact: Artifact, downloaded: Path, file: Path) -> None:
+    """Write `artifact` to `file`, whose folder exists, from a file that was downloaded elsewhere.
 
     Raises:
         SettingsError: The file is missing or not the one that was pinned, or the folder cannot be written.
     """
-    if not artifact.is_at(given):
-        what = "is not the file that was pinned" if given.exists() else "does not exist"
+    if not artifact.is_at(downloaded):
+        problem = "is not the file that was pinned" if downloaded.exists() else "does not exist"
         raise SettingsError(
-            f"{given} {what}: download {CENTRAL}/{artifact.path}, whose SHA-256 is {artifact.sha256}"
+            f"{downloaded} {problem}: download {CENTRAL}/{artifact.path}, "
+            f"whose SHA-256 is {artifact.sha256}"
         )
     part = file.with_name(f"{file.name}.part")
-    with _written(artifact, file), part.open("ab") as stream, given.open("rb") as source:
+    with _written(artifact, file), part.open("ab") as stream, downloaded.open("rb") as source:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.truncate(0)
         shutil.copyfileobj(source, stream)
@@ -125,6 +127,7 @@ def copy(artifact: Artifact, given: Path, file: Path) -> None:
 
 def _finish(stream: BinaryIO, file: Path) -> None:
     """Give a complete file its name, durably."""
+    # First the content, then the name: after a crash, a file with this name has its content.
     stream.flush()
     os.fsync(stream.fileno())
     Path(stream.name).rename(file)
@@ -145,7 +148,7 @@ def _written(artifact: Artifact, file: Path) -> Iterator[None]:
 def _receive(
     artifact: Artifact, url: str, file: Path, stream: BinaryIO, progress: Progress
 ) -> None:
-    """Append to `stream`, the open `file`, what it lacks of the file at `url`, until the checksum is right."""
+    """Append the missing rest of the file at `url` to `stream`, the open `file`, and verify it."""
     problem: Exception | None = None
     for attempt in range(_ATTEMPTS):
         if attempt:

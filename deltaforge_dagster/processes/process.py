@@ -77,8 +77,8 @@ class Account:
             return None
         for name in ("postgres", "nobody"):
             with contextlib.suppress(KeyError):
-                entry = pwd.getpwnam(name)
-                return cls(entry.pw_uid, entry.pw_gid)
+                user = pwd.getpwnam(name)
+                return cls(user.pw_uid, user.pw_gid)
         return cls(65534, 65534)
 
     def command(self, words: Sequence[str]) -> list[str]:
@@ -166,8 +166,8 @@ def _bound(port: int) -> int:
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
-        found: int = probe.getsockname()[1]
-        return found
+        bound_port: int = probe.getsockname()[1]
+        return bound_port
 
 
 class ServerProcess:
@@ -257,9 +257,9 @@ class ServerProcess:
         deadline = time.monotonic() + seconds
         while not ready():
             if not self.running or time.monotonic() > deadline:
-                what = "is not ready in time" if self.running else "ended at once"
+                problem = "is not ready in time" if self.running else "ended at once"
                 self.stop(self._quick_signal, 5)
-                raise SettingsError(f"{self.name} {what}: {self.log_tail()}")
+                raise SettingsError(f"{self.name} {problem}: {self.log_tail()}")
             time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:
@@ -304,9 +304,10 @@ class ServerProcess:
         return True
 
     def limit_log(self, most: int) -> None:
-        """Move what the log has to `server.log.1`, in place of what is there, if it has more than `most` bytes.
+        """Move the log to `server.log.1`, replacing that file, if it has more than `most` bytes.
 
-        The program goes on writing to the same file, at its end. A line that it writes just then may be missing.
+        The program goes on appending to the same file. A line that it writes at that moment may be
+        lost.
         """
         if self._log.stat().st_size > most:
             shutil.copyfile(self._log, self._log.with_name(f"{self._log.name}.1"))

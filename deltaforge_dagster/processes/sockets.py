@@ -1,4 +1,4 @@
-"""Unix domain sockets in the file system, of which a process that is killed leaves the files behind."""
+"""Remove the files of Unix domain sockets that killed processes have left behind."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import time
 from pathlib import Path
 
 _NAME = re.compile(r"\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.sock")
-"""As Spark names its sockets in a folder."""
+"""Matches the names that Spark gives to its sockets in a folder."""
 
 _BOUND = Path("/proc/net/unix")
-"""Linux lists all sockets there (proc(5)). Asking each by a connection would use up one that waits for a single client."""
+"""Linux's list of all bound sockets (proc(5)).
+
+Connecting to each socket instead would use up one that waits for a single client.
+"""
 
 _YOUNG_SECONDS = 60.0
-"""A file is there a moment before its socket is listed."""
+"""Younger files are kept, because a socket's file appears a moment before the socket is listed."""
 
 
 def remove_abandoned_sockets(folder: Path) -> None:

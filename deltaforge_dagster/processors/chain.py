@@ -88,11 +88,11 @@ class ChainSpec:
     def stages(self) -> list[Stage]:
         """The stages of the chain: each `sql` processor begins a new one."""
         stages: list[Stage] = [Stage(None, [])]
-        for one in self.processors:
-            if isinstance(one, config.SqlProcessor):
-                stages.append(Stage(one, [one]))
+        for processor in self.processors:
+            if isinstance(processor, config.SqlProcessor):
+                stages.append(Stage(processor, [processor]))
             else:
-                stages[-1] = Stage(stages[-1].sql, [*stages[-1].processors, one])
+                stages[-1] = Stage(stages[-1].sql, [*stages[-1].processors, processor])
         return stages
 
     def sql_behind(self, stage: int) -> config.SqlProcessor | None:
@@ -102,9 +102,9 @@ class ChainSpec:
 
     def problems(self) -> Iterator[tuple[int, str]]:
         """Yield the index of each processor that cannot be created, and the reason."""
-        for number, one in enumerate(self.processors):
+        for number, processor in enumerate(self.processors):
             try:
-                _made(one, self).close()
+                _made(processor, self).close()
             except (SpecError, ProcessorFailed) as error:
                 yield number, str(error)
 
@@ -130,10 +130,10 @@ class Chain:
         self._stack = ExitStack()
         self._processors: list[tuple[str, Processor]] = []
         try:
-            for one in spec.stages[stage].processors:
-                made = _made(one, spec)
-                self._stack.callback(made.close)
-                self._processors.append((one.id, made))
+            for block in spec.stages[stage].processors:
+                processor = _made(block, spec)
+                self._stack.callback(processor.close)
+                self._processors.append((block.id, processor))
         except BaseException:
             self._stack.close()
             raise
@@ -154,7 +154,7 @@ class Chain:
         self._stack.close()
 
     def run(self, segment: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the stage's output for one segment, whose rows are given from first to last.
+        """Yield the stage's output for one segment, given its rows from first to last.
 
         Raises:
             ProcessorFailed: A processor failed.
@@ -162,28 +162,28 @@ class Chain:
         ordinal = 0
         for rows in _ended(self._called(segment)):
             numbers = pa.array(np.arange(ordinal, ordinal + rows.num_rows))
-            place = rows.schema.get_field_index("ordinal")
+            index = rows.schema.get_field_index("ordinal")
             ordinal += rows.num_rows
-            yield rows.set_column(place, rows.schema.field(place), numbers)
+            yield rows.set_column(index, rows.schema.field(index), numbers)
 
     def _called(self, segment: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in segment:
             for rows in _cut(batch, self._spec.max_rows, self._spec.max_bytes):
-                made = rows
+                current = rows
                 for name, processor in self._processors:
                     counts = self.counts.setdefault(name, Counter(events_in=0, events_out=0))
-                    if not made.num_rows:
+                    if not current.num_rows:
                         continue
-                    counts["events_in"] += made.num_rows
+                    counts["events_in"] += current.num_rows
                     began = time.perf_counter_ns()
-                    found = processor.process(made)
+                    returned = processor.process(current)
                     counts["busy_us"] += (time.perf_counter_ns() - began) // 1000
                     counts["calls"] += 1
-                    made = identified(name, made, found)
-                    counts["events_out"] += made.num_rows
+                    current = identified(name, current, returned)
+                    counts["events_out"] += current.num_rows
                     counts.update(_drained(processor.counts))
-                if made.num_rows:
-                    yield made
+                if current.num_rows:
+                    yield current
 
 
 def _drained(counts: Counter[str]) -> Counter[str]:
@@ -208,14 +208,16 @@ def _with_ends(batch: pa.RecordBatch, following: str | None) -> pa.RecordBatch:
     column = batch.column("tx_id")
     assert isinstance(column, pa.DictionaryArray)
     names: list[Any] = column.dictionary.to_pylist()
+    # -1 stands for no transaction, so -2 differs from every code: the batch's last row ends its
+    # transaction.
     behind = names.index(following) if following in names else -2
     codes = np.append(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), behind)
     last = codes[1:] != codes[:-1]
     # Rows outside transactions, which are rows of snapshots, keep their value.
     own = batch.column("tx_end").to_numpy(zero_copy_only=False)
     ends = pa.array(np.where(codes[:-1] >= 0, last, own))
-    place = batch.schema.get_field_index("tx_end")
-    return batch.set_column(place, batch.schema.field(place), ends)
+    index = batch.schema.get_field_index("tx_end")
+    return batch.set_column(index, batch.schema.field(index), ends)
 
 
 def _cut(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -232,28 +234,28 @@ def _cut(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> Iterator[pa.Re
         start = stop
 
 
-def _made(one: config.Processor, spec: ChainSpec) -> Processor:
-    if isinstance(one, config.CustomProcessor):
-        return custom(one)
-    return _KINDS[one.type](one, spec)
+def _made(block: config.Processor, spec: ChainSpec) -> Processor:
+    if isinstance(block, config.CustomProcessor):
+        return custom(block)
+    return _KINDS[block.type](block, spec)
 
 
-def _javascript(one: config.JavascriptProcessor, spec: ChainSpec) -> Processor:
-    limits = CallLimits(one.limits.cpu_ms, one.limits.mem_mb, one.limits.timeout_ms)
-    return JavaScript(one.id, one.inline, limits, spec.origin)
+def _javascript(block: config.JavascriptProcessor, spec: ChainSpec) -> Processor:
+    limits = CallLimits(block.limits.cpu_ms, block.limits.mem_mb, block.limits.timeout_ms)
+    return JavaScript(block.id, block.inline, limits, spec.origin)
 
 
 _KINDS: Mapping[str, Callable[[Any, ChainSpec], Processor]] = {
     "javascript": _javascript,
-    "flatten": lambda one, _: Flatten(one),
-    "outbox": lambda one, _: Outbox(one),
-    "filter": lambda one, _: Filter(one),
-    "sql": lambda one, _: Sql(one),
-    "python": lambda one, spec: Python(one, spec.code.get(one.id)),
+    "flatten": lambda block, _: Flatten(block),
+    "outbox": lambda block, _: Outbox(block),
+    "filter": lambda block, _: Filter(block),
+    "sql": lambda block, _: Sql(block),
+    "python": lambda block, spec: Python(block, spec.code.get(block.id)),
 }
 
 
-def identified(name: str, given: pa.RecordBatch, made: pa.RecordBatch) -> pa.RecordBatch:
+def identified(name: str, received: pa.RecordBatch, returned: pa.RecordBatch) -> pa.RecordBatch:
     """Return a processor's output with unique ids and marks.
 
     Consumers distinguish events by their ids, and synthetic events from those of the source by their mark:
@@ -268,35 +270,39 @@ def identified(name: str, given: pa.RecordBatch, made: pa.RecordBatch) -> pa.Rec
 
     Args:
         name: Id of the processor.
-        given: The rows that it got; at least one if it returned any.
-        made: The rows that it returned; their `event_id` may repeat, or be null.
+        received: The rows that the processor got; at least one if it returned any.
+        returned: The rows that it returned; their `event_id` may repeat, or be null.
     """
-    ids, known = made.column("event_id"), given.column("event_id")
-    if ids.equals(known):
-        return made
-    strange = ~pc.is_in(ids, value_set=known).to_numpy(zero_copy_only=False)
-    if not strange.any() and pc.count_distinct(ids).as_py() == len(ids):
-        return made
+    ids, input_ids = returned.column("event_id"), received.column("event_id")
+    if ids.equals(input_ids):
+        return returned
+    created = ~pc.is_in(ids, value_set=input_ids).to_numpy(zero_copy_only=False)
+    if not created.any() and pc.count_distinct(ids).as_py() == len(ids):
+        return returned
     changes: dict[str, dict[int, Any]] = {
-        "event_id": _own_ids(name, known[0].as_py(), ids.to_pylist(), strange.tolist())
+        "event_id": _own_ids(name, input_ids[0].as_py(), ids.to_pylist(), created.tolist())
     }
-    unmarked = strange & made.column("synthetic").is_null().to_numpy(zero_copy_only=False)
+    unmarked = created & returned.column("synthetic").is_null().to_numpy(zero_copy_only=False)
     changes["synthetic"] = dict.fromkeys(np.flatnonzero(unmarked).tolist(), name)
-    return replaced(made, {column: rows for column, rows in changes.items() if rows})
+    return replaced(returned, {column: rows for column, rows in changes.items() if rows})
 
 
-def _own_ids(name: str, first: str, ids: list[str | None], strange: list[bool]) -> dict[int, str]:
-    """Return new ids, by row, for rows without an id and for those whose id an earlier row has."""
+def _own_ids(name: str, first: str, ids: list[str | None], new_rows: list[bool]) -> dict[int, str]:
+    """Return new ids, by row, for rows without an id and for those that repeat an earlier row's id.
+
+    The id of a row without one derives from the nearest row before it that was in the input;
+    `first` is the id of the first input row. `new_rows` says which rows were not in the input.
+    """
     own: dict[int, str] = {}
     times: dict[str, int] = {}
     anchor = first
-    for row, (one, made) in enumerate(zip(ids, strange, strict=True)):
-        if not one:
+    for row, (event_id, created) in enumerate(zip(ids, new_rows, strict=True)):
+        if not event_id:
             own[row] = copy_id(anchor, row + 1, f"{name}/new")
             continue
-        if not made:
-            anchor = one
-        times[one] = times.get(one, 0) + 1
-        if times[one] > 1:
-            own[row] = copy_id(one, times[one], name)
+        if not created:
+            anchor = event_id
+        times[event_id] = times.get(event_id, 0) + 1
+        if times[event_id] > 1:
+            own[row] = copy_id(event_id, times[event_id], name)
     return own

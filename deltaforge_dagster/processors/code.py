@@ -16,17 +16,17 @@ from deltaforge_dagster.processors.python.modules import source_hash
 
 def code_of(processors: Iterable[config.Processor]) -> dict[str, str]:
     """Return the hashes of the modules of Python functions, by processor id, without importing them."""
-    found = {
-        one.id: source_hash(one.function, one.path)
-        for one in processors
-        if isinstance(one, config.PythonProcessor)
+    hashes = {
+        processor.id: source_hash(processor.function, processor.path)
+        for processor in processors
+        if isinstance(processor, config.PythonProcessor)
     }
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: digest for name, digest in hashes.items() if digest is not None}
 
 
 def chain_hash(processors: Iterable[config.Processor], code: Mapping[str, str]) -> str:
     """Return a hash that differs between chains that may produce different output from the same rows."""
-    blocks = [one.model_dump(mode="json") for one in processors]
+    blocks = [processor.model_dump(mode="json") for processor in processors]
     for block in blocks:
         if "path" in block:
             # The code's location and time limit do not affect its output.

@@ -90,15 +90,15 @@ def _write(value: Json, add: Any) -> None:
         add("true" if value else "false")
     elif isinstance(value, list):
         before = "["
-        for one in value:
+        for child in value:
             add(before)
-            _write(one, add)
+            _write(child, add)
             before = ","
         add("]" if value else "[]")
     else:
         before = "{"
-        for name, one in value.items():
+        for name, child in value.items():
             add(f"{before}{_text(name)}:")
-            _write(one, add)
+            _write(child, add)
             before = ","
         add("}" if value else "{}")

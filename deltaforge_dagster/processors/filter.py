@@ -47,9 +47,9 @@ class Filter:
 
     def __init__(self, config: FilterProcessor) -> None:
         self.counts: Counter[str] = Counter()
-        self._ops = {_OPS[one] for one in config.ops}
+        self._ops = {_OPS[op] for op in config.ops}
         self._include, self._exclude = Globs(config.tables.include), Globs(config.tables.exclude)
-        self._tests = [_test(one) for one in config.fields]
+        self._tests = [_test(predicate) for predicate in config.fields]
         self._enough = any if config.match == "any" else all
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
@@ -72,8 +72,10 @@ class Filter:
         """Clear `passing` for rows whose images fail the field conditions."""
         rows = np.flatnonzero(passing)
         after, before = (
-            cast("list[str | None]", frame.column(one).take(pa.array(rows, pa.int64())).to_pylist())
-            for one in ("after", "before")
+            cast(
+                "list[str | None]", frame.column(image).take(pa.array(rows, pa.int64())).to_pylist()
+            )
+            for image in ("after", "before")
         )
         for row, new, old in zip(rows.tolist(), after, before, strict=True):
             images = (None if new is None else loads(new), None if old is None else loads(old))
@@ -82,8 +84,8 @@ class Filter:
 
 def _is_op(column: pa.Array[Any], ops: set[str]) -> Mask:
     assert isinstance(column, pa.DictionaryArray)
-    good = np.array([one in ops for one in column.dictionary.to_pylist()], np.bool_)
-    return cast("Mask", good[column.indices.to_numpy()])
+    matching = np.array([op in ops for op in column.dictionary.to_pylist()], np.bool_)
+    return cast("Mask", matching[column.indices.to_numpy()])
 
 
 def _test(predicate: Predicate) -> Test:
@@ -100,8 +102,8 @@ def _test(predicate: Predicate) -> Test:
     wanted = as_json(predicate.value)
     compare = _COMPARISONS[predicate.op]
     if predicate.op == "not_in":
-        return lambda after, _: (found := _at(after, path)) is None or compare(found, wanted)
-    return lambda after, _: (found := _at(after, path)) is not None and compare(found, wanted)
+        return lambda after, _: (value := _at(after, path)) is None or compare(value, wanted)
+    return lambda after, _: (value := _at(after, path)) is not None and compare(value, wanted)
 
 
 def _at(image: Json, path: list[str]) -> Json:
@@ -123,20 +125,20 @@ def _is_match(pattern: re.Pattern[str], value: Json) -> bool:
     return isinstance(value, str) and pattern.search(value) is not None
 
 
-def _ordered(compare: Callable[[Any, Any], bool], found: Json, wanted: Json) -> bool:
-    if isinstance(found, Number) and isinstance(wanted, Number):
-        return compare(found.value, wanted.value)
-    return isinstance(found, str) and isinstance(wanted, str) and compare(found, wanted)
+def _ordered(compare: Callable[[Any, Any], bool], value: Json, wanted: Json) -> bool:
+    if isinstance(value, Number) and isinstance(wanted, Number):
+        return compare(value.value, wanted.value)
+    return isinstance(value, str) and isinstance(wanted, str) and compare(value, wanted)
 
 
-def _contains(found: Json, wanted: Json) -> bool:
-    if isinstance(found, str):
-        return isinstance(wanted, str) and wanted in found
-    return isinstance(found, list) and wanted in found
+def _contains(value: Json, wanted: Json) -> bool:
+    if isinstance(value, str):
+        return isinstance(wanted, str) and wanted in value
+    return isinstance(value, list) and wanted in value
 
 
-def _among(found: Json, wanted: Json) -> bool:
-    return isinstance(wanted, list) and found in wanted
+def _among(value: Json, wanted: Json) -> bool:
+    return isinstance(wanted, list) and value in wanted
 
 
 _COMPARISONS: Mapping[str, Callable[[Json, Json], bool]] = {
@@ -147,7 +149,7 @@ _COMPARISONS: Mapping[str, Callable[[Json, Json], bool]] = {
     "lt": partial(_ordered, operator.lt),
     "lte": partial(_ordered, operator.le),
     "in": _among,
-    "not_in": lambda found, wanted: not _among(found, wanted),
+    "not_in": lambda value, wanted: not _among(value, wanted),
     "contains": _contains,
 }
 
@@ -157,26 +159,29 @@ def _tables(frame: pa.RecordBatch) -> tuple[list[tuple[str, ...]], Longs]:
 
     A table has the name `db.table` and, if it has a schema, also `schema.table`.
     """
-    columns = [frame.column(one) for one in ("db", "schema", "table")]
+    columns = [frame.column(name) for name in ("db", "schema", "table")]
     code = np.zeros(frame.num_rows, np.int64)
     for column in columns:
         assert isinstance(column, pa.DictionaryArray)
         code = code * (len(column.dictionary) + 1)
         code += column.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1
     _, firsts, numbers = np.unique(code, return_index=True, return_inverse=True)
-    found: list[tuple[str, ...]] = []
+    names: list[tuple[str, ...]] = []
     for row in firsts.tolist():
-        db, schema, table = (one[row].as_py() for one in columns)
+        db, schema, table = (array[row].as_py() for array in columns)
         full = (f"{db}.{table}",) if schema is None else (f"{schema}.{table}", f"{db}.{table}")
-        found.append(full)
-    return found, numbers
+        names.append(full)
+    return names, numbers
 
 
 def _chosen(frame: pa.RecordBatch, include: Globs, exclude: Globs) -> Mask:
-    """Return a mask of the rows whose tables are included, or all without a pattern, and not excluded.
+    """Return a mask of the rows whose tables are included and not excluded.
 
-    Patterns are those of `config.globs`: `shop.*`, `*.orders`, `order_%`.
+    Without patterns in `include`, all tables are included. Patterns are those of `config.globs`:
+    `shop.*`, `*.orders`, `order_%`.
     """
     names, numbers = _tables(frame)
-    good = [(not include or include.match(one)) and not exclude.match(one) for one in names]
-    return np.array(good, np.bool_)[numbers]
+    matching = [
+        (not include or include.match(aliases)) and not exclude.match(aliases) for aliases in names
+    ]
+    return np.array(matching, np.bool_)[numbers]

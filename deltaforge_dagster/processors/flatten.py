@@ -35,13 +35,13 @@ class Flatten:
             ProcessorFailed: Two values have the same name, and `on_collision` is `error`.
         """
         for name in ("before", "after"):
-            place = frame.schema.get_field_index(name)
-            column = frame.column(place)
+            index = frame.schema.get_field_index(name)
+            column = frame.column(index)
             texts = cast("list[str | None]", column.to_pylist())
-            flat = [one if one is None or _is_flat(one) else self._flat(one) for one in texts]
+            flat = [text if text is None or _is_flat(text) else self._flat(text) for text in texts]
             if any(new is not old for new, old in zip(flat, texts, strict=True)):
-                made: pa.Array[Any] = pa.array(flat, pa.string())
-                frame = frame.set_column(place, frame.schema.field(place), made)
+                array: pa.Array[Any] = pa.array(flat, pa.string())
+                frame = frame.set_column(index, frame.schema.field(index), array)
         return frame
 
     def close(self) -> None:
@@ -63,15 +63,15 @@ class Flatten:
             if not value:
                 self._put_empty(flat, name, value, config.empty_object)
             elif config.max_depth is None or depth < config.max_depth:
-                for below, one in value.items():
-                    self._put(flat, f"{name}{config.separator}{below}", one, depth + 1)
+                for below, nested in value.items():
+                    self._put(flat, f"{name}{config.separator}{below}", nested, depth + 1)
             else:
                 self._put_leaf(flat, name, value)
         elif isinstance(value, list) and not value:
             self._put_empty(flat, name, value, config.empty_list)
         elif isinstance(value, list) and config.lists == "index":
-            for index, one in enumerate(value):
-                self._put(flat, f"{name}{config.separator}{index}", one, depth + 1)
+            for index, nested in enumerate(value):
+                self._put(flat, f"{name}{config.separator}{index}", nested, depth + 1)
         else:
             self._put_leaf(flat, name, value)
 

@@ -1,4 +1,4 @@
-"""The `outbox` processor: rows of outbox tables, and outbox messages, become the events that they contain.
+"""The `outbox` processor turns outbox rows and outbox messages into the events that they contain.
 
 A source marks what it reads from an outbox with the schema `__outbox`. Such an insert ::
 
@@ -11,7 +11,7 @@ warning and counted, because an outbox is insert-only.
 
 A text payload is treated as JSON if it is valid JSON, otherwise as a string. `raw_payload` sends exactly
 that text: `after` holds it unchanged, or as a JSON string, whose quotes the envelope removes
-(`processors.envelope`).
+(`processors.messages.envelope`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Outbox:
         keep = np.ones(frame.num_rows, np.bool_)
         dropped: Counter[tuple[str, str]] = Counter()
         names = ("op", "table", "after", "headers")
-        columns = (cast("list[str | None]", taken.column(one).to_pylist()) for one in names)
+        columns = (cast("list[str | None]", taken.column(field).to_pylist()) for field in names)
         for row, op, table, after, headers in zip(rows.tolist(), *columns, strict=True):
             image = self._image(after, str(table))
             reason = _refused(op, image)
@@ -81,8 +81,8 @@ class Outbox:
         for (table, reason), count in dropped.items():
             _log.warning("%s: %d events of %s dropped: %s", self._config.id, count, table, reason)
             self.counts[f"outbox_dropped:{reason}"] += count
-        made = replaced(frame, changes)
-        return made if keep.all() else made.filter(pa.array(keep))
+        converted = replaced(frame, changes)
+        return converted if keep.all() else converted.filter(pa.array(keep))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -91,17 +91,17 @@ class Outbox:
         """Return the numbers of the outbox rows whose `table` or `db.table` matches the patterns."""
         schema = frame.column("schema")
         assert isinstance(schema, pa.DictionaryArray)
-        wanted = [n for n, one in enumerate(schema.dictionary.to_pylist()) if one == SCHEMA]
+        wanted = [n for n, name in enumerate(schema.dictionary.to_pylist()) if name == SCHEMA]
         if not wanted:
             return np.zeros(0, np.int64)
-        found = np.flatnonzero(
+        rows = np.flatnonzero(
             np.isin(schema.indices.fill_null(-1).to_numpy(zero_copy_only=False), wanted)
         )
         if not self._tables:
-            return found
-        taken = frame.select(["db", "table"]).take(pa.array(found, pa.int64())).to_pylist()
-        names = ((str(one["table"]), f"{one['db']}.{one['table']}") for one in taken)
-        return found[np.array([self._tables.match(one) for one in names], np.bool_)]
+            return rows
+        taken = frame.select(["db", "table"]).take(pa.array(rows, pa.int64())).to_pylist()
+        names = ((str(row["table"]), f"{row['db']}.{row['table']}") for row in taken)
+        return rows[np.array([self._tables.match(aliases) for aliases in names], np.bool_)]
 
     def _image(self, after: str | None, table: str) -> Json:
         try:
@@ -130,9 +130,9 @@ class Outbox:
             "df-event-type": columns.event_type,
             **config.additional_headers,
         }
-        told = {header: _text(image.get(column)) for header, column in named.items()}
+        fields = {header: _text(image.get(column)) for header, column in named.items()}
         texts: dict[str, Any] = {} if headers is None else json.loads(headers)
-        texts |= {header: text for header, text in told.items() if text is not None}
+        texts |= {header: text for header, text in fields.items() if text is not None}
         texts["df-source-kind"] = "outbox"
         event: dict[str, Any] = {
             "before": None,
@@ -148,7 +148,7 @@ class Outbox:
         missing = [] if topic else ["topic"]
         missing += [] if columns.payload in image else ["payload"]  # null is a payload, too
         fields = ("aggregate_type", "aggregate_id", "event_type")
-        missing += [one for one in fields if _text(image.get(getattr(columns, one))) is None]
+        missing += [field for field in fields if _text(image.get(getattr(columns, field))) is None]
         if missing:
             raise ProcessorFailed(
                 f"processor {self._config.id}: outbox strict: event from table '{table}' missing "
@@ -175,12 +175,12 @@ def _payload(image: Mapping[str, Json], column: str, *, raw: bool) -> str:
     if not isinstance(value, str):
         return dumps(value)
     try:
-        said = loads(value)
+        parsed = loads(value)
     except (ValueError, RecursionError):
         return dumps(value)
     if not raw:
-        return dumps(said)
-    return dumps(value) if isinstance(said, str) else value
+        return dumps(parsed)
+    return dumps(value) if isinstance(parsed, str) else value
 
 
 def _filled(template: Template | None, image: Mapping[str, Json]) -> str:

@@ -26,11 +26,11 @@ def custom(block: CustomProcessor) -> Processor:
         SpecError: The package is not installed on this machine, or rejects the block.
     """
     where = f"processor {block.id}: {block.type}"
-    entry = processor_types().get(block.type)
-    if entry is None:
+    entry_point = processor_types().get(block.type)
+    if entry_point is None:
         raise SpecError(f"{where}: no package that is installed here provides it")
     try:
-        factory = entry.load()
+        factory = entry_point.load()
         model = getattr(factory, "Config", None)
         config: object = dict(block.config)
         if isinstance(model, type) and issubclass(model, BaseModel):
@@ -38,8 +38,10 @@ def custom(block: CustomProcessor) -> Processor:
         return _CheckedProcessor(block.id, factory(id=block.id, config=config))
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
-        said = [f"config.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems]
-        raise SpecError(f"{where}: {'; '.join(said)}") from None
+        messages = [
+            f"config.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems
+        ]
+        raise SpecError(f"{where}: {'; '.join(messages)}") from None
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
     except Exception as error:
@@ -59,13 +61,13 @@ class _CheckedProcessor:
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
         try:
-            made = self._processor.process(frame)
+            returned = self._processor.process(frame)
         except DeltaforgeError:
             raise
         except Exception as error:  # noqa: BLE001 - the package's code may raise anything
             # Not chained: the message may contain a value of a row.
             raise ProcessorFailed(f"processor {self._name}: {type(error).__name__}") from None
-        return checked(self._name, frame, made)
+        return checked(self._name, frame, returned)
 
     def close(self) -> None:
         self._processor.close()

@@ -17,17 +17,17 @@ def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:
     column = batch.column(name)
     if not isinstance(column, pa.DictionaryArray):
         column = column.dictionary_encode()
-    known: list[str | None] = [*column.dictionary.to_pylist(), None]
-    indices = column.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
-    return indices.astype(np.int64), known
+    values: list[str | None] = [*column.dictionary.to_pylist(), None]
+    indices = column.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False)
+    return indices.astype(np.int64), values
 
 
 def count_values(texts: pa.StringArray) -> dict[str, int]:
     """Count the occurrences of each string; `texts` holds JSON strings with escapes but without quotes."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     pairs = pc.value_counts(texts)
     values = cast("list[str]", pairs.field(0).to_pylist())
     for text, count in zip(values, cast("list[int]", pairs.field(1).to_pylist()), strict=True):
         value = unescaped(text)
-        found[value] = found.get(value, 0) + count
-    return found
+        counts[value] = counts.get(value, 0) + count
+    return counts

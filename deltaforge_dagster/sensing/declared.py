@@ -87,10 +87,10 @@ class Declared:
 def declared(name: str, data_type: str, *, nullable: bool) -> Declared:
     """Return the values that a column of the given type may have."""
     column = Declared(name, data_type, nullable, ANYTHING)
-    found = _TYPE.fullmatch(data_type.lower())
-    if found is None:
+    match = _TYPE.fullmatch(data_type.lower())
+    if match is None:
         return column
-    kind, size = found["name"], found["size"]
+    kind, size = match["name"], match["size"]
     column = replace(column, document=kind in DOCUMENTS)
     if kind in _TEXTS:
         length = int(size) if size and kind in _WITH_LENGTH else None
@@ -100,12 +100,12 @@ def declared(name: str, data_type: str, *, nullable: bool) -> Declared:
     elif kind in _RANGES:
         bits = _RANGES[kind]
         least, greatest = -(1 << bits - 1), (1 << bits - 1) - 1
-        if found["unsigned"]:
+        if match["unsigned"]:
             least, greatest = 0, (1 << bits) - 1
         kinds = frozenset({INTEGER, STRING} | ({BOOLEAN} if kind == "tinyint" else set()))
         column = replace(column, kinds=kinds, least=least, greatest=greatest)
     elif kind in _NUMBERS:
         exact = kind in {"numeric", "decimal"} and size
-        digits = int(size) - int(found["scale"] or 0) if exact else None
+        digits = int(size) - int(match["scale"] or 0) if exact else None
         column = replace(column, kinds=frozenset({INTEGER, NUMBER, STRING}), digits=digits)
     return column

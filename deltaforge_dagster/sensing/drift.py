@@ -100,7 +100,7 @@ class Drift:
         if version != self.version:
             self._begin(columns, version)
         self.compared += cells.documents
-        by_path = {child(ROOT, "." + one.name): one for one in columns}
+        by_path = {child(ROOT, "." + expected.name): expected for expected in columns}
         differing = np.zeros(cells.documents, np.bool_)
         groups = Groups(cells)
         for index, pair in enumerate(groups.pairs.tolist()):
@@ -112,10 +112,10 @@ class Drift:
                 self.present[column.name] = self.present.get(column.name, 0) + int(
                     groups.counts[index]
                 )
-            found = _problem(column, kind, cells, groups, index)
-            if found is None:
+            finding = _problem(column, kind, cells, groups, index)
+            if finding is None:
                 continue
-            problem, wrong = found
+            problem, wrong = finding
             name = cells.step(int(wrong[0]))[1:] if column is None else column.name
             rows = cells.document[wrong]
             differing[rows] = True
@@ -125,7 +125,9 @@ class Drift:
                 observed=TYPES[kind],
                 count=len(wrong),
                 last_us=int(times_us[rows].max()),
-                values=lambda wrong=wrong: (cells.text(int(one)) for one in wrong),  # type: ignore[misc]
+                values=lambda wrong=wrong: (  # type: ignore[misc]
+                    cells.text(int(cell)) for cell in wrong
+                ),
             )
         return differing
 
@@ -167,11 +169,11 @@ class Drift:
     def _begin(self, columns: Sequence[Declared], version: str) -> None:
         """Continue with another table version; the drift of columns with another type is discarded."""
         self.version, self.compared, self.present = version, 0, {}
-        self.declared = {one.name: one.data_type for one in columns}
+        self.declared = {column.name: column.data_type for column in columns}
         self.columns = {
-            name: one
-            for name, one in self.columns.items()
-            if one.expected == self.declared.get(name, "")
+            name: drift
+            for name, drift in self.columns.items()
+            if drift.expected == self.declared.get(name, "")
         }
 
     def state(self) -> dict[str, Any]:
@@ -181,7 +183,7 @@ class Drift:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Drift:
         """Return the drift with a state that `state` returned."""
-        columns = {name: ColumnDrift(**one) for name, one in state["columns"].items()}
+        columns = {name: ColumnDrift(**drift) for name, drift in state["columns"].items()}
         return cls(**{**state, "columns": columns})
 
 
@@ -196,7 +198,7 @@ def _problem(
     if kind not in column.kinds:
         wrong = groups.cells(index)
         if kind == OBJECT:
-            real = [not cells.text(int(one)).startswith(_STAND_INS) for one in wrong]
+            real = [not cells.text(int(cell)).startswith(_STAND_INS) for cell in wrong]
             wrong = wrong[np.array(real, np.bool_)]
         return ("type_mismatch", wrong) if len(wrong) else None
     wrong = _out_of_range(column, kind, cells, groups, index)
@@ -214,7 +216,7 @@ def _out_of_range(column: Declared, kind: int, cells: Cells, groups: Groups, ind
     values = groups.cells(index)
     negative = cells.data[cells.start[values]] == MINUS
     suspects = values[(cells.stop[values] - cells.start[values] > limit) | negative]
-    wrong = [one for one in suspects.tolist() if not _fits(column, cells.text(one))]
+    wrong = [cell for cell in suspects.tolist() if not _fits(column, cells.text(cell))]
     return np.array(wrong, np.int64)
 
 

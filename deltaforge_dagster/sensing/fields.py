@@ -36,7 +36,7 @@ class DocumentField:
 
     def merge(self, other: DocumentField) -> None:
         """Add another field to this one."""
-        self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
+        self.counts = [own + added for own, added in zip(self.counts, other.counts, strict=True)]
         self.values.merge(other.values)
 
     def state(self) -> dict[str, Any]:
@@ -55,9 +55,9 @@ Fields = dict[Path, DocumentField]
 
 def children(fields: Fields, path: Path) -> Iterator[Path]:
     """Yield the paths directly below a path."""
-    for one in fields:
-        if len(one) == len(path) + 1 and one[: len(path)] == path:
-            yield one
+    for candidate in fields:
+        if len(candidate) == len(path) + 1 and candidate[: len(path)] == path:
+            yield candidate
 
 
 def optional(fields: Fields, path: Path) -> bool:

@@ -45,18 +45,18 @@ class Groups:
         """Return a hash for each document; documents with the same set of pairs have the same hash."""
         of_cell = np.repeat(np.arange(len(self.pairs)), self.counts)
         documents = self._cells.document[self._order]
-        both = np.unique(documents * len(self.pairs) + of_cell)
+        distinct = np.unique(documents * len(self.pairs) + of_cell)
         weights = _spread(self.pairs)
         total = np.zeros(self._cells.documents, np.uint64)
-        np.add.at(total, both // len(self.pairs), weights[both % len(self.pairs)])
+        np.add.at(total, distinct // len(self.pairs), weights[distinct % len(self.pairs)])
         return (total >> np.uint64(1)).astype(np.int64)
 
-    def lacking(self, known: Collection[int]) -> Flags:
-        """Return a mask of the documents that have a pair which is not in `known`."""
-        unknown = np.array([pair not in known for pair in self.pairs.tolist()], np.bool_)
-        strange = np.zeros(self._cells.documents, np.bool_)
-        strange[self._cells.document[self._order[np.repeat(unknown, self.counts)]]] = True
-        return strange
+    def lacking(self, expected: Collection[int]) -> Flags:
+        """Return a mask of the documents that have a pair which is not in `expected`."""
+        unknown = np.array([pair not in expected for pair in self.pairs.tolist()], np.bool_)
+        lacking = np.zeros(self._cells.documents, np.bool_)
+        lacking[self._cells.document[self._order[np.repeat(unknown, self.counts)]]] = True
+        return lacking
 
 
 def _spread(numbers: Longs) -> npt.NDArray[np.uint64]:

@@ -52,13 +52,13 @@ def _form(schema: DocumentSchema, path: Path, kind: int) -> dict[str, Any]:
 
 
 def _object(schema: DocumentSchema, path: Path) -> dict[str, Any]:
-    inside = [one for one in children(schema.fields, path) if one[-1] not in {ANY, ELEMENT}]
+    inside = [child for child in children(schema.fields, path) if child[-1] not in {ANY, ELEMENT}]
     form: dict[str, Any] = {
-        "properties": {name_of(one): _node(schema, one) for one in inside},
+        "properties": {name_of(child): _node(schema, child) for child in inside},
         "required": [
-            name_of(one)
-            for one in inside
-            if not optional(schema.fields, one) and not schema.fields[one].counts[NULL]
+            name_of(child)
+            for child in inside
+            if not optional(schema.fields, child) and not schema.fields[child].counts[NULL]
         ],
     }
     if path in schema.maps and (*path, ANY) in schema.fields:

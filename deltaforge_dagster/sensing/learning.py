@@ -100,7 +100,10 @@ class SensedTables:
 
     def _gained(self, name: str) -> dict[str, int]:
         before = self._before[name]
-        return {one: count - before[one] for one, count in _counts(self._tables[name]).items()}
+        return {
+            counter: count - before[counter]
+            for counter, count in _counts(self._tables[name]).items()
+        }
 
 
 def restored(options: SchemaSensing, state: bytes) -> TableSense:
@@ -111,24 +114,24 @@ def restored(options: SchemaSensing, state: bytes) -> TableSense:
 def named_schemas(name: str, table: TableSense) -> dict[str, DocumentSchema]:
     """Return the schemas of a table by name: the table's name, or `table:column`."""
     whole = {} if table.whole is None else {name: table.whole}
-    columns = {f"{name}:{column}": one for column, one in sorted(table.columns.items())}
+    columns = {f"{name}:{column}": schema for column, schema in sorted(table.columns.items())}
     return whole | columns
 
 
 def _facts(name: str, table: TableSense) -> dict[str, int | str]:
     """Return the metadata of a table: its schemas, and how many rows differed from their declaration."""
-    known: dict[str, int | str] = {
+    facts: dict[str, int | str] = {
         f"sensing/{key}": f"{schema.sequence} {schema.fingerprint}"
         for key, schema in named_schemas(name, table).items()
     }
-    return known | ({f"drift/{name}": table.drift.drifted} if table.drift.analyzed else {})
+    return facts | ({f"drift/{name}": table.drift.drifted} if table.drift.analyzed else {})
 
 
 def _evolutions(name: str, table: TableSense) -> list[dict[str, Any]]:
     return [
-        {"subject": key, **one}
+        {"subject": key, **evolution}
         for key, schema in named_schemas(name, table).items()
-        for one in schema.evolutions
+        for evolution in schema.evolutions
     ]
 
 
@@ -136,8 +139,8 @@ def _counts(table: TableSense) -> dict[str, int]:
     return {
         "events": table.events,
         "sampled": table.drift.analyzed + (table.whole.sampled if table.whole else 0),
-        "hits": sum(one.hits for one in table.schemas),
-        "misses": sum(one.misses for one in table.schemas),
+        "hits": sum(schema.hits for schema in table.schemas),
+        "misses": sum(schema.misses for schema in table.schemas),
         "drifted": table.drift.drifted,
     }
 
@@ -149,18 +152,18 @@ def _tables(batch: pa.RecordBatch) -> tuple[Longs, list[tuple[str, str]]]:
     inspected, not the name of each row.
     """
     ops, kinds = coded(batch, "op")
-    place = np.zeros(batch.num_rows, np.int64)
+    numbers = np.zeros(batch.num_rows, np.int64)
     entries: list[list[str | None]] = []
     for name in ("db", "schema", "table"):
-        indices, known = coded(batch, name)
-        place = place * len(known) + indices
-        entries.append(known)
-    used, codes = np.unique(place, return_inverse=True)
+        indices, values = coded(batch, name)
+        numbers = numbers * len(values) + indices
+        entries.append(values)
+    used, codes = np.unique(numbers, return_inverse=True)
     names = []
-    for one in used.tolist():
-        rest, table = divmod(one, len(entries[2]))
+    for number in used.tolist():
+        rest, table = divmod(number, len(entries[2]))
         db, schema = divmod(rest, len(entries[1]))
         bare = str(entries[2][table])
         names.append((f"{entries[1][schema] or entries[0][db]}.{bare}", bare))
-    wanted = np.array([one in _OPS for one in kinds], np.bool_)[ops]
+    wanted = np.array([op in _OPS for op in kinds], np.bool_)[ops]
     return np.where(wanted, codes, -1), names

@@ -51,15 +51,17 @@ def judged(options: HighCardinality, objects: int, names: Mapping[str, int]) -> 
         names: How many of the objects had each name.
     """
     share = {name: count / objects for name, count in names.items()}
-    stable = frozenset(name for name, one in share.items() if one >= options.stable_threshold)
+    stable = frozenset(
+        name for name, fraction in share.items() if fraction >= options.stable_threshold
+    )
     dynamic = len(share) - len(stable)
     if not dynamic or dynamic < options.min_dynamic_fields:
         return MapVerdict(stable, dynamic, 0.0, False)
     # Exact sums: the order of the names must not change the verdict.
-    usual = math.fsum(share[one] for one in stable) / len(stable) if stable else 1.0
-    unusual = math.fsum(share[one] for one in share.keys() - stable) / dynamic
-    seen = math.sqrt(min(objects / max(options.min_events, 1), 1.0))
-    confidence = 0.5 * seen + 0.5 * max(0.0, usual - unusual)
+    stable_share = math.fsum(share[name] for name in stable) / len(stable) if stable else 1.0
+    dynamic_share = math.fsum(share[name] for name in share.keys() - stable) / dynamic
+    maturity = math.sqrt(min(objects / max(options.min_events, 1), 1.0))
+    confidence = 0.5 * maturity + 0.5 * max(0.0, stable_share - dynamic_share)
     return MapVerdict(stable, dynamic, confidence, confidence >= options.confidence_threshold)
 
 
@@ -101,8 +103,8 @@ class MapNames:
     @property
     def frequent(self) -> list[str]:
         """The most frequent names in descending order, at most `sample_size`."""
-        found = self._frequent.get_frequent_items(frequent_items_error_type.NO_FALSE_NEGATIVES)
-        most = sorted(found, key=lambda one: (-one[1], one[0]))
+        items = self._frequent.get_frequent_items(frequent_items_error_type.NO_FALSE_NEGATIVES)
+        most = sorted(items, key=lambda pair: (-pair[1], pair[0]))
         return [name for name, *_ in most[: self._options.sample_size]]
 
     def state(self) -> dict[str, Any]:

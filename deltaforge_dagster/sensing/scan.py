@@ -130,7 +130,7 @@ def unescaped(text: str) -> str:
 
 def _is_text(value: str) -> bool:
     """Return whether a string has no lone surrogates."""
-    return not any("\ud800" <= one <= "\udfff" for one in value)
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def scan(
@@ -147,8 +147,8 @@ def scan(
         maps: Paths of maps, whose names are values.
         stable: Paths directly below maps that are fields nevertheless.
     """
-    cells, odd = _scanned(documents, depth, maps, stable)
-    rows = np.flatnonzero(odd)
+    cells, escaped = _scanned(documents, depth, maps, stable)
+    rows = np.flatnonzero(escaped)
     if not len(rows):
         return cells
     # Names with escapes can be spelled in several ways, so they are normalized.
@@ -176,7 +176,7 @@ def _rewritten(document: str) -> str:
 
 def _number(text: str) -> int | float:
     """Return a number of the same type as the text, whose value may differ if the text is very long."""
-    if not any(one in text for one in ".eE"):
+    if not any(mark in text for mark in ".eE"):
         return int(text[:_DIGITS])
     value = float(text)
     return value if math.isfinite(value) else 0.5
@@ -194,18 +194,18 @@ def _scanned(
     document, path, parent = (np.empty(room, np.int64) for _ in range(3))
     start, stop, key_start, key_stop = (np.empty(room, np.int64) for _ in range(4))
     kinds = np.empty(room, np.uint8)
-    odd = np.zeros(count, np.bool_)
-    found = _scan(
+    escaped = np.zeros(count, np.bool_)
+    cell_count = _scan(
         data, bounds, depth, _longs(maps), _longs(stable),
-        document, path, parent, kinds, start, stop, key_start, key_stop, odd,
+        document, path, parent, kinds, start, stop, key_start, key_stop, escaped,
         np.empty(depth + 1, np.int64), np.empty(depth + 1, np.int64),
     )  # fmt: skip
     cells = Cells(
         count, data,
-        document[:found], path[:found], parent[:found], kinds[:found],
-        start[:found], stop[:found], key_start[:found], key_stop[:found],
+        document[:cell_count], path[:cell_count], parent[:cell_count], kinds[:cell_count],
+        start[:cell_count], stop[:cell_count], key_start[:cell_count], key_stop[:cell_count],
     )  # fmt: skip
-    return cells, odd
+    return cells, escaped
 
 
 def _longs(numbers: Collection[int] | Sequence[int]) -> Longs:
@@ -240,8 +240,8 @@ def _kind(source: Bytes, at: int) -> int:
 @kernel
 def _fraction(source: Bytes, at: int, stop: int) -> bool:
     """Return whether a number is written with a fraction or an exponent."""
-    for place in range(at, stop):
-        byte = source[place]
+    for index in range(at, stop):
+        byte = source[index]
         if byte == DOT or byte == LOWER_E or byte == UPPER_E:
             return True
     return False
@@ -283,7 +283,7 @@ def _scan(
     stop: Longs,
     key_start: Longs,
     key_stop: Longs,
-    odd: _Flags,
+    escaped: _Flags,
     open_paths: Longs,
     open_cells: Longs,
 ) -> int:
@@ -293,7 +293,7 @@ def _scan(
     for row in range(len(bounds) - 1):
         at, end = int(bounds[row]), int(bounds[row + 1])
         depth = 0
-        here, around = ROOT, ROOT
+        current, enclosing = ROOT, ROOT
         name_start, name_stop = NO_KEY, NO_KEY
         while True:
             at = _blanks(source, at, end)
@@ -302,10 +302,10 @@ def _scan(
             kind = _kind(source, at)
             cell = count
             count += 1
-            document[cell], path[cell], parent[cell] = row, here, around
+            document[cell], path[cell], parent[cell] = row, current, enclosing
             start[cell], key_start[cell], key_stop[cell] = at, name_start, name_stop
             if (kind == OBJECT or kind == ARRAY) and depth < depth_limit:
-                open_paths[depth], open_cells[depth] = here, cell
+                open_paths[depth], open_cells[depth] = current, cell
                 depth += 1
                 at += 1
                 stop[cell] = end
@@ -330,20 +330,20 @@ def _scan(
                     break
             if depth == 0:
                 break
-            around = int(open_paths[depth - 1])
+            enclosing = int(open_paths[depth - 1])
             if kinds[open_cells[depth - 1]] == ARRAY:
-                here = _hashed(around, ELEMENT_SYMBOL)
+                current = _hashed(enclosing, ELEMENT_SYMBOL)
                 name_start, name_stop = NO_KEY, NO_KEY
                 continue
             after = string_end(source, at, end)
             name_start, name_stop = at + 1, after - 1
-            here = _hashed(around, KEY_SYMBOL)
-            for place in range(name_start, name_stop):
-                if source[place] == BACKSLASH:
-                    odd[row] = True
-                here = _hashed(here, int(source[place]))
-            if _among(maps, around) and not _among(stable, here):
-                here = _hashed(around, ANY_SYMBOL)
+            current = _hashed(enclosing, KEY_SYMBOL)
+            for index in range(name_start, name_stop):
+                if source[index] == BACKSLASH:
+                    escaped[row] = True
+                current = _hashed(current, int(source[index]))
+            if _among(maps, enclosing) and not _among(stable, current):
+                current = _hashed(enclosing, ANY_SYMBOL)
             at = _blanks(source, after, end)
             if at < end and source[at] == COLON:
                 at += 1

@@ -41,7 +41,7 @@ class DocumentSchema:
 
     Args:
         options: The pipeline's `schema_sensing`.
-        around: The number of levels around the documents: 1 if they are in the columns of a row, else 0.
+        around: The number of levels above the documents: 1 if they are columns of a row, else 0.
 
     Attributes:
         fields: The fields by path; see `Fields`.
@@ -74,8 +74,8 @@ class DocumentSchema:
     @property
     def fingerprint(self) -> str:
         """`sha256:` and the hexadecimal SHA-256 of the sorted paths and their types."""
-        known = sorted([*path, *field.types] for path, field in self.fields.items())
-        return "sha256:" + hashlib.sha256(orjson.dumps(known)).hexdigest()
+        typed_paths = sorted([*path, *field.types] for path, field in self.fields.items())
+        return "sha256:" + hashlib.sha256(orjson.dumps(typed_paths)).hexdigest()
 
     @property
     def depth(self) -> int:
@@ -95,15 +95,15 @@ class DocumentSchema:
             documents: JSON texts, not null.
             times_us: The event time of each document.
         """
-        strange = np.zeros(len(documents), np.bool_)
+        differing = np.zeros(len(documents), np.bool_)
         at = 0
         while at < len(documents):
             size = min(self._until_next_turn(), len(documents) - at)
-            strange[at : at + size] = self._observe(documents.slice(at, size), times_us[at])
+            differing[at : at + size] = self._observe(documents.slice(at, size), times_us[at])
             at += size
             self.last_us = max(self.last_us, int(times_us[at - 1]))
             self._turn()
-        return strange
+        return differing
 
     def _until_next_turn(self) -> int:
         high, most = self._options.high_cardinality, self._options.deep_inspect.max_sample_size
@@ -142,12 +142,12 @@ class DocumentSchema:
         cells = scan(documents, self.depth, maps, stable)
         groups = Groups(cells)
         structures = groups.structures().tolist()
-        known = self._options.sampling.structure_cache and self._structures.issuperset(structures)
-        strange = np.zeros(len(documents), np.bool_)
+        cached = self._options.sampling.structure_cache and self._structures.issuperset(structures)
+        differing = np.zeros(len(documents), np.bool_)
         evolved: set[int] = set()
         if self.stabilized:
-            strange = groups.lacking(self._pairs)
-        elif not known:
+            differing = groups.lacking(self._pairs)
+        elif not cached:
             evolved = self._grow(cells, groups)
         self._count(groups)
         if self.maps:
@@ -155,7 +155,7 @@ class DocumentSchema:
         if not self.stabilized:
             self._take_values(cells, groups)
         self._remember(structures, evolved)
-        return strange
+        return differing
 
     def _grow(self, cells: Cells, groups: Groups) -> set[int]:
         """Add new paths and types to the schema; return the documents in which they first occurred."""
@@ -165,7 +165,7 @@ class DocumentSchema:
         added: dict[int, list[str]] = {}
         fresh = [n for n, pair in enumerate(groups.pairs.tolist()) if pair not in self._pairs]
         before = self.fingerprint if self.sequence else None
-        for index in sorted(fresh, key=lambda one: int(groups.first[one])):
+        for index in sorted(fresh, key=lambda position: int(groups.first[position])):
             cell = int(groups.first[index])
             document = int(cells.document[cell])
             if added and document not in added:
@@ -191,18 +191,18 @@ class DocumentSchema:
     def _evolved(self, before: str | None, added: list[str]) -> str:
         """Record an evolution of the schema; return the new fingerprint."""
         self.sequence += 1
-        now = self.fingerprint
+        after = self.fingerprint
         if before is not None:
             self.evolutions.append(
                 {
                     "sequence": self.sequence,
                     "old": before,
-                    "new": now,
+                    "new": after,
                     "added": added[:_SHOWN],
                     "more": max(0, len(added) - _SHOWN),
                 }
             )
-        return now
+        return after
 
     def _count(self, groups: Groups) -> None:
         for pair, count in zip(groups.pairs.tolist(), groups.counts.tolist(), strict=True):
@@ -243,20 +243,20 @@ class DocumentSchema:
 
     def _find_maps(self) -> None:
         """Find the objects that are maps, outermost first, and convert them."""
-        looked_at: set[Path] = set()
+        examined: set[Path] = set()
         while True:
             objects = [
                 path for path, field in self.fields.items()
-                if field.counts[OBJECT] and path not in self.maps and path not in looked_at
+                if field.counts[OBJECT] and path not in self.maps and path not in examined
             ]  # fmt: skip
             if not objects:
                 return
-            path = min(objects, key=lambda one: (len(one), one))
-            looked_at.add(path)
+            path = min(objects, key=lambda candidate: (len(candidate), candidate))
+            examined.add(path)
             names = {
-                one[-1][1:]: field.total
-                for one, field in self.fields.items()
-                if len(one) == len(path) + 1 and one[:-1] == path and one[-1][0] == "."
+                member[-1][1:]: field.total
+                for member, field in self.fields.items()
+                if len(member) == len(path) + 1 and member[:-1] == path and member[-1][0] == "."
             }
             high = self._options.high_cardinality
             verdict = judged(high, self.fields[path].counts[OBJECT], names)
@@ -271,26 +271,26 @@ class DocumentSchema:
         self.maps[path].add({name: count for name, count in names.items() if name not in kept})
         depth = len(path)
 
-        def folded(one: Path) -> Path:
-            inside = len(one) > depth and one[:depth] == path and one[depth][0] == "."
-            if inside and one[depth][1:] not in kept:
-                return (*path, ANY, *one[depth + 1 :])
-            return one
+        def folded(old: Path) -> Path:
+            inside = len(old) > depth and old[:depth] == path and old[depth][0] == "."
+            if inside and old[depth][1:] not in kept:
+                return (*path, ANY, *old[depth + 1 :])
+            return old
 
         fields: Fields = {}
-        for one, field in self.fields.items():
-            place = folded(one)
-            if place in fields:
-                fields[place].merge(field)
+        for old, field in self.fields.items():
+            new = folded(old)
+            if new in fields:
+                fields[new].merge(field)
             else:
-                fields[place] = field
+                fields[new] = field
         maps: dict[Path, MapNames] = {}
-        for one, inner in self.maps.items():
-            place = folded(one)
-            if place in maps:
-                maps[place].merge(inner)
+        for old, inner in self.maps.items():
+            new = folded(old)
+            if new in maps:
+                maps[new].merge(inner)
             else:
-                maps[place] = inner
+                maps[new] = inner
         self.fields, self.maps = fields, maps
         self._fold_into_maps()
         self._structures.clear()
@@ -298,22 +298,22 @@ class DocumentSchema:
         self._evolved(before, [f"{displayed((*path, ANY))}: names are values"])
 
     def _fold_into_maps(self) -> None:
-        """After maps were merged, fold the fields that are stable in neither of them."""
+        """Fold the fields that are stable in neither of two maps that were merged."""
         for path, inner in list(self.maps.items()):
             loose = [
-                one for one in self.fields
-                if len(one) == len(path) + 1 and one[:-1] == path
-                and one[-1][0] == "." and one[-1][1:] not in inner.stable
+                member for member in self.fields
+                if len(member) == len(path) + 1 and member[:-1] == path
+                and member[-1][0] == "." and member[-1][1:] not in inner.stable
             ]  # fmt: skip
-            for one in sorted(loose):
-                inner.add({one[-1][1:]: self.fields[one].total})
-                for below in [other for other in self.fields if other[: len(one)] == one]:
-                    place = (*path, ANY, *below[len(one) :])
+            for member in sorted(loose):
+                inner.add({member[-1][1:]: self.fields[member].total})
+                for below in [other for other in self.fields if other[: len(member)] == member]:
+                    new = (*path, ANY, *below[len(member) :])
                     field = self.fields.pop(below)
-                    if place in self.fields:
-                        self.fields[place].merge(field)
+                    if new in self.fields:
+                        self.fields[new].merge(field)
                     else:
-                        self.fields[place] = field
+                        self.fields[new] = field
 
     def _index(self) -> None:
         self._pairs = {
@@ -370,11 +370,11 @@ def combined(
     whole.sampled = rows
     whole.fields[()] = DocumentField(FieldValues(options.tracking))
     whole.fields[()].counts[OBJECT] = rows
-    for name, one in columns.items():
-        whole.fields |= {("." + name, *path): field for path, field in one.fields.items()}
-        whole.maps |= {("." + name, *path): names for path, names in one.maps.items()}
-    whole.sequence = sum(one.sequence for one in columns.values())
-    whole.stabilized = all(one.stabilized for one in columns.values())
-    whole.first_us = min(one.first_us for one in columns.values())
-    whole.last_us = max(one.last_us for one in columns.values())
+    for name, schema in columns.items():
+        whole.fields |= {("." + name, *path): field for path, field in schema.fields.items()}
+        whole.maps |= {("." + name, *path): names for path, names in schema.maps.items()}
+    whole.sequence = sum(schema.sequence for schema in columns.values())
+    whole.stabilized = all(schema.stabilized for schema in columns.values())
+    whole.first_us = min(schema.first_us for schema in columns.values())
+    whole.last_us = max(schema.last_us for schema in columns.values())
     return whole

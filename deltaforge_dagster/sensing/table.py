@@ -29,7 +29,7 @@ from deltaforge_dagster.sensing.scan import NULL, OBJECT, STRING, Cells, scan
 from deltaforge_dagster.sensing.schema import DocumentSchema
 
 UNCHANGED = '{"_unchanged":true}'
-"""A value that the log does not have."""
+"""How row images represent a value that the log does not have."""
 
 _READ = ("after", "ts_us", "schema_version", "headers")
 
@@ -39,7 +39,8 @@ Versions = Mapping[str, Sequence[Declared]]
 _DOCUMENT, _UNKNOWN = -1, -2
 
 _OF_OUTBOX = '"df-source-kind":"outbox"'
-"""Marks, in the headers, an event that was made from an outbox row, and is no longer a row of the table."""
+"""Marks, in the headers, an event that the outbox processor made from a row; it is no row any
+more."""
 
 
 class TableSense:
@@ -77,13 +78,13 @@ class TableSense:
         """
         picked = rows[chosen(self._options.sampling, self.events, len(rows))]
         self.events += len(rows)
-        looked_at = batch.select(list(_READ)).take(picked)
-        looked_at = looked_at.filter(looked_at.column("after").is_valid())
-        if not looked_at.num_rows:
+        inspected = batch.select(list(_READ)).take(picked)
+        inspected = inspected.filter(inspected.column("after").is_valid())
+        if not inspected.num_rows:
             return
-        numbers, fingerprints = _versions(looked_at, versions)
-        self._take_whole(looked_at.filter(pa.array(numbers == _DOCUMENT)))
-        ours = looked_at.filter(pa.array(numbers >= 0))
+        numbers, fingerprints = _versions(inspected, versions)
+        self._take_whole(inspected.filter(pa.array(numbers == _DOCUMENT)))
+        ours = inspected.filter(pa.array(numbers >= 0))
         numbers = numbers[numbers >= 0]
         starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         for start, stop in pairwise([0, *starts.tolist(), len(numbers)]):
@@ -111,22 +112,22 @@ class TableSense:
     def _take_column(self, column: Declared, cells: Cells, times: Longs) -> Flags:
         """Observe the documents of a column; return a mask of the rows whose document differs."""
         differing = np.zeros(cells.documents, np.bool_)
-        found, documents = _documents(column, cells)
-        if not len(found):
+        document_cells, documents = _documents(column, cells)
+        if not len(document_cells):
             return differing
         schema = self.columns.get(column.name)
         if schema is None:
             schema = self.columns[column.name] = DocumentSchema(self._options)
-        rows = cells.document[found]
-        strange = schema.observe(documents, times[rows])
-        if strange.any():
-            differing[rows[strange]] = True
+        rows = cells.document[document_cells]
+        unlike = schema.observe(documents, times[rows])
+        if unlike.any():
+            differing[rows[unlike]] = True
             self.drift.note(
                 column.name,
                 "json_structure_change",
                 observed="object",
-                count=int(strange.sum()),
-                last_us=int(times[rows[strange]].max()),
+                count=int(unlike.sum()),
+                last_us=int(times[rows[unlike]].max()),
             )
         return differing
 
@@ -136,7 +137,7 @@ class TableSense:
             {
                 "events": self.events,
                 "whole": None if self.whole is None else self.whole.state(),
-                "columns": {name: one.state() for name, one in self.columns.items()},
+                "columns": {name: schema.state() for name, schema in self.columns.items()},
                 "drift": self.drift.state(),
             }
         )
@@ -149,8 +150,8 @@ class TableSense:
         table.events = fields["events"]
         if fields["whole"] is not None:
             table.whole = DocumentSchema.restored(options, fields["whole"])
-        for name, one in fields["columns"].items():
-            table.columns[name] = DocumentSchema.restored(options, one)
+        for name, schema in fields["columns"].items():
+            table.columns[name] = DocumentSchema.restored(options, schema)
         table.drift = Drift.restored(fields["drift"])
         return table
 
@@ -171,21 +172,27 @@ def _versions(rows: pa.RecordBatch, versions: Versions) -> tuple[Longs, list[str
     The index is `_DOCUMENT` for a row that is not a row of the table, and `_UNKNOWN` for a row of a version
     that is not registered, which is not inspected.
     """
-    codes, known = coded(rows, "schema_version")
+    codes, names = coded(rows, "schema_version")
     if not versions:
         return np.full(rows.num_rows, _DOCUMENT), []
     fingerprints = list(versions)
     numbers = np.array(
         [
-            _DOCUMENT if one is None else fingerprints.index(one) if one in versions else _UNKNOWN
-            for one in known
+            _DOCUMENT
+            if name is None
+            else fingerprints.index(name)
+            if name in versions
+            else _UNKNOWN
+            for name in names
         ],
         np.int64,
     )[codes]
     headers = rows.column("headers")
     if headers.null_count < len(headers):
-        made = pc.match_substring(cast("pa.StringArray", headers), _OF_OUTBOX).fill_null(False)
-        numbers[made.to_numpy(zero_copy_only=False)] = _DOCUMENT
+        from_outbox = pc.match_substring(cast("pa.StringArray", headers), _OF_OUTBOX).fill_null(
+            False
+        )
+        numbers[from_outbox.to_numpy(zero_copy_only=False)] = _DOCUMENT
     return numbers, fingerprints
 
 
@@ -195,29 +202,31 @@ def _documents(column: Declared, cells: Cells) -> tuple[Longs, pa.StringArray]:
     In a column of a JSON type, every value except null is a document. In a text column, and for strings in
     any column, a document is an object or an array that is written as text.
     """
-    found = np.flatnonzero(cells.path == child(ROOT, "." + column.name))
-    kinds, starts = cells.type[found], cells.start[found]
+    candidates = np.flatnonzero(cells.path == child(ROOT, "." + column.name))
+    kinds, starts = cells.type[candidates], cells.start[candidates]
     strings = kinds == STRING
     within = cells.data[np.minimum(starts + 1, len(cells.data) - 1)]
     holding = strings & ((within == OPEN_BRACE) | (within == OPEN_BRACKET))
     if OBJECT in column.kinds:
         kept = kinds != NULL
         for index in np.flatnonzero(
-            (kinds == OBJECT) & (cells.stop[found] - starts == len(UNCHANGED))
+            (kinds == OBJECT) & (cells.stop[candidates] - starts == len(UNCHANGED))
         ).tolist():
-            kept[index] = cells.text(int(found[index])) != UNCHANGED
+            kept[index] = cells.text(int(candidates[index])) != UNCHANGED
     else:
         kept = holding.copy()
-    documents = cells.texts(found[kept])
+    documents = cells.texts(candidates[kept])
     if not (holding & kept).any():
-        return found[kept], documents
+        return candidates[kept], documents
     texts: list[str | None] = documents.to_pylist()
     for index in np.flatnonzero(holding[kept]).tolist():
         written = _inner(str(texts[index]))
         if written is not None or OBJECT not in column.kinds:
             texts[index] = written
-    valid = np.array([one is not None for one in texts], np.bool_)
-    return found[kept][valid], pa.array([one for one in texts if one is not None], pa.string())
+    valid = np.array([text is not None for text in texts], np.bool_)
+    return candidates[kept][valid], pa.array(
+        [text for text in texts if text is not None], pa.string()
+    )
 
 
 def _inner(text: str) -> str | None:

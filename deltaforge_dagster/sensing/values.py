@@ -52,35 +52,35 @@ class FieldValues:
 
     def add_strings(self, texts: pa.StringArray) -> None:
         """Add strings, given as JSON without quotes."""
-        found = count_values(texts)
-        lengths = [len(one) for one in found]
+        counts = count_values(texts)
+        lengths = [len(value) for value in counts]
         self.shortest = min(lengths) if not self.strings else min(self.shortest, *lengths)
         self.longest = max(self.longest, *lengths)
         self.strings += len(texts)
-        for value in found:
+        for value in counts:
             if not self._formats:
                 break
             self._formats = formats_of(value, self._formats)
-        self._count_few(found)
+        self._count_few(counts)
         if self._distinct is not None:
-            for value in found:
+            for value in counts:
                 self._distinct.update(value)
-            self._bound(min(found)[:_LONGEST], max(found)[:_LONGEST])
+            self._bound(min(counts)[:_LONGEST], max(counts)[:_LONGEST])
 
     def add_numbers(self, texts: pa.StringArray) -> None:
         """Add numbers, given as JSON; ignored unless statistics are tracked."""
         if self._distinct is None:
             return
-        found = [_number(one) for one in count_values(texts)]
-        for value in found:
+        numbers = [_number(text) for text in count_values(texts)]
+        for value in numbers:
             self._distinct.update(repr(value))
-        self._bound(min(found), max(found))
+        self._bound(min(numbers), max(numbers))
 
     def merge(self, other: FieldValues) -> None:
         """Add the values of another field."""
         if other.strings:
-            both = (self.shortest, other.shortest) if self.strings else (other.shortest,)
-            self.shortest = min(both)
+            lengths = (self.shortest, other.shortest) if self.strings else (other.shortest,)
+            self.shortest = min(lengths)
             self.longest = max(self.longest, other.longest)
             self.strings += other.strings
             self._formats &= other._formats
@@ -144,13 +144,13 @@ class FieldValues:
             values._distinct = hll_sketch.deserialize(b64decode(state["distinct"]))
         return values
 
-    def _count_few(self, found: dict[str, int]) -> None:
+    def _count_few(self, counts: dict[str, int]) -> None:
         if self._few is None:
             return
-        for value, count in found.items():
+        for value, count in counts.items():
             self._few[value] = self._few.get(value, 0) + count
         most = self._tracking.enum_max_cardinality
-        if len(self._few) > most or any(len(one) > _LONGEST for one in found):
+        if len(self._few) > most or any(len(value) > _LONGEST for value in counts):
             self._few = None
 
     def _bound(self, least: Any, greatest: Any) -> None:
@@ -158,10 +158,10 @@ class FieldValues:
         def order(value: Any) -> tuple[bool, Any]:
             return isinstance(value, str), value
 
-        known = [one for one in (self._least, least) if one is not None]
-        self._least = min(known, key=order)
-        known = [one for one in (self._greatest, greatest) if one is not None]
-        self._greatest = max(known, key=order)
+        bounds = [bound for bound in (self._least, least) if bound is not None]
+        self._least = min(bounds, key=order)
+        bounds = [bound for bound in (self._greatest, greatest) if bound is not None]
+        self._greatest = max(bounds, key=order)
 
 
 def _number(text: str) -> int | float:

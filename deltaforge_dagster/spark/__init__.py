@@ -14,10 +14,11 @@
         .save()
     )
 
-Every kind of sink is one, unless it says otherwise (`sinks.registry`). A task opens the same sink that pipelines
-use and sends the rows of its partition in order. See `options` for the options, `rows` for the columns, and
-`writer` for the guarantees when tasks are retried. Spark Connect sessions and classic sessions are supported. This
-package, and that of the sink, must be installed where the tasks run.
+Every kind of sink is a data source, unless it says otherwise (`sinks.registry`). A task opens the
+same sink that pipelines use and sends the rows of its partition in order. See `options` for the
+options, `rows` for the columns, and `writer` for the guarantees when tasks are retried. Spark
+Connect sessions and classic sessions are supported. This package, and that of the sink, must be
+installed where the tasks run.
 """
 
 from deltaforge_dagster.spark.writer import register

@@ -4,9 +4,9 @@ The options of a format are the fields of that sink in a pipeline file, except t
 event (templates, envelopes, filters), and `job`, a name for the write. The entries of a mapping are written
 with a dot: `client_conf.security.protocol`.
 
-Spark shows options in plans, in its UI and in logs. So an option must not contain a secret, but `${NAME}`,
-whose value comes from `register(spark, secrets={...})`, or from the environment of the
-tasks. A literal password is rejected.
+Spark shows options in plans, in its UI and in logs. So an option must not contain a secret itself,
+only `${NAME}`, whose value comes from `register(spark, secrets={...})`, or from the environment of
+the tasks. A literal password is rejected.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Kind:
 
 
 KINDS = tuple(
-    Kind(one, one.spark) for one in message_sink_types().values() if one.spark is not None
+    Kind(sink_type, sink_type.spark)
+    for sink_type in message_sink_types().values()
+    if sink_type.spark is not None
 )
 
 
@@ -84,8 +86,8 @@ def check(kind: Kind, options: Mapping[str, str]) -> None:
     problems = []
     for name, text in options.items():
         if name.partition(".")[0] not in {*kind.fields, JOB}:
-            known = ", ".join(sorted({*kind.fields, JOB}))
-            problems.append(f"option {name!r} is unknown; known are {known}")
+            names = ", ".join(sorted({*kind.fields, JOB}))
+            problems.append(f"option {name!r} is unknown; known are {names}")
         elif _holds_secret(kind, name, text):
             problems.append(
                 f"option {name!r} holds a secret, which Spark would show: write ${{NAME}} for it, and "
@@ -133,8 +135,8 @@ def sink(
     except ValidationError as error:
         raise SpecError(
             *(
-                f"{kind.format}: option {'.'.join(map(str, one['loc']))!r} {sentence(one)}"
-                for one in error.errors()
+                f"{kind.format}: option {'.'.join(map(str, detail['loc']))!r} {sentence(detail)}"
+                for detail in error.errors()
             )
         ) from None
     if compile_template(config[kind.destination]).variables:

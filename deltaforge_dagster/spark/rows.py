@@ -43,11 +43,11 @@ def check(kind: Kind, schema: StructType, options: Mapping[str, str]) -> None:
         for name in types
         if name not in _COLUMNS
     ]
-    for name, found in types.items():
-        texts = isinstance(found, MapType) and found.simpleString() == "map<string,string>"
-        if not (isinstance(found, StringType) or (name == "headers" and texts)):
+    for name, data_type in types.items():
+        texts = isinstance(data_type, MapType) and data_type.simpleString() == "map<string,string>"
+        if not (isinstance(data_type, StringType) or (name == "headers" and texts)):
             wanted = "map<string,string> or string" if name == "headers" else "string"
-            problems.append(f"column {name!r} is {found.simpleString()}; it must be {wanted}")
+            problems.append(f"column {name!r} is {data_type.simpleString()}; it must be {wanted}")
     if "value" not in types:
         problems.append("there is no column 'value', the message")
     if kind.destination not in options and kind.spark.always_named:
@@ -74,12 +74,12 @@ def messages(
         SinkRejected: A row has no destination or no value.
     """
     count = rows.num_rows
-    given = dict(zip((name.lower() for name in rows.schema.names), rows.columns, strict=True))
+    inputs = dict(zip((name.lower() for name in rows.schema.names), rows.columns, strict=True))
     ordinals = pa.array(range(first, first + count), pa.int64())
     nothing = pa.nulls(count, pa.string())
 
     def text(name: str) -> Any:
-        return given[name].cast(pa.string()) if name in given else nothing
+        return inputs[name].cast(pa.string()) if name in inputs else nothing
 
     destination = text("destination")
     if default is not None:
@@ -95,7 +95,7 @@ def messages(
         else _whole(kind, "value", text("value"), first),
         "event_id": event_id,
         "idempotency_key": event_id,
-        "headers": _headers(given["headers"]) if "headers" in given else nothing,
+        "headers": _headers(inputs["headers"]) if "headers" in inputs else nothing,
         "change_id": nothing,
     }
     return pa.RecordBatch.from_arrays([columns[name] for name in MESSAGES.names], schema=MESSAGES)
@@ -112,6 +112,7 @@ def _headers(column: Any) -> Any:
     if not pa.types.is_map(column.type):
         return column.cast(pa.string())
     texts = [
-        None if one is None else orjson.dumps(dict(one)).decode() for one in column.to_pylist()
+        None if pairs is None else orjson.dumps(dict(pairs)).decode()
+        for pairs in column.to_pylist()
     ]
     return pa.array(texts, pa.string())

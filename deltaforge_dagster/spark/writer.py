@@ -42,7 +42,9 @@ _WAITS = (1.0, 2.0, 4.0, 8.0)
 """Seconds between attempts to send; after the last one the task fails, and Spark may retry it."""
 
 _SEGMENT = 1
+"""The number of the only segment: a partition's rows are numbered through, as one segment."""
 _MOST_ROWS = 1 << 62
+"""More rows than any partition has: their number is unknown, so no row counts as the last one."""
 
 
 def register(
@@ -104,7 +106,7 @@ class Writer(DataSourceArrowWriter):
         self._secrets = secrets
         self._job = options.get(JOB) or uuid.uuid4().hex
 
-    def write(  # type: ignore[override]  # as in the base, whose own base has rows
+    def write(  # type: ignore[override]  # gets batches, as the base; the base's base gets rows
         self, iterator: Iterator[pa.RecordBatch]
     ) -> Written:
         """Send a partition's rows."""

@@ -42,33 +42,33 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     source = build_source(loaded.spec)
     try:
         with existing_store(settings) as store:
-            found = preflight(source, store, loaded)
+            findings = preflight(source, store, loaded)
             old_files = int96_findings(store, loaded)
             shared = _shared(installation, store, loaded)
     finally:
         source.close()
-    found += confirm_findings(loaded.spec, settings.journal_url, settings.state_url)
+    findings += confirm_findings(loaded.spec, settings.journal_url, settings.state_url)
     declared = loaded.spec.spec
     names = {sink.config.id: destinations(sink.config, declared.source) for sink in declared.sinks}
     if any(isinstance(sink_types()[sink.type], LakeSinkType) for sink in declared.sinks):
-        found.append(jars_finding(settings))
+        findings.append(jars_finding(settings))
     context = SinkContext(loaded.name, brief=True, posted=loaded.path is None)
-    found += sink_preflight.preflight(declared.sinks, context, names)
-    found += [*old_files, *(Finding("other pipelines", "error", line) for line in shared)]
-    failed = any(finding.level == "error" for finding in found)
+    findings += sink_preflight.preflight(declared.sinks, context, names)
+    findings += [*old_files, *(Finding("other pipelines", "error", line) for line in shared)]
+    failed = any(finding.level == "error" for finding in findings)
     if json_output:
-        findings = [
+        listed = [
             {
                 "subject": finding.subject,
                 "level": finding.level,
                 "text": finding.text,
                 "mend": _remedy(finding),
             }
-            for finding in found
+            for finding in findings
         ]
-        typer.echo(json.dumps({"pipeline": loaded.name, "ok": not failed, "findings": findings}))
+        typer.echo(json.dumps({"pipeline": loaded.name, "ok": not failed, "findings": listed}))
     else:
-        _print(loaded.name, found)
+        _print(loaded.name, findings)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -78,23 +78,26 @@ def _remedy(finding: Finding) -> str | None:
 
 
 def _shared(installation: Settings, store: StateStore | None, loaded: LoadedPipeline) -> list[str]:
-    """Return what another pipeline has or names as well: one that has run, or another file."""
+    """Return the conflicts with other pipelines that use the same resources.
+
+    The others are those that have run, and those of the installation's files.
+    """
     claimed = [] if store is None else conflicts(store, loaded)
     others: list[AnyPipeline] = []
-    with contextlib.suppress(SpecError):  # there are no pipelines there
+    with contextlib.suppress(SpecError):  # the folder of pipeline files does not exist
         others = installed(installation, store)
-    named = rivalries(loaded, [one for one in others if isinstance(one, LoadedPipeline)])
+    named = rivalries(loaded, [other for other in others if isinstance(other, LoadedPipeline)])
     return list(dict.fromkeys([*claimed, *named]))
 
 
-def _print(pipeline: str, found: list[Finding]) -> None:
+def _print(pipeline: str, findings: list[Finding]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    for finding in found:
+    for finding in findings:
         level = (f"{finding.level:<8}", _STYLES[finding.level])
         console.print(Text.assemble(level, f"{finding.subject}: {finding.text}"))
         if (remedy := _remedy(finding)) is not None:
             console.print(Text.assemble(" " * 8, ("fix: ", "dim"), remedy))
-    levels = Counter(finding.level for finding in found)
+    levels = Counter(finding.level for finding in findings)
     console.print(
         f"{pipeline}: ok {levels['ok']}, notes {levels['note']}, "
         f"warnings {levels['warning']}, errors {levels['error']}"

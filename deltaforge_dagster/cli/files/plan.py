@@ -90,16 +90,16 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
     if noted is None:
         return {"known": "another, of a version that kept no specs", **nothing}
     standing = Standing(row, store.checkpoints.read(loaded.name))
-    found = spec_changes(noted.content, kept_form(loaded.spec), standing)
-    seen = tuple(one.path for one in found)
-    found += [
+    changes = spec_changes(noted.content, kept_form(loaded.spec), standing)
+    seen = tuple(change.path for change in changes)
+    changes += [
         SpecChange(path, "changed", MASK, MASK, f"{described(path)} changed; {NEXT_RUN}")
         for path in secrets
         if not path.startswith(seen)
     ]
     return {
         "known": "another",
-        "changes": [dataclasses.asdict(one) for one in found],
+        "changes": [dataclasses.asdict(change) for change in changes],
         "waits": None if working is None else working.text,
         "stale": _stale(noted.parts, code_parts(loaded.spec)) if row.next_range > 1 else [],
     }
@@ -154,22 +154,24 @@ def _print(planned: dict[str, Any]) -> None:
     heading("What it creates and uses")
     console.print(Text(_as_yaml(planned["creates"])))
     heading("What it changes")
-    name, known = planned["pipeline"], planned["known"]
+    name, status = planned["pipeline"], planned["known"]
     if not planned["changes"]:
-        said = {
+        messages = {
             "new": f"  {name} is new: it has not run yet, and its sensor has not seen it.",
             "the same": f"  Nothing: {name} runs with the same file.",
             "another": f"  Nothing visible of {name}: only the spelling of scripts differs, or a salt.",
         }
-        console.print(said.get(known, f"  Not known: {name} ran with {known}."))
-    for one in planned["changes"]:
-        values = "" if one["kind"] == "removed" else f": {_value(one['after'])}"
-        if one["kind"] in {"changed", "renamed"}:
-            values = f": {_value(one['before'])} -> {_value(one['after'])}"
+        console.print(messages.get(status, f"  Not known: {name} ran with {status}."))
+    for change in planned["changes"]:
+        values = "" if change["kind"] == "removed" else f": {_value(change['after'])}"
+        if change["kind"] in {"changed", "renamed"}:
+            values = f": {_value(change['before'])} -> {_value(change['after'])}"
         console.print(
-            Text.assemble("  ", (one["kind"], _KINDS[one["kind"]]), f" {one['path']}{values}")
+            Text.assemble(
+                "  ", (change["kind"], _KINDS[change["kind"]]), f" {change['path']}{values}"
+            )
         )
-        console.print(Text(f"      {one['consequence']}", "dim"))
+        console.print(Text(f"      {change['consequence']}", "dim"))
     if planned["waits"] is not None:
         console.print(f"  Waits: {planned['waits']}.")
     if planned["snapshot"] is not None:
@@ -213,21 +215,21 @@ def _in_dagster(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
         "assets": [key.to_user_string() for key in assets],
         "partitions": sorted(
             {
-                one.name
-                for one in partitions
-                if isinstance(one, dg.DynamicPartitionsDefinition) and one.name
+                partition.name
+                for partition in partitions
+                if isinstance(partition, dg.DynamicPartitionsDefinition) and partition.name
             }
         ),
         "jobs": jobs,
         "sensors": [
-            one.name
-            for one in repository.sensor_defs
-            if one.name == ALERTS or any(target.job_name in jobs for target in one.targets)
+            sensor.name
+            for sensor in repository.sensor_defs
+            if sensor.name == ALERTS or any(target.job_name in jobs for target in sensor.targets)
         ],
         "schedules": [
-            f"{one.name} ({one.cron_schedule})"
-            for one in repository.schedule_defs
-            if one.job_name in jobs
+            f"{schedule.name} ({schedule.cron_schedule})"
+            for schedule in repository.schedule_defs
+            if schedule.job_name in jobs
         ],
     }
 

@@ -62,40 +62,42 @@ def preview(
         chain = replace(chain, processors=load_processors(processors))
     with Platform(settings, single_process=True).open() as opened:
         context = build_run_context(opened, loaded)
-        made = make_preview(context, loaded.name, number, chain, sample=sample, values=show_values)
+        previewed = make_preview(
+            context, loaded.name, number, chain, sample=sample, values=show_values
+        )
     if record:
         with local_instance(settings) as instance:
             add_partition(instance, loaded.name, number)
-            instance.report_runless_asset_event(shown.observation(loaded.name, made))
+            instance.report_runless_asset_event(shown.observation(loaded.name, previewed))
     if json_output:
-        found = {
+        answer = {
             "pipeline": loaded.name,
-            "range": made.range,
-            "equal": made.difference.equal,
-            "events_in": made.events_in,
-            "events_out": made.events_out,
-            "processors": made.processors,
-            **made.difference.to_json(),
+            "range": previewed.range,
+            "equal": previewed.difference.equal,
+            "events_in": previewed.events_in,
+            "events_out": previewed.events_out,
+            "processors": previewed.processors,
+            **previewed.difference.to_json(),
         }
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(answer))
         return
-    _print(made)
+    _print(previewed)
 
 
-def _print(made: Preview) -> None:
-    print_answer(f"{shown.sentence(made).capitalize()}.")
+def _print(previewed: Preview) -> None:
+    print_answer(f"{shown.sentence(previewed).capitalize()}.")
     for part in (
-        shown.processors(made),
-        shown.tables(made),
-        shown.fields(made),
-        shown.sample(made),
+        shown.processors(previewed),
+        shown.tables(previewed),
+        shown.fields(previewed),
+        shown.sample(previewed),
     ):
         if not part.rows:
             continue
         print_answer("")
         print_answer(grid(part.headings, part.rows))
-    for one in made.difference.sample:
+    for event in previewed.difference.sample:
         for side in ("recorded", "made"):
-            if one.get(side) is not None:
-                values = json.dumps(one[side], ensure_ascii=False)
-                typer.echo(f"{one['event_id']} {side}: {values}")
+            if event.get(side) is not None:
+                values = json.dumps(event[side], ensure_ascii=False)
+                typer.echo(f"{event['event_id']} {side}: {values}")

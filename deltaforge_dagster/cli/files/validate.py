@@ -52,13 +52,13 @@ def validate(
     missing: list[str] = []
     for path in paths or [Settings.from_env().pipelines]:
         try:
-            found = pipeline_files(path)
+            yaml_files = pipeline_files(path)
         except SpecError as error:
             missing += error.problems
             continue
-        if not found:
+        if not yaml_files:
             missing.append(f"{path}: holds no *.yaml or *.yml file")
-        files |= dict.fromkeys(found)
+        files |= dict.fromkeys(yaml_files)
     pipelines = _alone([_checked(pipeline) for pipeline in load_files(files, strict=strict)])
     valid = not missing and all(isinstance(pipeline, LoadedPipeline) for pipeline in pipelines)
     if json_output:
@@ -77,37 +77,40 @@ def validate(
 
 
 def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | BrokenPipeline:
-    """Also have the sinks' client libraries check their settings, and the script engine the scripts."""
+    """Check a valid file further, with the sinks' client libraries and the script engine."""
     if isinstance(pipeline, BrokenPipeline):
         return pipeline
-    found = [f"{pipeline.path}: {problem}" for problem in build_problems(pipeline.spec)]
-    if not found:
+    problems = [f"{pipeline.path}: {problem}" for problem in build_problems(pipeline.spec)]
+    if not problems:
         return pipeline
-    return BrokenPipeline(pipeline.path, pipeline.name, SpecError(*found), pipeline.warnings)
+    return BrokenPipeline(pipeline.path, pipeline.name, SpecError(*problems), pipeline.warnings)
 
 
 def _alone(
     pipelines: list[LoadedPipeline | BrokenPipeline],
 ) -> list[LoadedPipeline | BrokenPipeline]:
-    """Also compare what the files name that pipelines cannot share, with the installation's other files as well."""
-    checked = {one.path: one for one in pipelines if isinstance(one, LoadedPipeline)}
-    with contextlib.suppress(SpecError):  # there are no pipelines there
-        for one in load_pipelines(Settings.from_env().pipelines):
-            known = {path.resolve() for path in checked if path is not None}
+    """Return the pipelines; those that claim a resource of another pipeline become broken.
+
+    They are compared with one another and with the installation's other files.
+    """
+    checked = {loaded.path: loaded for loaded in pipelines if isinstance(loaded, LoadedPipeline)}
+    with contextlib.suppress(SpecError):  # the folder of pipeline files does not exist
+        for other in load_pipelines(Settings.from_env().pipelines):
+            resolved = {path.resolve() for path in checked if path is not None}
             if (
-                isinstance(one, LoadedPipeline)
-                and one.path is not None
-                and one.path.resolve() not in known
+                isinstance(other, LoadedPipeline)
+                and other.path is not None
+                and other.path.resolve() not in resolved
             ):
-                checked[one.path] = one
-    found: list[LoadedPipeline | BrokenPipeline] = []
+                checked[other.path] = other
+    compared: list[LoadedPipeline | BrokenPipeline] = []
     for pipeline in pipelines:
         lines = (
             rivalries(pipeline, checked.values()) if isinstance(pipeline, LoadedPipeline) else []
         )
         broken = BrokenPipeline(pipeline.path, pipeline.name, SpecError(*lines), pipeline.warnings)
-        found.append(broken if lines else pipeline)
-    return found
+        compared.append(broken if lines else pipeline)
+    return compared
 
 
 def _problems(pipeline: LoadedPipeline | BrokenPipeline) -> list[str]:

@@ -68,19 +68,19 @@ def find(
                 segments=within,
                 progress=progress,
             )
-            found = list(islice(matches, limit + 1))
-        held = [one for one in store.holds.read(pipeline) if one.state != "journaled"]
+            shown = list(islice(matches, limit + 1))
+        held = [hold for hold in store.holds.read(pipeline) if hold.state != "journaled"]
         sinks = list(store.checkpoints.read(pipeline))
-    more = len(found) > limit
-    found = found[:limit]
+    more = len(shown) > limit
+    shown = shown[:limit]
     if json_output:
-        changes = [_as_json(one) for one in found]
+        changes = [_as_json(change) for change in shown]
         typer.echo(json.dumps({"pipeline": pipeline, "changes": changes, "more": more}))
     else:
-        _print(found, sinks, more=more)
-        for one in held:
-            typer.echo(f"Not searched: {pluralize(one.events, 'held event')} of {one.subject}.")
-    raise typer.Exit(0 if found else 1)
+        _print(shown, sinks, more=more)
+        for hold in held:
+            typer.echo(f"Not searched: {pluralize(hold.events, 'held event')} of {hold.subject}.")
+    raise typer.Exit(0 if shown else 1)
 
 
 def _within(store: StateStore, pipeline: str, ranges: str | None) -> tuple[int | None, int | None]:
@@ -114,33 +114,33 @@ def _progress(
         yield show
 
 
-def _as_json(one: Found) -> dict[str, Any]:
+def _as_json(change: Found) -> dict[str, Any]:
     return {
-        **asdict(one),
-        "key": json.loads(one.key),
-        "old_key": None if one.old_key is None else json.loads(one.old_key),
+        **asdict(change),
+        "key": json.loads(change.key),
+        "old_key": None if change.old_key is None else json.loads(change.old_key),
     }
 
 
-def _print(found: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
-    if not found:
+def _print(changes: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
+    if not changes:
         print_answer("The journal has no change of this key.")
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("time", "table", "op", "key", "range", "segment", "position", *sinks):
         table.add_column(heading, overflow="fold")
-    for one in found:
-        keys = one.key if one.old_key is None else f"{one.old_key} -> {one.key}"
+    for change in changes:
+        keys = change.key if change.old_key is None else f"{change.old_key} -> {change.key}"
         table.add_row(
-            moment(one.ts_us / 1e6),
-            one.table,
-            one.op,
+            moment(change.ts_us / 1e6),
+            change.table,
+            change.op,
             keys,
-            f"{one.range}",
-            f"{one.segment}:{one.ordinal}",
-            one.position,
-            *(one.sinks.get(sink, "-") for sink in sinks),
+            f"{change.range}",
+            f"{change.segment}:{change.ordinal}",
+            change.position,
+            *(change.sinks.get(sink, "-") for sink in sinks),
         )
     print_answer(table)
     if more:
-        print_answer(f"There are more than these {len(found)} changes; use --limit to see more.")
+        print_answer(f"There are more than these {len(changes)} changes; use --limit to see more.")

@@ -37,8 +37,8 @@ def ranges(
         for row in rows
     }
     if json_output:
-        found = [_as_json(row, checkpoints, assets[row.range]) for row in rows]
-        typer.echo(json.dumps({"pipeline": pipeline, "ranges": found}))
+        described = [_as_json(row, checkpoints, assets[row.range]) for row in rows]
+        typer.echo(json.dumps({"pipeline": pipeline, "ranges": described}))
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("range", "state", "rows", "bytes", "opened", "seconds"):
@@ -48,7 +48,7 @@ def ranges(
         table.add_column(sink, overflow="fold")
     table.add_column("published", overflow="fold")
     for row in rows:
-        told = assets[row.range]
+        asset_names = assets[row.range]
         table.add_row(
             f"{row.range}",
             row.state,
@@ -56,8 +56,8 @@ def ranges(
             size(row.bytes),
             moment(row.opened_at),
             f"{(row.closed_at or now) - row.opened_at:.1f}",
-            *(_SAID[_delivered(row, one)] for one in checkpoints.values()),
-            "all" if len(told) == len(checkpoints) + 1 else ", ".join(told) or "no",
+            *(_SAID[_delivered(row, checkpoint)] for checkpoint in checkpoints.values()),
+            "all" if len(asset_names) == len(checkpoints) + 1 else ", ".join(asset_names) or "no",
         )
     print_answer(table if rows else "No range yet.")
 
@@ -89,6 +89,8 @@ def _as_json(
         "closed_at": row.closed_at,
         "close_reason": row.close_reason,
         "content_hash": row.content_hash,
-        "delivered": {sink: _delivered(row, one) for sink, one in checkpoints.items()},
+        "delivered": {
+            sink: _delivered(row, checkpoint) for sink, checkpoint in checkpoints.items()
+        },
         "published": published,
     }

@@ -34,20 +34,20 @@ def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Show every captured table with its current version."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        found = schema_views.tables(store, pipeline)
+        tables = schema_views.tables(store, pipeline)
     if json_output:
-        _echo({"pipeline": pipeline, "tables": found})
+        _echo({"pipeline": pipeline, "tables": tables})
         return
     rows = [
         (
-            one["name"],
-            f"{one['registry_version']}",
-            f"{one['column_count']}",
-            ", ".join(one["primary_key"]) or "none",
-            _short(one["fingerprint"]),
-            ", ".join(f"version {number}" for number in one["pending"]),
+            table["name"],
+            f"{table['registry_version']}",
+            f"{table['column_count']}",
+            ", ".join(table["primary_key"]) or "none",
+            _short(table["fingerprint"]),
+            ", ".join(f"version {number}" for number in table["pending"]),
         )
-        for one in found
+        for table in tables
     ]
     headings = ("table", "version", "columns", "key", "fingerprint", "waits for approval")
     show_grid(headings, rows, nothing="No table was captured yet.")
@@ -71,35 +71,33 @@ def show(
     json_output: JsonOption = False,
 ) -> None:
     """Show a version of a table: its columns, since when it is in force, and what it changed."""
-    if sum(one is not None for one in (version, sequence, at)) > 1:
+    if sum(option is not None for option in (version, sequence, at)) > 1:
         raise NotAllowed("--version, --sequence and --position exclude one another")
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        found = schema_views.table(
+        view = schema_views.table(
             store, pipeline, table, version=version, sequence=sequence, position=at
         )
     if json_output:
-        _echo({"pipeline": pipeline, **found})
+        _echo({"pipeline": pipeline, **view})
         return
-    waits = ", waits for approval" if found["pending"] else ""
-    since = position(orjson.dumps(found["position"]).decode())
-    typer.echo(
-        f"{found['name']}, version {found['registry_version']} of {found['versions']}{waits}"
-    )
-    typer.echo(f"sequence {found['sequence']}, {found['fingerprint']}")
-    typer.echo(f"since {since}, first seen {moment(found['registered_at'])}")
+    waits = ", waits for approval" if view["pending"] else ""
+    since = position(orjson.dumps(view["position"]).decode())
+    typer.echo(f"{view['name']}, version {view['registry_version']} of {view['versions']}{waits}")
+    typer.echo(f"sequence {view['sequence']}, {view['fingerprint']}")
+    typer.echo(f"since {since}, first seen {moment(view['registered_at'])}")
     rows = [
         (
-            f"{one['ordinal_position']}",
-            one["name"],
-            one["data_type"],
-            "" if one["nullable"] else "not null",
-            "key" if one["is_primary_key"] else "",
+            f"{column['ordinal_position']}",
+            column["name"],
+            column["data_type"],
+            "" if column["nullable"] else "not null",
+            "key" if column["is_primary_key"] else "",
         )
-        for one in found["columns"]
+        for column in view["columns"]
     ]
     show_grid(("", "column", "type", "", ""), rows, nothing="")
-    for line in found["changes"]:
+    for line in view["changes"]:
         typer.echo(line)
 
 
@@ -108,20 +106,20 @@ def history(pipeline: NameArgument, table: _Table, *, json_output: JsonOption = 
     """Show every version of a table, and what each one changed."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        found = schema_views.versions(store, pipeline, table)
+        versions = schema_views.versions(store, pipeline, table)
     if json_output:
-        _echo({"pipeline": pipeline, "table": table, "versions": found})
+        _echo({"pipeline": pipeline, "table": table, "versions": versions})
         return
     rows = [
         (
-            f"{one['version']}",
-            f"{one['sequence']}",
-            moment(one["registered_at"]),
-            position(orjson.dumps(one["position"]).decode()),
-            _short(one["fingerprint"]),
-            "; ".join(one["changes"]) + (" (waits for approval)" if one["pending"] else ""),
+            f"{version['version']}",
+            f"{version['sequence']}",
+            moment(version["registered_at"]),
+            position(orjson.dumps(version["position"]).decode()),
+            _short(version["fingerprint"]),
+            "; ".join(version["changes"]) + (" (waits for approval)" if version["pending"] else ""),
         )
-        for one in found
+        for version in versions
     ]
     headings = ("version", "sequence", "first seen", "since", "fingerprint", "changes")
     show_grid(headings, rows, nothing="")
@@ -144,8 +142,8 @@ def diff(
     """Show the differences between two versions of a table."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        old, new, found = schema_views.difference(store, pipeline, table, before, after)
-    lines = [str(one) for one in found]
+        old, new, differences = schema_views.difference(store, pipeline, table, before, after)
+    lines = [str(difference) for difference in differences]
     if json_output:
         _echo({"pipeline": pipeline, "table": table, "from": old, "to": new, "changes": lines})
         return
@@ -172,19 +170,19 @@ def reload(
     try:
         with opened_store() as store:
             known_pipeline(store, loaded.name)
-            found = live_schemas.reload(store, loaded.name, source, table)
+            comparison = live_schemas.reload(store, loaded.name, source, table)
     finally:
         source.close()
     if json_output:
-        _echo(found)
+        _echo(comparison)
         return
     rows = [
         (
-            one["name"],
-            one["status"],
-            one["error"] or "; ".join(one["differences"]),
+            compared["name"],
+            compared["status"],
+            compared["error"] or "; ".join(compared["differences"]),
         )
-        for one in found["tables"]
+        for compared in comparison["tables"]
     ]
     patterns = listed(loaded.spec.spec.source.config.tables) or "*"
     nothing = f"No table matches source.config.tables ({patterns})."
@@ -195,5 +193,5 @@ def _short(fingerprint: str) -> str:
     return fingerprint.removeprefix("sha256:")[:12]
 
 
-def _echo(found: _View) -> None:
-    typer.echo(orjson.dumps(found))
+def _echo(view: _View) -> None:
+    typer.echo(orjson.dumps(view))

@@ -37,7 +37,7 @@ def sensing() -> None:
 def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
     """Show every learned schema, and the progress of sensing."""
     with _opened(pipeline) as (store, loaded):
-        found = views.schemas(store, loaded)
+        schemas = views.schemas(store, loaded)
         progress = store.sensing.progress(loaded.name)
         row = known_pipeline(store, loaded.name)
     behind = row.next_segment - 1 - (0 if progress is None else progress.segment)
@@ -45,17 +45,17 @@ def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     skipped = 0 if progress is None else progress.skipped
     if json_output:
         rest = {"segments_behind": behind, "segments_skipped": skipped, "problem": problem}
-        typer.echo(json.dumps({"pipeline": loaded.name, "schemas": found, **rest}))
+        typer.echo(json.dumps({"pipeline": loaded.name, "schemas": schemas, **rest}))
         return
     rows = [
         (
-            one["table"],
-            f"{one['sequence']}" + (" (stable)" if one["stabilized"] else ""),
-            one["fingerprint"].removeprefix("sha256:")[:12],
-            f"{one['sampled_count']:,} of {one['event_count']:,}",
-            one["last_seen"],
+            learned["table"],
+            f"{learned['sequence']}" + (" (stable)" if learned["stabilized"] else ""),
+            learned["fingerprint"].removeprefix("sha256:")[:12],
+            f"{learned['sampled_count']:,} of {learned['event_count']:,}",
+            learned["last_seen"],
         )
-        for one in found
+        for learned in schemas
     ]
     show_grid(
         ("table", "schema", "fingerprint", "documents", "last seen"),
@@ -74,26 +74,27 @@ def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
 def show(pipeline: PipelineArgument, table: _Table, *, json_output: JsonOption = False) -> None:
     """Show the fields of a schema, how often it changed, and objects whose field names are data."""
     with _opened(pipeline) as (store, loaded):
-        found = views.schema(store, loaded, table)
+        view = views.schema(store, loaded, table)
         changes = views.evolutions(store, loaded, table)
         classes = views.classifications(store, loaded, table)["paths"]
     if json_output:
-        typer.echo(json.dumps({**found, "evolutions": changes, "paths": classes}))
+        typer.echo(json.dumps({**view, "evolutions": changes, "paths": classes}))
         return
     rows = [
         (
-            one["name"],
-            " or ".join(one["types"]),
-            "optional" if one["optional"] else "",
-            _notes(one),
+            field["name"],
+            " or ".join(field["types"]),
+            "optional" if field["optional"] else "",
+            _notes(field),
         )
-        for one in found["fields"]
+        for field in view["fields"]
     ]
     show_grid(("field", "type", "", "values"), rows, nothing="It has no fields.")
-    for path, one in classes.items():
-        if one["has_dynamic_fields"]:
+    for path, verdict in classes.items():
+        if verdict["has_dynamic_fields"]:
             typer.echo(
-                f"{path or 'document'}: field names are data, about {one['unique_keys']:,} names"
+                f"{path or 'document'}: field names are data, "
+                f"about {verdict['unique_keys']:,} names"
             )
     typer.echo(f"Changed {pluralize(len(changes), 'time')} since it was first seen.")
 
@@ -125,26 +126,26 @@ def drift(
 ) -> None:
     """Show where rows differ from what their tables declare."""
     with _opened(pipeline) as (store, loaded):
-        found = (
+        drifts = (
             views.drifts(store, loaded) if table is None else [views.drift(store, loaded, table)]
         )
     if json_output:
-        typer.echo(json.dumps({"pipeline": loaded.name, "tables": found}))
+        typer.echo(json.dumps({"pipeline": loaded.name, "tables": drifts}))
         return
     rows = [
         (
-            f"{one['table']}.{column['column']}",
+            f"{drifted['table']}.{column['column']}",
             column["expected_type"] or "-",
             ", ".join(column["observed_types"]) or "-",
             ", ".join(f"{kind} {count:,}" for kind, count in column["problems"].items()),
             max(column["last_seen"].values(), default="-"),
         )
-        for one in found
-        for column in one["columns"]
+        for drifted in drifts
+        for column in drifted["columns"]
     ]
     show_grid(("column", "declared", "seen", "what", "last seen"), rows, nothing="Nothing differs.")
-    analyzed = sum(one["events_analyzed"] for one in found)
-    differing = sum(one["events_with_drift"] for one in found)
+    analyzed = sum(drifted["events_analyzed"] for drifted in drifts)
+    differing = sum(drifted["events_with_drift"] for drifted in drifts)
     typer.echo(f"Rows that differ: {differing:,} of {analyzed:,} analyzed.")
 
 

@@ -62,14 +62,14 @@ def verify(
                 f"range {number}: {pluralize(events[number], 'event')}, files as they were written"
             )
         if from_source:
-            for one in _again(store, journal, loaded, chosen):
-                compared.append(one)
-                console.print(_sentence(one))
-    same = all(one.equal for one in compared)
+            for segment in _again(store, journal, loaded, chosen):
+                compared.append(segment)
+                console.print(_sentence(segment))
+    same = all(segment.equal for segment in compared)
     if json_output:
-        segments = [{**dataclasses.asdict(one), "equal": one.equal} for one in compared]
-        found = {"pipeline": loaded.name, "ok": same, "ranges": events, "segments": segments}
-        typer.echo(json.dumps(found))
+        segments = [{**dataclasses.asdict(segment), "equal": segment.equal} for segment in compared]
+        answer = {"pipeline": loaded.name, "ok": same, "ranges": events, "segments": segments}
+        typer.echo(json.dumps(answer))
     raise typer.Exit(0 if same else 1)
 
 
@@ -90,14 +90,17 @@ def _again(
         source.close()
 
 
-def _sentence(one: Compared) -> str:
-    if one.equal:
-        return f"segment {one.segment}: {pluralize(one.rows, 'row')}, the same in the source's log"
-    ordinals = ", ".join(map(str, one.ordinals))
-    where = f"; columns {', '.join(one.columns)}" if one.columns else ""
+def _sentence(segment: Compared) -> str:
+    if segment.equal:
+        return (
+            f"segment {segment.segment}: {pluralize(segment.rows, 'row')}, "
+            "the same in the source's log"
+        )
+    ordinals = ", ".join(map(str, segment.ordinals))
+    where = f"; columns {', '.join(segment.columns)}" if segment.columns else ""
     return (
-        f"segment {one.segment} DIFFERS: {pluralize(one.rows, 'row')} here, "
-        f"{one.again:,} in the source's log;"
+        f"segment {segment.segment} DIFFERS: {pluralize(segment.rows, 'row')} here, "
+        f"{segment.again:,} in the source's log;"
         f" first at ordinals {ordinals}{where}"
     )
 

@@ -1,9 +1,9 @@
 """Dagster's processes, as `deltaforge dev` and `deltaforge demo` start them.
 
 One code server holds the definitions; the webserver and the daemon query it instead of each loading them
-again. All of them share one `DAGSTER_HOME` and end with this process, of which they are forks: most of what they import
-is in memory once. What they start in turn, the process that loads the definitions and the one that runs are forked
-from, are new Pythons.
+again. All of them share one `DAGSTER_HOME` and end with this process. They are forks of it, so most
+of what they import is in memory only once. The processes that they start in turn are new Python
+interpreters: the one that loads the definitions, and the fork server of runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from deltaforge_dagster.processes.process import ServerProcess, free_port
 _START_SECONDS = 240.0
 _STOP_SECONDS = 120.0
 _LOG_BYTES = 10 << 20
-"""How large the log of a process becomes before it is moved to a second file, of which there is one."""
+"""The size at which the log of a process is moved to a second file, which replaces the previous
+one."""
 ANSWER_SECONDS = 300
 """How long Dagster waits for the code server, which answers once a run's process has started. With Dagster's
 default of 60 seconds, a busy machine reports runs as "failed to start" although they do start."""
@@ -44,21 +45,21 @@ THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS
 
 _SHARED = (
     "dagster._cli",
-    "dagster._core.storage.sqlite_storage",  # of an instance on one machine
+    "dagster._core.storage.sqlite_storage",  # used by an instance on one machine
     "dagster._daemon.cli",
     "dagster._grpc.proxy_server",
     "dagster_graphql.schema",
     "dagster_webserver.app",
     "deltaforge_dagster.launcher.run_launcher",
 )
-"""What the processes import."""
+"""Modules that this process imports before it forks, because the processes need them."""
 
 _LOADED = """{ workspaceOrError { ... on Workspace { locationEntries {
   locationOrLoadError { __typename ... on PythonError { message } } } } } }"""
-"""Asks the webserver whether it has loaded the code location, and why not."""
+"""GraphQL query whether the webserver has loaded the code location, with the error if it failed."""
 
 _NOT_YET = "DagsterUserCodeUnreachableError"
-"""Why it has not while the code server is starting."""
+"""Part of the answer to `_LOADED` while the code server is still starting."""
 
 _WORKSPACE = """\
 load_from:
@@ -79,7 +80,7 @@ class DagsterProcesses:
 
     @classmethod
     def start(cls, settings: Settings, dagster_home: Path, *, port: int | None = None) -> Self:
-        """Start all three, with logs below `settings.home`; they are `wait_until_ready` later.
+        """Start all three, with logs below `settings.home`; see `wait_until_ready`.
 
         They are forks, so this process must have no other thread yet.
 
@@ -129,7 +130,7 @@ class DagsterProcesses:
                     ],
                 ),
             )
-            # Who asks before it listens logs a stack trace, and asks again later.
+            # A process that connects before it listens logs a stack trace, and retries only later.
             started._processes[0].wait_until(lambda: _listens(code_port), _START_SECONDS)
             started._run(
                 "webserver",
@@ -204,12 +205,12 @@ class DagsterProcesses:
                 entries = json.load(answer)["data"]["workspaceOrError"].get("locationEntries", ())
         except OSError:  # refused, reset or late: not yet
             return False
-        loaded = [entry["locationOrLoadError"] for entry in entries]
+        loaded = [location["locationOrLoadError"] for location in entries]
         return bool(loaded) and all(loaded) and _NOT_YET not in str(loaded)
 
 
 def _listens(port: int) -> bool:
-    """Return whether somebody listens on a port of this machine."""
+    """Return whether a process listens on a port of this machine."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
         return True
     return False

@@ -51,9 +51,9 @@ def dev(
             f"[yellow]{escape(str(settings.pipelines))} has no pipeline file yet.[/yellow] "
             "Files that you add there are picked up automatically."
         )
-    for one in pipelines:
-        if isinstance(one, BrokenPipeline):
-            console.print(f"[red]{one.name} is left out:[/red] {escape(str(one.error))}")
+    for pipeline in pipelines:
+        if isinstance(pipeline, BrokenPipeline):
+            console.print(f"[red]{pipeline.name} is left out:[/red] {escape(str(pipeline.error))}")
     with _only_one(settings.home):
         _refuse_taken(port)
         since = _begin(settings, pipelines)
@@ -73,31 +73,31 @@ def _begin(settings: Settings, pipelines: Sequence[AnyPipeline]) -> list[str]:
 
     Return one line per pipeline: since when its changes are captured, or why they are not.
     """
-    said = []
+    lines = []
     with Platform(settings).open() as opened:
-        for one in pipelines:
-            if isinstance(one, BrokenPipeline):
+        for pipeline in pipelines:
+            if isinstance(pipeline, BrokenPipeline):
                 continue
-            before = opened.store.pipelines.get(one.name)
+            before = opened.store.pipelines.get(pipeline.name)
             try:
-                row = begin(opened.store, one, opened.source_builder(one))
+                row = begin(opened.store, pipeline, opened.source_builder(pipeline))
             except DeltaforgeError as error:
-                said.append(
-                    f"[yellow]{one.name}: nothing is captured yet:[/yellow] {escape(str(error))}; each "
-                    "tick of its sensor tries again"
+                lines.append(
+                    f"[yellow]{pipeline.name}: nothing is captured yet:[/yellow] "
+                    f"{escape(str(error))}; each tick of its sensor tries again"
                 )
                 continue
             if row.want != "running":
-                said.append(f"{one.name} is {row.want}")
+                lines.append(f"{pipeline.name} is {row.want}")
             elif before is None or before.start_position is None:
-                said.append(
-                    f"{one.name}: capturing since {moment(opened.store.now())} "
+                lines.append(
+                    f"{pipeline.name}: capturing since {moment(opened.store.now())} "
                     f"({position(row.start_position)})"
                 )
             else:
                 where = position(row.captured_position or row.start_position)
-                said.append(f"{one.name}: resumes at {where}")
-    return said
+                lines.append(f"{pipeline.name}: resumes at {where}")
+    return lines
 
 
 def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) -> None:

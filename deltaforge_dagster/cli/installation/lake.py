@@ -1,4 +1,4 @@
-"""`deltaforge lake`: what this machine needs to write Delta and Iceberg tables, and how such tables are read and maintained."""
+"""`deltaforge lake`: prepare this machine for Delta and Iceberg tables; read and maintain them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def install(
     folder = settings.lake_jars
     missing = missing_jars(folder)
     if missing:
-        # Others may have to read a folder outside the home.
+        # A folder outside the home is not private, because other users may have to read it.
         if folder.is_relative_to(settings.home):
             make_folder(folder)
         else:
@@ -119,8 +119,8 @@ def view(
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        files = [one for one in installed_files(store) if isinstance(one, LoadedPipeline)]
-        loaded = next((one for one in files if one.name == pipeline), None)
+        files = [file for file in installed_files(store) if isinstance(file, LoadedPipeline)]
+        loaded = next((file for file in files if file.name == pipeline), None)
         if loaded is None:
             raise NotAllowed(f"the file of pipeline {pipeline!r} cannot be read")
         query = _view(store, loaded, sink, table, engine)
@@ -131,38 +131,38 @@ def _view(
     store: StateStore, loaded: LoadedPipeline, sink: str | None, table: str, engine: str
 ) -> str:
     blocks = {
-        one.config.id: one
-        for one in loaded.spec.spec.sinks
-        if isinstance(one.config, LakeSinkConfig) and one.config.pending is not None
+        block.config.id: block
+        for block in loaded.spec.spec.sinks
+        if isinstance(block.config, LakeSinkConfig) and block.config.pending is not None
     }
     if sink is None and len(blocks) == 1:
         (sink,) = blocks
     if sink not in blocks:
-        found = ", ".join(sorted(blocks)) or "none has"
-        raise NotAllowed(f"--sink must name a sink with the option `pending` ({found})")
+        listed = ", ".join(sorted(blocks)) or "none has"
+        raise NotAllowed(f"--sink must name a sink with the option `pending` ({listed})")
     config, kind = blocks[sink].config, sink_types()[blocks[sink].type]
     assert isinstance(config, LakeSinkConfig)
     assert isinstance(kind, LakeSinkType)
     stored = {
-        ".".join(one.write.source): one.write
-        for one in store.lake_commits.tables(loaded.name)
-        if one.sink == sink
+        ".".join(lake_table.write.source): lake_table.write
+        for lake_table in store.lake_commits.tables(loaded.name)
+        if lake_table.sink == sink
     }
     if table not in stored:
-        found = ", ".join(sorted(stored)) or "none yet"
-        raise NotAllowed(f"sink {sink} has not written a table for {table} ({found})")
+        listed = ", ".join(sorted(stored)) or "none yet"
+        raise NotAllowed(f"sink {sink} has not written a table for {table} ({listed})")
     write = stored[table]
     key = config.keys.get(table) or next(
-        one.current.table.primary_key
-        for one in store.schemas.histories(loaded.name)
-        if one.name == table
+        history.current.table.primary_key
+        for history in store.schemas.histories(loaded.name)
+        if history.name == table
     )
     names = (write.destination, pending_name(write.destination))
     if engine == "spark":
         dialect = kind.dialect(config)
         main, beside = map(dialect.table, names)
     else:
-        scans = [kind.duckdb_scan(config, one) for one in names]
+        scans = [kind.duckdb_scan(config, name) for name in names]
         if None in scans:
             raise NotAllowed("DuckDB reads pending changes of Delta tables with a `path` only")
         main, beside = map(str, scans)

@@ -98,9 +98,10 @@ def run(
 def _with_problems(
     settings: Settings, loaded: LoadedPipeline, outcome: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the outcome of a run that worked with the problems that `status` shows now.
+    """Return a run's outcome with the problems that `deltaforge status` shows now.
 
-    A state store in the memory of the run is gone; then the problems are those at its end.
+    If the state store was in the run's memory, the problems are those that the run recorded at its
+    end.
     """
     if not {"captured", "error"} & outcome.keys():
         return outcome
@@ -132,9 +133,9 @@ def _report(pipeline: str, outcome: Mapping[str, Any]) -> None:
     typer.echo(_sentence(outcome))
     if outcome["capture_error"] is not None:
         typer.secho(f"error: {outcome['capture_error']}", fg=typer.colors.RED, err=True)
-    said = outcome["capture_error"] or ""
+    capture_error = outcome["capture_error"] or ""
     for problem in (HealthProblem(**fields) for fields in outcome["problems"]):
-        named = problem.text in said or problem.subject.startswith("sink")
+        named = problem.text in capture_error or problem.subject.startswith("sink")
         if problem.severity == "error" and not named:
             typer.secho(f"error: {problem.line}", fg=typer.colors.RED, err=True)
     for error, sinks in sinks_by_error(outcome["sink_errors"]).items():
@@ -180,8 +181,8 @@ def replay(
         raise DeltaforgeError(_outcome(result)["error"])
     again, caught_up = _messages(result)
     if json_output:
-        known = {"pipeline": loaded.name, "sink": sink, "range": ranges}
-        typer.echo(json.dumps({**known, "sent": again, "caught_up": caught_up}))
+        fields = {"pipeline": loaded.name, "sink": sink, "range": ranges}
+        typer.echo(json.dumps({**fields, "sent": again, "caught_up": caught_up}))
         return
     if has and keeps_what_it_has(loaded.spec, sink):
         text = (
@@ -305,9 +306,9 @@ def _state_of(store: StateStore, pipeline: str) -> str:
         return f"{pipeline}: starting ..."
     end = row.next_segment - 1
     sinks = ", ".join(
-        f"{one.sink} {one.segment}"
-        + (f" [red]({escape(one.error_line)})[/red]" if one.error_line else "")
-        for one in store.checkpoints.read(pipeline).values()
+        f"{checkpoint.sink} {checkpoint.segment}"
+        + (f" [red]({escape(checkpoint.error_line)})[/red]" if checkpoint.error_line else "")
+        for checkpoint in store.checkpoints.read(pipeline).values()
     )
     return f"{pipeline}: {_reading(store, pipeline)}captured {pluralize(end, 'segment')}; delivered {sinks}"
 
@@ -318,7 +319,7 @@ def _reading(store: StateStore, pipeline: str) -> str:
     if snapshot is None:
         return ""
     progress = store.snapshots.progress(pipeline, snapshot.snapshot).values()
-    read = sum(one.read + one.spliced for one in progress)
-    chunks = sum(one.chunks for one in progress)
-    rows = sum(one.rows for one in progress)
+    read = sum(table.read + table.spliced for table in progress)
+    chunks = sum(table.chunks for table in progress)
+    rows = sum(table.rows for table in progress)
     return f"snapshot {read:,} of {pluralize(chunks, 'chunk')}, {pluralize(rows, 'row')}; "

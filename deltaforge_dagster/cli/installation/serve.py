@@ -136,8 +136,8 @@ def _may_listen(addresses: Mapping[str, str], token: str | None) -> None:
 def _listen(option: str, host: str, port: int, instead: str = "") -> socket.socket:
     """Return a listening socket; an error names the option, and `instead` what else to set it to."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = addresses[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise SettingsError(f"{option}: {_reason(error)}; choose another{instead}") from error

@@ -1,4 +1,4 @@
-"""`deltaforge acknowledge`: sinks need not get what the source's log lacks of tables."""
+"""`deltaforge acknowledge`: accept that sinks never get changes which the source's log lacks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def acknowledge(
     names = [name.strip() for name in tables.split(",") if name.strip()]
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        found = store.gaps.acknowledge(pipeline, names)
-    if not found:
+        acknowledged = store.gaps.acknowledge(pipeline, names)
+    if not acknowledged:
         raise NotAllowed(
             f"pipeline {pipeline!r}: the log lacks nothing of {tables or 'its tables'}"
         )
-    text = f"{', '.join(found)}: what the log lacks is acknowledged; sinks never get it."
-    say(text, {"pipeline": pipeline, "tables": found}, as_json=json_output)
+    text = f"{', '.join(acknowledged)}: what the log lacks is acknowledged; sinks never get it."
+    say(text, {"pipeline": pipeline, "tables": acknowledged}, as_json=json_output)

@@ -53,15 +53,15 @@ def show(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     for heading in ("sink", "state", "segment", "row", "behind", "source position", "last moved"):
         right = heading in {"segment", "row", "behind"}
         table.add_column(heading, overflow="fold", justify="right" if right else "left")
-    for one in checkpoints.values():
+    for checkpoint in checkpoints.values():
         table.add_row(
-            one.sink,
-            one.state,
-            f"{one.segment:,}",
-            "all" if one.complete else f"{one.ordinal:,}",
-            f"{segments_behind(row, one):,}" if one.attached else "-",
-            position(one.source_position),
-            moment(one.updated_at),
+            checkpoint.sink,
+            checkpoint.state,
+            f"{checkpoint.segment:,}",
+            "all" if checkpoint.complete else f"{checkpoint.ordinal:,}",
+            f"{segments_behind(row, checkpoint):,}" if checkpoint.attached else "-",
+            position(checkpoint.source_position),
+            moment(checkpoint.updated_at),
         )
     print_answer(table)
     print_answer(f"\ncommitted  {position(row.confirmed_position)}")
@@ -103,13 +103,13 @@ def reset(
         if everything:
             if sink is not None or to is not None:
                 raise NotAllowed("--all resets the whole pipeline: leave --sink and --to out")
-            said = _reset_all(store, before, ask=not yes and on_terminal())
+            summary = _reset_all(store, before, ask=not yes and on_terminal())
         elif sink is None or to is None:
             raise NotAllowed("write --sink SINK --to oldest|tail|range:N, or --all")
         else:
-            said = _reset_sink(store, pipeline, sink, to)
+            summary = _reset_sink(store, pipeline, sink, to)
         rows = _as_json(known_pipeline(store, pipeline), store.checkpoints.read(pipeline))
-    typer.echo(json.dumps(rows) if json_output else said)
+    typer.echo(json.dumps(rows) if json_output else summary)
 
 
 @app.command("import")
@@ -140,23 +140,23 @@ def import_(
     if settings.state_url == "memory":
         raise NotAllowed("DELTAFORGE_STATE_URL is memory: imported checkpoints would be lost")
     source_id = loaded.spec.spec.source.config.id
-    found = {} if storage is None else legacy.of_source(read_storage(storage), source_id)
-    if storage is not None and not found:
+    imported = {} if storage is None else legacy.of_source(read_storage(storage), source_id)
+    if storage is not None and not imported:
         raise SettingsError(
             f"{storage}: holds no checkpoint of source {source_id!r} (spec.source.config.id)"
         )
-    positions = sink_positions(loaded, found)
+    positions = sink_positions(loaded, imported)
     store = StateStore.open(settings.state_url)
     try:
-        _import(store, loaded, found)
+        _import(store, loaded, imported)
     finally:
         store.close()
     if json_output:
-        has = {sink: json.loads(one.to_json()) for sink, one in positions.items()}
-        typer.echo(json.dumps({"pipeline": loaded.name, "sinks": has}))
+        reached = {sink: json.loads(end.to_json()) for sink, end in positions.items()}
+        typer.echo(json.dumps({"pipeline": loaded.name, "sinks": reached}))
         return
-    for sink, one in positions.items():
-        typer.echo(f"{sink} has everything up to {position(one.to_json())}.")
+    for sink, end in positions.items():
+        typer.echo(f"{sink} has everything up to {position(end.to_json())}.")
     if positions:
         first = position(min(positions.values()).to_json())
         typer.echo(f"{loaded.name} begins at {first}, or before it where a transaction begins.")
@@ -164,7 +164,7 @@ def import_(
         typer.echo(f"{loaded.name} starts where its file says.")
 
 
-def _import(store: StateStore, loaded: LoadedPipeline, found: dict[str, bytes]) -> None:
+def _import(store: StateStore, loaded: LoadedPipeline, imported: dict[str, bytes]) -> None:
     row = store.pipelines.get(loaded.name)
     if row is not None and row.start_position is not None:
         raise NotAllowed(
@@ -174,7 +174,7 @@ def _import(store: StateStore, loaded: LoadedPipeline, found: dict[str, bytes]) 
     with store.database.write() as connection:
         legacy.forget(connection, loaded.spec.spec.source.config.id)
     checkpoints = Kv(store.database, legacy.NAMESPACE)
-    for key, value in found.items():
+    for key, value in imported.items():
         checkpoints.put(key, value)
 
 
@@ -184,18 +184,18 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
         names = ", ".join(store.checkpoints.read(pipeline)) or "none"
         raise NotAllowed(f"pipeline {pipeline!r} has no sink {sink!r} (there is: {names})")
     after = store.checkpoints.reset(pipeline, sink, _first_segment(store, pipeline, to) - 1)
-    said = f"{sink} continues with segment {after.segment + 1:,}: {_change(before, after)}."
+    summary = f"{sink} continues with segment {after.segment + 1:,}: {_change(before, after)}."
     back = after.whole_segment < before.whole_segment
     if back and store.lake_commits.read(pipeline, sink) is not None:
-        said += (
+        summary += (
             " Its tables skip what they have, so only what they lack is written; to have a table rewritten, "
             "drop it before the next run."
         )
-    return said
+    return summary
 
 
 def on_terminal() -> bool:
-    """Return whether a person can be asked."""
+    """Return whether standard input is a terminal, so that the user can be asked."""
     return sys.stdin.isatty()
 
 
@@ -240,8 +240,8 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
     finally:
         if source is not None:
             source.close()
-    said = f"{before.name} was reset and starts with segment {after.next_segment:,}, {where}."
-    return said + (f" The source was not checked: {unread}." if unread else "")
+    summary = f"{before.name} was reset and starts with segment {after.next_segment:,}, {where}."
+    return summary + (f" The source was not checked: {unread}." if unread else "")
 
 
 def confirm_deletion(listed: Sequence[str]) -> None:
@@ -250,19 +250,21 @@ def confirm_deletion(listed: Sequence[str]) -> None:
     Raises:
         Abort: The user did not confirm.
     """
-    typer.echo("\n".join(["This deletes:", *(f"  {one}" for one in listed)]), err=True)
+    typer.echo("\n".join(["This deletes:", *(f"  {line}" for line in listed)]), err=True)
     typer.confirm("Continue?", abort=True, err=True)
 
 
 def deleted_state(store: StateStore, row: PipelineRow) -> list[str]:
-    """Return what is deleted of a pipeline's state and journal."""
+    """Return lines that describe what a reset deletes of a pipeline's state and journal."""
     listed = [
         f"the journal of {row.name} ({size(store.segments.total_bytes(row.name))}), its ranges and positions"
     ]
-    for one in store.checkpoints.read(row.name).values():
-        behind = segments_behind(row, one)
+    for checkpoint in store.checkpoints.read(row.name).values():
+        behind = segments_behind(row, checkpoint)
         if behind:
-            listed.append(f"{pluralize(behind, 'segment')} that sink {one.sink} does not have yet")
+            listed.append(
+                f"{pluralize(behind, 'segment')} that sink {checkpoint.sink} does not have yet"
+            )
     held = [hold.subject for hold in store.holds.read(row.name) if hold.state != "journaled"]
     return listed + ([f"held changes of {', '.join(held)}"] if held else [])
 
@@ -275,18 +277,18 @@ def _as_json(row: PipelineRow, checkpoints: dict[str, CheckpointRow]) -> dict[st
         "captured_position": _fields(row.captured_position or row.start_position),
         "committed_position": _fields(row.confirmed_position),
         "sinks": {
-            one.sink: {
-                "state": one.state,
-                "segment": one.segment,
-                "ordinal": one.ordinal,
-                "complete": one.complete,
-                "segments_behind": segments_behind(row, one),
-                "first_segment": one.first_segment,
-                "source_position": _fields(one.source_position),
-                "failures": one.failures,
-                "updated_at": one.updated_at,
+            checkpoint.sink: {
+                "state": checkpoint.state,
+                "segment": checkpoint.segment,
+                "ordinal": checkpoint.ordinal,
+                "complete": checkpoint.complete,
+                "segments_behind": segments_behind(row, checkpoint),
+                "first_segment": checkpoint.first_segment,
+                "source_position": _fields(checkpoint.source_position),
+                "failures": checkpoint.failures,
+                "updated_at": checkpoint.updated_at,
             }
-            for one in checkpoints.values()
+            for checkpoint in checkpoints.values()
         },
     }
 
@@ -304,10 +306,10 @@ def _first_segment(store: StateStore, pipeline: str, to: str) -> int:
     if to == "tail":
         return known_pipeline(store, pipeline).next_segment
     if kind == "range" and number.isdecimal():
-        found = store.ranges.get(pipeline, int(number))
-        if found is None:
+        row = store.ranges.get(pipeline, int(number))
+        if row is None:
             raise NotAllowed(f"pipeline {pipeline!r} has no range {int(number)}")
-        return found.first_segment
+        return row.first_segment
     raise NotAllowed(f"--to {to}: write oldest, tail or range:N")
 
 

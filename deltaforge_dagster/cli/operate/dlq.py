@@ -59,8 +59,8 @@ def list_(
         now = store.now()
     if json_output:
         entries = [orjson.Fragment(entry_json(pipeline, row)) for row in rows]
-        found = {"pipeline": pipeline, "count": depth.entries, "entries": entries}
-        typer.echo(orjson.dumps(found))
+        answer = {"pipeline": pipeline, "count": depth.entries, "entries": entries}
+        typer.echo(orjson.dumps(answer))
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("n", "sink", "table", "state", "cause", "attempts", "since", "place", "why"):

@@ -33,21 +33,21 @@ def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
         holds = store.holds.read(pipeline)
         now = store.now()
     if json_output:
-        found = [{**asdict(one), "seconds": round(now - one.since, 1)} for one in holds]
-        typer.echo(json.dumps({"pipeline": pipeline, "holds": found}))
+        listed = [{**asdict(hold), "seconds": round(now - hold.since, 1)} for hold in holds]
+        typer.echo(json.dumps({"pipeline": pipeline, "holds": listed}))
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("of", "state", "events", "bytes", "since", "after", "reason"):
         table.add_column(heading, overflow="fold")
-    for one in holds:
+    for hold in holds:
         table.add_row(
-            f"{one.kind} {one.subject}",
-            one.state,
-            f"{one.events:,}",
-            size(one.bytes),
-            f"{duration(now - one.since)} ago",
-            position(one.since_position),
-            one.reason,
+            f"{hold.kind} {hold.subject}",
+            hold.state,
+            f"{hold.events:,}",
+            size(hold.bytes),
+            f"{duration(now - hold.since)} ago",
+            position(hold.since_position),
+            hold.reason,
         )
     print_answer(table if holds else "Nothing is held.")
 

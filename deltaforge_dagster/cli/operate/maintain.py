@@ -55,54 +55,59 @@ def maintain(
     if not sinks:
         raise NotAllowed(f"{loaded.name} has no sink whose tables are maintained")
     only = [tuple(name.split(".")) for name in table or ()]
-    found: list[tuple[str, MaintainedTable]] = []
+    maintained: list[tuple[str, MaintainedTable]] = []
     with (
         Platform(settings, single_process=True).open() as opened,
         local_instance(settings) as instance,
     ):
         sessions = build_run_context(opened, loaded).replay_sessions
         for block in sinks:
-            for stored, made in maintain_tables(
+            for stored, outcome in maintain_tables(
                 opened.store, loaded.name, block, sessions, only=only, dry_run=dry_run
             ):
-                found.append((stored.sink, made))
-                if not dry_run and made.destination == stored.write.destination:
-                    instance.report_runless_asset_event(observation(loaded.name, stored, made))
+                maintained.append((stored.sink, outcome))
+                if not dry_run and outcome.destination == stored.write.destination:
+                    instance.report_runless_asset_event(observation(loaded.name, stored, outcome))
     if json_output:
-        tables = [{"sink": name, **asdict(made)} for name, made in found]
+        tables = [{"sink": name, **asdict(outcome)} for name, outcome in maintained]
         typer.echo(json.dumps({"pipeline": loaded.name, "tables": tables}))
     else:
         show_grid(
             _HEADINGS,
-            [_row(name, made) for name, made in found],
+            [_row(name, outcome) for name, outcome in maintained],
             nothing=f"{loaded.name}: no table has been written yet.",
         )
-    if problems := [problem for _, made in found for problem in made.problems]:
+    if problems := [problem for _, outcome in maintained for problem in outcome.problems]:
         raise TableRejected("; ".join(problems))
 
 
 def _selected(sinks: list[SinkBlock], name: str | None) -> list[SinkBlock]:
     """Return the sinks to maintain: the named one, else all whose tables are maintained."""
-    known = [one for one in sinks if isinstance(one.config, LakeSinkConfig)]
+    lake_sinks = [block for block in sinks if isinstance(block.config, LakeSinkConfig)]
     if name is None:
         return [
-            one
-            for one in known
-            if isinstance(one.config, LakeSinkConfig) and one.config.maintenance.enabled
+            block
+            for block in lake_sinks
+            if isinstance(block.config, LakeSinkConfig) and block.config.maintenance.enabled
         ]
-    found = [one for one in known if one.config.id == name]
-    if not found:
-        names = ", ".join(one.config.id for one in known) or "none"
+    named = [block for block in lake_sinks if block.config.id == name]
+    if not named:
+        names = ", ".join(block.config.id for block in lake_sinks) or "none"
         raise NotAllowed(f"no sink {name!r} that writes tables (there is: {names})")
-    return found
+    return named
 
 
-def _row(sink: str, made: MaintainedTable) -> tuple[str, ...]:
-    before, after = _counts(made.before), _counts(made.after)
+def _row(sink: str, outcome: MaintainedTable) -> tuple[str, ...]:
+    before, after = _counts(outcome.before), _counts(outcome.after)
     names = ("files", "small_files", "bytes", "deleted_rows", "snapshots")
-    done = made.done or ("to be compacted" if made.due else "")
-    told = "; ".join(filter(None, [done, *made.notes, *made.problems])) or "-"
-    return (sink, ".".join(made.destination), *(_change(n, before, after) for n in names), told)
+    done = outcome.done or ("to be compacted" if outcome.due else "")
+    summary = "; ".join(filter(None, [done, *outcome.notes, *outcome.problems])) or "-"
+    return (
+        sink,
+        ".".join(outcome.destination),
+        *(_change(n, before, after) for n in names),
+        summary,
+    )
 
 
 def _counts(condition: TableCondition | None) -> dict[str, int]:
@@ -112,8 +117,8 @@ def _counts(condition: TableCondition | None) -> dict[str, int]:
 def _change(name: str, before: dict[str, int], after: dict[str, int]) -> str:
     """Return a figure, before and afterwards if it has changed."""
     texts = [
-        size(one[name]) if name == "bytes" else str(one[name])
-        for one in (before, after)
-        if name in one
+        size(counts[name]) if name == "bytes" else str(counts[name])
+        for counts in (before, after)
+        if name in counts
     ]
     return " → ".join(dict.fromkeys(texts)) or "-"

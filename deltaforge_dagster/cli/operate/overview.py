@@ -77,7 +77,7 @@ class Overview:
     @property
     def lag_seconds(self) -> float:
         """The lag, in seconds, of the sink that is furthest behind."""
-        return max((one.lag_seconds for one in self.sinks), default=0.0)
+        return max((sink.lag_seconds for sink in self.sinks), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON values; times are seconds since 1970."""
@@ -103,35 +103,35 @@ class Overview:
                 "closed_at": newest.closed_at,
             },
             "run_id": lease.run_id if lease is not None and held else None,
-            "sinks": [self._sink(one) for one in self.sinks],
+            "sinks": [self._sink(sink) for sink in self.sinks],
             "unsensed_segments": self.unsensed,
-            "holds": [asdict(one) for one in self.holds],
+            "holds": [asdict(hold) for hold in self.holds],
             "dead_letters": asdict(self.dead_letters),
             "snapshot": self.snapshot
             and {
                 **asdict(self.snapshot[0]),
-                "progress": {name: asdict(one) for name, one in self.snapshot[1].items()},
+                "progress": {name: asdict(progress) for name, progress in self.snapshot[1].items()},
             },
         }
 
     def _sink(self, view: SinkView) -> dict[str, Any]:
-        one = view.checkpoint
+        checkpoint = view.checkpoint
         return {
-            "sink": one.sink,
-            "state": one.state,
-            "segment": one.segment,
-            "ordinal": one.ordinal,
-            "complete": one.complete,
-            "source_position": _fields(one.source_position),
+            "sink": checkpoint.sink,
+            "state": checkpoint.state,
+            "segment": checkpoint.segment,
+            "ordinal": checkpoint.ordinal,
+            "complete": checkpoint.complete,
+            "source_position": _fields(checkpoint.source_position),
             "segments_behind": view.segments,
             "rows_behind": view.rows,
             "lag_seconds": round(view.lag_seconds, 3),
-            "checkpoint_age_seconds": round(max(0.0, self.now - one.updated_at), 3),
-            "failures": one.failures,
-            "next_attempt_at": one.next_attempt_at if one.failures else None,
-            "last_error": one.error_line,
-            "notice": one.notice,
-            "began": one.began,
+            "checkpoint_age_seconds": round(max(0.0, self.now - checkpoint.updated_at), 3),
+            "failures": checkpoint.failures,
+            "next_attempt_at": checkpoint.next_attempt_at if checkpoint.failures else None,
+            "last_error": checkpoint.error_line,
+            "notice": checkpoint.notice,
+            "began": checkpoint.began,
         }
 
 
@@ -148,13 +148,13 @@ class NotBegun:
         return {"name": self.name, **_health_json(self.health)}
 
 
-def _health_json(found: Health) -> dict[str, Any]:
+def _health_json(health: Health) -> dict[str, Any]:
     return {
-        "status": found.status,
-        "problem": found.error,
-        "well": found.well,
-        "problems": [one.to_json() for one in found.problems],
-        "seen_at": found.seen_at,
+        "status": health.status,
+        "problem": health.error,
+        "well": health.well,
+        "problems": [problem.to_json() for problem in health.problems],
+        "seen_at": health.seen_at,
     }
 
 
@@ -171,7 +171,10 @@ def overview(store: StateStore, row: PipelineRow, file: AnyPipeline | None) -> O
     snapshots = store.snapshots.read(row.name, newest=1)
     return Overview(
         pipeline=row,
-        sinks=[_view(store, row, one, now) for one in store.checkpoints.read(row.name).values()],
+        sinks=[
+            _view(store, row, checkpoint, now)
+            for checkpoint in store.checkpoints.read(row.name).values()
+        ],
         newest=newest[0] if newest else None,
         lease=store.leases.get(row.name),
         journal_bytes=store.segments.total_bytes(row.name),
@@ -193,15 +196,15 @@ def _unsensed(store: StateStore, file: AnyPipeline | None) -> int | None:
     return sensing_behind(store, file)
 
 
-def _view(store: StateStore, row: PipelineRow, one: CheckpointRow, now: float) -> SinkView:
-    behind = segments_behind(row, one)
+def _view(store: StateStore, row: PipelineRow, checkpoint: CheckpointRow, now: float) -> SinkView:
+    behind = segments_behind(row, checkpoint)
     rows = 0
     if behind:
-        waiting = store.segments.read(row.name, first=one.segment + one.complete)
+        waiting = store.segments.read(row.name, first=checkpoint.segment + checkpoint.complete)
         rows = sum(segment.delivered.rows for segment in waiting)
-        if waiting and not one.complete and waiting[0].segment == one.segment:
-            rows -= one.ordinal + 1
-    return SinkView(one, behind, rows, sink_lag_seconds(store, row, one, now))
+        if waiting and not checkpoint.complete and waiting[0].segment == checkpoint.segment:
+            rows -= checkpoint.ordinal + 1
+    return SinkView(checkpoint, behind, rows, sink_lag_seconds(store, row, checkpoint, now))
 
 
 def _fields(text: str | None) -> Any:

@@ -77,10 +77,10 @@ def _said(loaded: LoadedPipeline, recovery: Recovery) -> Iterator[str]:
     yield f"{loaded.name}: {recovery.why}"
     yield "This will:"
     yield "  begin where the source's log is now, with an empty journal"
-    for one in recovery.dropped:
-        yield f"  drop and create again: {one}"
+    for name in recovery.dropped:
+        yield f"  drop and create again: {name}"
     for sink, tables in recovery.tables.items():
-        names = ", ".join(sorted(".".join(one) for one in tables)) or "none yet"
+        names = ", ".join(sorted(".".join(table) for table in tables)) or "none yet"
         yield f"  empty {pluralize(len(tables), 'table')} of {sink} and load them again: {names}"
     since = "" if recovery.captured_until is None else f" after {moment(recovery.captured_until)}"
     for sink in recovery.messages:

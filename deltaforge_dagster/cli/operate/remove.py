@@ -59,10 +59,10 @@ def remove(
     """
     settings = Settings.from_env()
     with opened_store() as store:
-        name, given = _named(settings, pipeline)
+        name, file = _named(settings, pipeline)
         row = known_pipeline(store, name)
         files = installed_files(store)
-        spec = _spec(store, row, files, given)
+        spec = _spec(store, row, files, file)
         source = None if keep_source or spec is None else build_source(spec)
         try:
             removable = source if isinstance(source, RemovableSource) else None
@@ -74,6 +74,7 @@ def remove(
             listed = [*dropped, *deleted_state(store, row)]
             if not yes:
                 confirm_deletion(listed)
+            # The state goes last: until then, the command can be repeated if a step before fails.
             reset_pipeline.end_run(store, name)
             if removable is not None:
                 removable.remove(spared=spared, dry_run=False)
@@ -89,10 +90,10 @@ def remove(
 
 
 def _named(settings: Settings, pipeline: str) -> tuple[str, LoadedPipeline | None]:
-    """Return the name that the argument means, and the file that it names, if it does."""
+    """Return the name of the pipeline that the argument means; and its file, if it is a path."""
     if Path(pipeline).suffix in {".yaml", ".yml"} and Path(pipeline).exists():
-        _, given = select_pipeline(settings, pipeline)
-        return given.name, given
+        _, file = select_pipeline(settings, pipeline)
+        return file.name, file
     return pipeline, None
 
 
@@ -100,12 +101,15 @@ def _spec(
     store: StateStore,
     row: PipelineRow,
     files: Iterable[AnyPipeline],
-    given: LoadedPipeline | None,
+    file: LoadedPipeline | None,
 ) -> PipelineSpec | None:
-    """Return the spec with which the source is reached: the file's, or the one last used, without secrets.
+    """Return the spec to connect to the source with: that of a file, or the last one that was used.
+
+    The last one was stored without secrets; on a terminal the user is asked for the password. None
+    if there is no spec.
 
     Raises:
-        NotAllowed: The pipeline has a file, with which it would start again.
+        NotAllowed: The pipeline still has its file, with which it would start again.
     """
     for installed in files:
         if installed.name == row.name and installed.path is not None:
@@ -115,8 +119,8 @@ def _spec(
             )
         if installed.name == row.name and isinstance(installed, LoadedPipeline):
             return installed.spec
-    if given is not None:
-        return given.spec
+    if file is not None:
+        return file.spec
     spec = last_spec(store, row)
     if spec is None:
         return None
@@ -161,7 +165,7 @@ def _database(block: SourceBlock) -> tuple[str, ...]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Add to an error of the source what helps if its server wants a password, or is no more."""
+    """Add hints to errors of the source: what to do without its password, or without the server."""
     try:
         yield
     except DeltaforgeError as error:

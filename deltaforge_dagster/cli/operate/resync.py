@@ -43,21 +43,26 @@ def resync(
         register(opened.store, loaded)
         _check_source(loaded)
         names = [name.strip() for name in tables.split(",") if name.strip()]
-        found = request_resync(opened.store, loaded, sink, names)
+        requested = request_resync(opened.store, loaded, sink, names)
         waits = opened.store.snapshots.unfinished(loaded.name)
     once = "" if waits is None else f" once snapshot {waits.snapshot} is complete"
     text = (
-        f"{', '.join(found)}: {pluralize(len(found), 'table')} of {sink} will be recreated by the pipeline's run"
+        f"{', '.join(requested)}: {pluralize(len(requested), 'table')} of {sink} will be "
+        "recreated by the pipeline's run"
         f"{once}, and loaded by a snapshot, which the sensor starts then; see deltaforge snapshot status "
         f"{loaded.name}. Without sensors: deltaforge run {loaded.name} --until-caught-up, deltaforge snapshot run "
         f"{loaded.name}, and the first one again."
     )
-    answer = {"pipeline": loaded.name, "sink": sink, "tables": list(found)}
+    answer = {"pipeline": loaded.name, "sink": sink, "tables": list(requested)}
     say(text, answer, as_json=json_output)
 
 
 def _check_source(loaded: LoadedPipeline) -> None:
-    """Check that the source has snapshots, which could not fill the tables otherwise."""
+    """Check that the source supports snapshots, without which recreated tables would stay empty.
+
+    Raises:
+        NotAllowed: It does not.
+    """
     source = build_source(loaded.spec)
     try:
         if not isinstance(source, SnapshotSource):

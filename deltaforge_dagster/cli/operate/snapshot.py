@@ -138,8 +138,8 @@ def cancel(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
         row = store.snapshots.unfinished(pipeline)
         if row is None or not store.snapshots.cancel(pipeline, row.snapshot, "cancelled by a user"):
             raise NotAllowed(f"pipeline {pipeline!r} has no unfinished snapshot")
-    found = {"pipeline": pipeline, "snapshot": row.snapshot, "state": "cancelled"}
-    say(f"Snapshot {row.snapshot} is cancelled.", found, as_json=json_output)
+    answer = {"pipeline": pipeline, "snapshot": row.snapshot, "state": "cancelled"}
+    say(f"Snapshot {row.snapshot} is cancelled.", answer, as_json=json_output)
 
 
 @contextmanager
@@ -189,17 +189,19 @@ class _Bars:
 
     def show(self, progress: Mapping[str, SnapshotProgress]) -> None:
         """Update the progress of each table."""
-        for table, one in progress.items():
+        for table, counts in progress.items():
             if table not in self._tables:
                 self._tables[table] = self._progress.add_task(table, rows="", waiting="")
             waiting = (
-                f", {size(one.staged_bytes)} waiting for the pipeline's run" if one.read else ""
+                f", {size(counts.staged_bytes)} waiting for the pipeline's run"
+                if counts.read
+                else ""
             )
             self._progress.update(
                 self._tables[table],
-                total=one.chunks,
-                completed=one.read + one.spliced,
-                rows=pluralize(one.rows, "row"),
+                total=counts.chunks,
+                completed=counts.read + counts.spliced,
+                rows=pluralize(counts.rows, "row"),
                 waiting=waiting,
             )
 
@@ -213,7 +215,7 @@ def _print(
     now: float | None = None,
 ) -> None:
     if json_output:
-        tables: dict[str, Any] = {name: asdict(one) for name, one in progress.items()}
+        tables: dict[str, Any] = {name: asdict(counts) for name, counts in progress.items()}
         typer.echo(json.dumps({"pipeline": pipeline, **asdict(row), "progress": tables}))
         return
     since = f", requested {duration(now - row.created_at)} ago" if now is not None else ""
@@ -228,7 +230,7 @@ def _print(
     table = Table(box=None, pad_edge=False)
     for heading in ("table", "chunks", "to read", "waiting", "in the journal", "rows"):
         table.add_column(heading, justify="left" if heading == "table" else "right")
-    for name, one in progress.items():
-        numbers = (one.chunks, one.planned, one.read, one.spliced, one.rows)
+    for name, counts in progress.items():
+        numbers = (counts.chunks, counts.planned, counts.read, counts.spliced, counts.rows)
         table.add_row(name, *(f"{number:,}" for number in numbers))
     print_answer(table)

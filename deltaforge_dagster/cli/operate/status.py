@@ -46,12 +46,12 @@ def status(
     """
     with opened_store() as store, contextlib.suppress(KeyboardInterrupt):
         if not watch:
-            found = _found(store, pipelines)
+            views = _found(store, pipelines)
             if json_output:
-                _print_json(found)
+                _print_json(views)
             else:
-                print_answer(screen(found))
-            if not all(one.health.well for one in found):
+                print_answer(screen(views))
+            if not all(view.health.well for view in views):
                 raise typer.Exit(1)
         elif json_output:
             while True:
@@ -65,7 +65,7 @@ def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview | No
     installed = installed_files(store)
     rows = {row.name: row for row in store.pipelines.read()}
     files = [*installed, *without_file(rows.values(), installed)]
-    unbegun = {one.name: one for one in files if one.name not in rows}
+    unbegun = {file.name: file for file in files if file.name not in rows}
     for name in names or ():
         if name not in unbegun:
             known_pipeline(store, name)
@@ -78,8 +78,8 @@ def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview | No
     ]
 
 
-def _print_json(found: Sequence[Overview | NotBegun]) -> None:
-    typer.echo(json.dumps({"pipelines": [one.to_json() for one in found]}))
+def _print_json(views: Sequence[Overview | NotBegun]) -> None:
+    typer.echo(json.dumps({"pipelines": [view.to_json() for view in views]}))
 
 
 def _watch(store: StateStore, names: Sequence[str] | None, interval: float) -> None:

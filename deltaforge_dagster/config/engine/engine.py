@@ -287,19 +287,19 @@ def cron_problem(text: str) -> str | None:
         return f"has {len(fields)} fields, a schedule has five (minute hour day month weekday)"
     values: list[set[int]] = []
     for field, (name, low, high, names) in zip(fields, _FIELDS, strict=True):
-        items = [_numbers(item, low, high, names) for item in field.split(",")]
-        if not all(items):
+        ranges = [_numbers(part, low, high, names) for part in field.split(",")]
+        if not all(ranges):
             return f"has a wrong {name} field (numbers from {low} to {high}, `*`, `a-b`, `*/n`)"
-        values.append(set().union(*items))
+        values.append(set().union(*ranges))
     _, _, days, months, _ = values
     if min(days) > max(_DAYS_OF_MONTH[month - 1] for month in months):
         return "names a day that none of its months has"
     return None
 
 
-def _numbers(item: str, low: int, high: int, names: dict[str, int]) -> range:
+def _numbers(part: str, low: int, high: int, names: dict[str, int]) -> range:
     """Return the numbers that one item of a field stands for; empty if the item is invalid."""
-    match = _ITEM.fullmatch(item)
+    match = _ITEM.fullmatch(part)
     if match is None or not 1 <= int(match["step"] or 1) <= high:
         return range(0)  # `*/90` minutes would silently run once an hour
     first = names.get(match["first"], match["first"] or low)

@@ -104,9 +104,9 @@ def parse(text: str) -> Document:
 def plain(value: Any) -> Any:
     """Convert JSON values to the form of a parsed document: tuples for lists, and no null values."""
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items() if one is not None}
+        return {key: plain(member) for key, member in value.items() if member is not None}
     if isinstance(value, list | tuple):
-        return tuple(plain(one) for one in value)
+        return tuple(plain(element) for element in value)
     return value
 
 
@@ -120,9 +120,9 @@ def _syntax_problem(error: yaml.MarkedYAMLError) -> DocumentProblem:
     else:
         # PyYAML quotes parts of the file, which may be parts of a password; the names of its
         # tokens and single characters are harmless and useful.
-        said = ", ".join(filter(None, (error.context, error.problem)))
-        said = re.sub(r"'(?!<[a-z ]+>'|.')[^']*'|\"(?!.\")[^\"]*\"", "'...'", said)
-        text = f"is not valid YAML: {said} (column {column})"
+        message = ", ".join(filter(None, (error.context, error.problem)))
+        message = re.sub(r"'(?!<[a-z ]+>'|.')[^']*'|\"(?!.\")[^\"]*\"", "'...'", message)
+        text = f"is not valid YAML: {message} (column {column})"
     return DocumentProblem((), text, line)
 
 
@@ -138,8 +138,8 @@ def _convert(
         return _convert_mapping(node, path, document, (*above, node))
     if isinstance(node, yaml.SequenceNode):
         return tuple(
-            _convert(item, (*path, index), document, (*above, node))
-            for index, item in enumerate(node.value)
+            _convert(child, (*path, index), document, (*above, node))
+            for index, child in enumerate(node.value)
         )
     return _convert_scalar(node, path, document)
 
@@ -157,17 +157,17 @@ def _convert_mapping(
             )
             continue
         key: str = key_node.value
-        here = (*path, key)
+        key_path = (*path, key)
         if key == "<<":
             text = "merge keys are not supported (write the fields out)"
-            document.problems.append(DocumentProblem(here, text, line))
+            document.problems.append(DocumentProblem(key_path, text, line))
         elif key in first_lines:
             text = f"is given twice, first in line {first_lines[key]} (keep one)"
-            document.problems.append(DocumentProblem(here, text, line))
+            document.problems.append(DocumentProblem(key_path, text, line))
         else:
             first_lines[key] = line
-            document.lines[here] = line
-            value = _convert(value_node, here, document, above)
+            document.lines[key_path] = line
+            value = _convert(value_node, key_path, document, above)
             if value is not None:
                 values[key] = value
     return values

@@ -45,38 +45,38 @@ def derive_ids(value: dict[str, Any], name: str | None) -> list[DocumentProblem]
         warnings.append(_missing(("spec", "source", "config"), name))
     if isinstance(sinks, tuple):
         usual = [
-            f"{one['type']}-{index}"
-            if isinstance(one, dict) and isinstance(one.get("type"), str)
+            f"{sink['type']}-{index}"
+            if isinstance(sink, dict) and isinstance(sink.get("type"), str)
             else None
-            for index, one in enumerate(sinks)
+            for index, sink in enumerate(sinks)
         ]
-        for index, found in _derived([_config(one) for one in sinks], usual):
-            sinks[index]["config"]["id"] = found
-            warnings.append(_missing(("spec", "sinks", index, "config"), found))
+        for index, sink_id in _derived([_config(sink) for sink in sinks], usual):
+            sinks[index]["config"]["id"] = sink_id
+            warnings.append(_missing(("spec", "sinks", index, "config"), sink_id))
     return warnings
 
 
-def derive_processor_ids(processors: Sequence[Any], here: DocumentPath) -> list[DocumentProblem]:
+def derive_processor_ids(processors: Sequence[Any], parent: DocumentPath) -> list[DocumentProblem]:
     """Add the missing ids to a list of processors, except those that are defaults of the models.
 
     Args:
         processors: The blocks as they are in the file.
-        here: The list's path in the document.
+        parent: The list's path in the document.
 
     Returns:
         The warnings.
     """
-    blocks = [one if isinstance(one, dict) else None for one in processors]
-    types = [None if one is None else one.get("type") for one in blocks]
+    blocks = [processor if isinstance(processor, dict) else None for processor in processors]
+    types = [None if block is None else block.get("type") for block in blocks]
     usual = [
         f"{kind}-{index}" if kind == "javascript" else kind if isinstance(kind, str) else None
         for index, kind in enumerate(types)
     ]
     warnings = []
-    for index, found in _derived(blocks, usual):
-        if found != types[index]:
-            processors[index]["id"] = found
-            warnings.append(_missing((*here, index), found))
+    for index, derived_id in _derived(blocks, usual):
+        if derived_id != types[index]:
+            processors[index]["id"] = derived_id
+            warnings.append(_missing((*parent, index), derived_id))
     return warnings
 
 
@@ -88,8 +88,12 @@ def _derived(
     `usual` has the preferred id of each block. All preferred ids that are free are assigned before
     numbered ones are chosen.
     """
-    taken = {one["id"] for one in blocks if one is not None and isinstance(one.get("id"), str)}
-    found: dict[int, str] = {}
+    taken = {
+        candidate["id"]
+        for candidate in blocks
+        if candidate is not None and isinstance(candidate.get("id"), str)
+    }
+    derived: dict[int, str] = {}
     later: list[tuple[int, str]] = []
     for index, (block, name) in enumerate(zip(blocks, usual, strict=True)):
         if block is None or name is None or "id" in block:
@@ -98,12 +102,12 @@ def _derived(
             later.append((index, name))
         else:
             taken.add(name)
-            found[index] = name
+            derived[index] = name
     for index, name in later:
         numbered = (f"{name}-{number}" for number in itertools.count(2))
-        found[index] = next(one for one in numbered if one not in taken)
-        taken.add(found[index])
-    yield from sorted(found.items())
+        derived[index] = next(candidate for candidate in numbered if candidate not in taken)
+        taken.add(derived[index])
+    yield from sorted(derived.items())
 
 
 def _config(block: object) -> dict[str, Any] | None:

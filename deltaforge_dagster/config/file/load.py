@@ -172,15 +172,15 @@ def pipeline_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise SpecError(f"{path}: does not exist (name a pipeline file, or a directory of them)")
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
+        files += [
             Path(folder, name)
             for name in names
             if name.endswith((".yaml", ".yml")) and not name.startswith(".")
         ]
-    return sorted(found)
+    return sorted(files)
 
 
 def load_files(
@@ -276,7 +276,9 @@ def _build(file: _PipelineFile, value: Any) -> None:
             file.add([DocumentProblem((), "must be a mapping with `metadata` and `spec`", 1)])
         return
     file.name = _readable_name(value)
-    variables = {} if file.path is not None else {one.path: one for one in _unexpanded(value)}
+    variables = (
+        {} if file.path is not None else {problem.path: problem for problem in _unexpanded(value)}
+    )
     unsupported = take_unsupported(value)
     file.add(unsupported)
     file.name = _name_of_instance(value, file.name)
@@ -289,10 +291,10 @@ def _build(file: _PipelineFile, value: Any) -> None:
     if file.strict:
         file.add(unknown)
     else:
-        file.warn(replace(one, text=_ignored(one.text)) for one in unknown)
+        file.warn(replace(problem, text=_ignored(problem.text)) for problem in unknown)
     waiting = {p.path for p in problems if "environment variable" in p.text} & variables.keys()
     problems = [variables[p.path] if p.path in waiting else p for p in problems]
-    file.warn(one for path, one in variables.items() if path not in waiting)
+    file.warn(problem for path, problem in variables.items() if path not in waiting)
     file.add(p for p in problems if not any(p.path[: len(c)] == c for c in covered))
     file.add(rules(value))
     if spec is not None:
@@ -310,11 +312,11 @@ def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[DocumentProblem
             )
             yield DocumentProblem(path, text)
     elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _unexpanded(one, (*path, key))
+        for key, child in value.items():
+            yield from _unexpanded(child, (*path, key))
     elif isinstance(value, tuple):
-        for index, one in enumerate(value):
-            yield from _unexpanded(one, (*path, index))
+        for index, child in enumerate(value):
+            yield from _unexpanded(child, (*path, index))
 
 
 def _ignored(text: str) -> str:
@@ -334,8 +336,8 @@ def _name_of_instance(value: Mapping[str, Any], name: str | None) -> str | None:
         instance = value["spec"]["engine"]["checkpoint"]["instance_id"]
     except (KeyError, TypeError):
         return name
-    known = isinstance(instance, str) and NAME.fullmatch(instance)
-    if name is None or not known or instance == DEFAULT_INSTANCE:
+    valid = isinstance(instance, str) and NAME.fullmatch(instance)
+    if name is None or not valid or instance == DEFAULT_INSTANCE:
         return name
     value["metadata"]["name"] = f"{name}.{instance}"
     return _readable_name(value)
@@ -345,17 +347,19 @@ def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[Do
     """Make the directories of Python processors absolute; in the file they are relative to it."""
     spec = value.get("spec")
     processors = spec.get("processors") if isinstance(spec, dict) else None
-    for index, one in enumerate(processors if isinstance(processors, tuple) else ()):
-        path = one.get("path") if isinstance(one, dict) and one.get("type") == "python" else None
+    for index, block in enumerate(processors if isinstance(processors, tuple) else ()):
+        path = (
+            block.get("path") if isinstance(block, dict) and block.get("type") == "python" else None
+        )
         if not isinstance(path, str):
             continue
         if folder is None and not Path(path).is_absolute():
-            place: DocumentPath = ("spec", "processors", index, "path")
+            document_path: DocumentPath = ("spec", "processors", index, "path")
             yield DocumentProblem(
-                place, "must be absolute: there is no file that it could be relative to"
+                document_path, "must be absolute: there is no file that it could be relative to"
             )
         else:
-            one["path"] = str(((folder or Path()) / path).resolve())
+            block["path"] = str(((folder or Path()) / path).resolve())
 
 
 def _warnings_of_source(value: Mapping[str, Any]) -> Iterator[DocumentProblem]:

@@ -43,17 +43,17 @@ def load_processors(path: Path) -> tuple[Processor, ...]:
         blocks = value.get("processors")
         if isinstance(blocks, tuple):
             derive_processor_ids(blocks, ("processors",))
-        found, unknown, wrong = validate(_ProcessorFile, value)
+        parsed, unknown, wrong = validate(_ProcessorFile, value)
         problems = [*problems, *unknown, *wrong]
-        if found is not None and not problems:
-            problems = _repeated(found.processors)
+        if parsed is not None and not problems:
+            problems = _repeated(parsed.processors)
             if not problems:
-                return found.processors
+                return parsed.processors
     raise SpecError(
         *(
-            f"{path}:{one.line or document.line(one.path)}: "
-            f"{format_path(one.path)}{': ' if one.path else ''}{one.text}"
-            for one in problems
+            f"{path}:{problem.line or document.line(problem.path)}: "
+            f"{format_path(problem.path)}{': ' if problem.path else ''}{problem.text}"
+            for problem in problems
         )
     )
 
@@ -61,10 +61,10 @@ def load_processors(path: Path) -> tuple[Processor, ...]:
 def _repeated(processors: tuple[Processor, ...]) -> list[DocumentProblem]:
     seen: set[str] = set()
     problems = []
-    for number, one in enumerate(processors):
-        if one.id in seen:
+    for number, processor in enumerate(processors):
+        if processor.id in seen:
             problems.append(
-                DocumentProblem(("processors", number, "id"), f"{one.id} is used twice")
+                DocumentProblem(("processors", number, "id"), f"{processor.id} is used twice")
             )
-        seen.add(one.id)
+        seen.add(processor.id)
     return problems

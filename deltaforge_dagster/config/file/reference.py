@@ -61,15 +61,15 @@ class _Reference:
     def _rows(self, path: str, block: _Schema, note: str = "") -> Iterator[str]:
         required = block.get("required", ())
         for name, field in block["properties"].items():
-            here = f"{path}.{name}" if path else name
+            field_path = f"{path}.{name}" if path else name
             forms = self._forms(field)
-            # A field whose text is that of its block has none of its own in the schema.
+            # In the schema, a field has no description if it equals the description of its block.
             text = field.get("description", forms[0].get("description", "") if forms else "")
             meaning = " ".join(text.split())
             default = "required" if name in required else _default(name, field)
             if forms:
                 default = default if name in required else "none" if _optional(field) else ""
-            cells = (f"`{here}`", _kind(field), default, note + meaning)
+            cells = (f"`{field_path}`", _kind(field), default, note + meaning)
             yield f"| {' | '.join(cells)} |".replace("  ", " ")
             if path not in _DIVIDED:
                 yield from self._rows_of_forms(_below(path, name, field), forms)
@@ -84,32 +84,34 @@ class _Reference:
         yield f"| `{path}.type` | {types} | required | |"
         for form in forms:
             kind = form["properties"]["type"]["const"]
-            others = {name: one for name, one in form["properties"].items() if name != "type"}
-            yield from self._rows(path, {**form, "properties": others}, f"`{kind}`: ")
+            fields = {name: field for name, field in form["properties"].items() if name != "type"}
+            yield from self._rows(path, {**form, "properties": fields}, f"`{kind}`: ")
 
     def _forms(self, field: _Schema) -> list[_Schema]:
         """Return the schemas of the blocks that a field, or an entry of its list, can be."""
         if "$ref" in field:
             return [self._definitions[field["$ref"].rpartition("/")[2]]]
-        found = [*field.get("anyOf", ()), *field.get("oneOf", ())]
+        alternatives = [*field.get("anyOf", ()), *field.get("oneOf", ())]
         if "items" in field:
-            found.append(field["items"])
-        return [form for one in found for form in self._forms(one)]
+            alternatives.append(field["items"])
+        return [form for alternative in alternatives for form in self._forms(alternative)]
 
 
 def _kind(field: _Schema) -> str:
     """Return the type of a field in words."""
     choices = [*field.get("anyOf", ()), *field.get("oneOf", ())]
     if choices:
-        told = [one for one in choices if one != VARIABLE and one.get("type") != "null"]
-        return " or ".join(dict.fromkeys(_kind(one) for one in told))
+        shown = [
+            choice for choice in choices if choice != VARIABLE and choice.get("type") != "null"
+        ]
+        return " or ".join(dict.fromkeys(_kind(choice) for choice in shown))
     match field:
         case {"$ref": _}:
             kind = "block"
         case {"const": only}:
             kind = f"`{only}`"
         case {"enum": words}:
-            kind = _words([f"`{one}`" for one in words])
+            kind = _words([f"`{word}`" for word in words])
         case {"type": "array", "items": items}:
             kind = f"list of {_kind(items)}"
         case {"type": "string", "format": "password"}:
@@ -123,12 +125,12 @@ def _kind(field: _Schema) -> str:
 
 def _below(path: str, name: str, field: _Schema) -> str:
     """Return the path of a field's content, with `[]` for a list."""
-    here = f"{path}.{name}" if path else name
-    return here + ("[]" if field.get("type") == "array" else "")
+    field_path = f"{path}.{name}" if path else name
+    return field_path + ("[]" if field.get("type") == "array" else "")
 
 
 def _optional(field: _Schema) -> bool:
-    return any(one.get("type") == "null" for one in field.get("anyOf", ()))
+    return any(choice.get("type") == "null" for choice in field.get("anyOf", ()))
 
 
 def _default(name: str, field: _Schema) -> str:

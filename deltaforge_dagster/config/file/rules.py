@@ -1,4 +1,4 @@
-"""What the models of a pipeline file do not check: rules between its blocks, and settings that are probably mistakes.
+"""Check rules between the blocks of a pipeline file, and warn about probable mistakes.
 
 The models check what concerns a single block. Rules between blocks are checked as far as the blocks can be read. A file
 with a probable mistake loads and does what it says, with a warning.
@@ -50,7 +50,7 @@ def rules(value: Mapping[str, Any]) -> Iterator[DocumentProblem]:
     yield from _repeated(ids, "sinks", "config", "id")
     processors = spec.get("processors")
     if isinstance(processors, tuple):
-        yield from _repeated([_id(one) for one in processors], "processors", "id")
+        yield from _repeated([_id(processor) for processor in processors], "processors", "id")
         yield from _without_outbox(spec.get("source"), processors)
     policy = spec.get("commit_policy")
     quorum = policy.get("quorum") if isinstance(policy, dict) else None
@@ -70,13 +70,13 @@ def advice(spec: PipelineSpec) -> Iterator[DocumentProblem]:
 
 
 def _no_position(spec: Mapping[str, Any]) -> Iterator[DocumentProblem]:
-    """Yield a problem if the seed's position is none of any kind of source."""
+    """Yield a problem if the seed's position is not a valid position of any kind of source."""
     try:
         fields = spec["engine"]["checkpoint"]["seed"]["position"]
     except (KeyError, TypeError):
         return
     if not isinstance(fields, dict) or not all(
-        one is None or type(one) in {str, int} for one in fields.values()
+        part is None or type(part) in {str, int} for part in fields.values()
     ):
         return  # the models report what is wrong
     try:
@@ -92,8 +92,8 @@ def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Doc
     config = source.get("config") if isinstance(source, dict) else None
     if not isinstance(config, dict) or "outbox" in config:
         return
-    for index, one in enumerate(processors):
-        if isinstance(one, dict) and one.get("type") == "outbox":
+    for index, processor in enumerate(processors):
+        if isinstance(processor, dict) and processor.get("type") == "outbox":
             kinds = sorted(source_types().values(), key=lambda kind: kind.title)
             outboxes = [f"`{kind.outbox}` of {kind.title}" for kind in kinds if kind.outbox]
             text = (
@@ -107,17 +107,17 @@ def _id(block: object) -> str | None:
     """Return the id of a block; the default is its type."""
     if not isinstance(block, dict):
         return None
-    found = block.get("id", block.get("type"))
-    return found if isinstance(found, str) else None
+    block_id = block.get("id", block.get("type"))
+    return block_id if isinstance(block_id, str) else None
 
 
 def _repeated(ids: list[str | None], block: str, *field: str) -> Iterator[DocumentProblem]:
     """Yield a problem for each id that an earlier entry of the list already has."""
     seen: dict[str, int] = {}
-    for index, one in enumerate(ids):
-        if one is not None and seen.setdefault(one, index) != index:
-            first = format_path(("spec", block, seen[one]))
-            text = f"{one} is also the id of {first} (ids must be unique)"
+    for index, block_id in enumerate(ids):
+        if block_id is not None and seen.setdefault(block_id, index) != index:
+            first = format_path(("spec", block, seen[block_id]))
+            text = f"{block_id} is also the id of {first} (ids must be unique)"
             yield DocumentProblem(("spec", block, index, *field), text)
 
 

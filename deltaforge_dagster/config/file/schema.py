@@ -34,12 +34,12 @@ class _Generator(GenerateJsonSchema):
         Pydantic can do that (`use_attribute_docstrings`), but does it when a class is made: it
         would read the source of all models in every process that loads a pipeline.
         """
-        found = super().model_schema(schema)
+        json_schema = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
         for name, text in _docstrings(model):
             alias = model.model_fields[name].alias or name
-            found["properties"][alias].setdefault("description", text)
-        return found
+            json_schema["properties"][alias].setdefault("description", text)
+        return json_schema
 
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
         return _or_variable(super().int_schema(schema))
@@ -51,8 +51,8 @@ class _Generator(GenerateJsonSchema):
         return _or_variable(super().bool_schema(schema))
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
-        found = super().literal_schema(schema)
-        return found if "const" in found else _or_variable(found)
+        json_schema = super().literal_schema(schema)
+        return json_schema if "const" in json_schema else _or_variable(json_schema)
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         """Omit the default of a block: its fields have their own defaults."""
@@ -71,11 +71,11 @@ def _or_variable(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
     """Yield the model's fields that have a docstring, with the one of the most derived class first."""
-    for one in model.__mro__:
-        if not issubclass(one, BaseModel) or one is BaseModel:
+    for base in model.__mro__:
+        if not issubclass(base, BaseModel) or base is BaseModel:
             continue
-        with suppress(OSError):  # made without source, as the models of blocks are
-            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        with suppress(OSError):  # models that are created at run time have no source
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
             statements = body.body if isinstance(body, ast.ClassDef) else []
             for field, below in pairwise(statements):
                 match field, below:

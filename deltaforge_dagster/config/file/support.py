@@ -39,7 +39,7 @@ def take_unsupported(document: Any) -> list[DocumentProblem]:
         return []
     spec = _mapping(document, "spec")
     checkpoints = (_checkpoint_problems(document, path) for path in _REPLICATOR)
-    return [*_spec_problems(spec), *(problem for found in checkpoints for problem in found)]
+    return [*_spec_problems(spec), *(problem for problems in checkpoints for problem in problems)]
 
 
 def without_effect(document: dict[str, Any]) -> Iterator[DocumentProblem]:
@@ -50,12 +50,12 @@ def without_effect(document: dict[str, Any]) -> Iterator[DocumentProblem]:
     if "storage" in document:
         text = "has no effect (DELTAFORGE_STATE_URL names the state store, for all pipelines)"
         yield DocumentProblem(("storage",), text)
-    for place in _REPLICATOR[:-1]:  # in our own block, an unknown field has this suggestion
-        block: dict[str, Any] = functools.reduce(_mapping, place, document)
+    for path in _REPLICATOR[:-1]:  # in our own block, the check of unknown fields suggests the name
+        block: dict[str, Any] = functools.reduce(_mapping, path, document)
         for field, ours in _REPLICATOR_FIELDS.items():
             if field in block:
                 text = f"has no effect (write {'.'.join(_OWN)}.{ours})"
-                yield DocumentProblem((*place, field), text)
+                yield DocumentProblem((*path, field), text)
     sensing = _mapping(_mapping(document, "spec"), "schema_sensing")
     if sensing.get("enabled") is True:
         for part, field, instead in _SENSING_WITHOUT_EFFECT:
@@ -79,23 +79,26 @@ def _spec_problems(spec: dict[str, Any]) -> Iterator[DocumentProblem]:
             yield from _sink_problems(sink, ("spec", "sinks", index))
 
 
-def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[DocumentProblem]:
+def _sink_problems(sink: dict[str, Any], path: DocumentPath) -> Iterator[DocumentProblem]:
     kind = str(sink.get("type"))
     if kind in broken_sink_types():
-        yield DocumentProblem((*here, "type"), f"is {kind}: {broken_sink_types()[kind]}")
+        yield DocumentProblem((*path, "type"), f"is {kind}: {broken_sink_types()[kind]}")
 
 
-def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[DocumentProblem]:
-    """Return the problems of a block with a replicator's checkpoint options, and remove what they cover."""
+def _checkpoint_problems(document: dict[str, Any], path: DocumentPath) -> list[DocumentProblem]:
+    """Return the problems of a block with a replicator's checkpoint options.
+
+    If there are any, the fields that they are about are removed from the document.
+    """
     parent = document
-    for part in here[:-1]:
+    for part in path[:-1]:
         parent = _mapping(parent, str(part))
-    block = _mapping(parent, str(here[-1]))
+    block = _mapping(parent, str(path[-1]))
     problems = []
     store, seed = block.get("type"), bare_type(block.get("seeder"))
     if store in {"file", "mongo"}:
         problems.append(
-            DocumentProblem(here, f"stores of type {store} are not supported: {ONLY_STATE}")
+            DocumentProblem(path, f"stores of type {store} are not supported: {ONLY_STATE}")
         )
     kind = seed.get("type") if isinstance(seed, dict) else None
     if kind not in {None, "none"}:
@@ -104,17 +107,17 @@ def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[D
         chosen = source_types().get(str(source))
         if kind == "chaser" and chosen is not None and chosen.position_at(0) is None:
             text = f"is not supported: {no_chaser()}"
-        problems.append(DocumentProblem((*here, "seeder"), text))
+        problems.append(DocumentProblem((*path, "seeder"), text))
     if problems:
         for name in ("type", "path", "database", "seeder"):
             block.pop(name, None)
         if not block:
-            del parent[str(here[-1])]
+            del parent[str(path[-1])]
     return problems
 
 
-def _not_yet(path: DocumentPath, what: str, instead: str) -> DocumentProblem:
-    return DocumentProblem(path, f"{what} not supported yet ({instead})")
+def _not_yet(path: DocumentPath, feature: str, instead: str) -> DocumentProblem:
+    return DocumentProblem(path, f"{feature} not supported yet ({instead})")
 
 
 def _mapping(parent: dict[str, Any], key: str) -> dict[str, Any]:

@@ -30,23 +30,23 @@ def validate(
     Unknown fields are removed from `value`; the caller decides whether they are problems.
     """
     unknown: list[DocumentProblem] = []
-    found, errors = _try(model, value)
-    strangers = [error for error in errors if error["type"] == "extra_forbidden"]
-    if strangers:
-        for error in strangers:
+    validated, errors = _try(model, value)
+    extras = [error for error in errors if error["type"] == "extra_forbidden"]
+    if extras:
+        for error in extras:
             path = _document_path(error["loc"], value)
             guess = _guess(str(path[-1]), block_fields(model, error["loc"]))
             unknown.append(DocumentProblem(path, f"is not a known field{guess}"))
-        for stranger in unknown:
-            _remove(value, stranger.path)
-        found, errors = _try(model, value)
+        for problem in unknown:
+            _remove(value, problem.path)
+        validated, errors = _try(model, value)
     problems = [
         DocumentProblem(_document_path(error["loc"], value), sentence(error))
         for error in errors
         # pydantic does not count invalid entries: a list of them is not too short.
         if error["type"] != "too_short" or not _at(value, _document_path(error["loc"], value))
     ]
-    return found, unknown, problems
+    return validated, unknown, problems
 
 
 def _try(model: type[_Model], value: dict[str, Any]) -> tuple[_Model | None, list[ErrorDetails]]:

@@ -16,9 +16,14 @@ _MARKED = re.compile("\ue000(\\w+)\ue001")
 
 
 def variables_of(path: Path, sink: str | None) -> list[str]:
-    """Return the set variables that the source, or the sink with this id, uses; empty if the file cannot be read.
+    """Return the names of the set environment variables that the source, or a sink, uses.
 
-    A sink without an id cannot be told from others without one, so their variables are returned as well.
+    The list is empty if the file cannot be read. Sinks without an id cannot be told apart, so the
+    variables of all of them are returned.
+
+    Args:
+        path: The pipeline file.
+        sink: Id of the sink; None for the source.
     """
     try:
         text = path.read_text("utf-8-sig")
@@ -34,5 +39,7 @@ def variables_of(path: Path, sink: str | None) -> list[str]:
 
 
 def _sinks(sinks: Any, sink: str) -> list[Any]:
-    found = [one.get("config") for one in sinks if isinstance(one, dict)] if sinks else []
-    return [one for one in found if isinstance(one, dict) and one.get("id", sink) == sink]
+    configs = [block.get("config") for block in sinks if isinstance(block, dict)] if sinks else []
+    return [
+        config for config in configs if isinstance(config, dict) and config.get("id", sink) == sink
+    ]

@@ -78,10 +78,10 @@ def _form_problem(tokens: list[tuple[str, str]]) -> str | None:
 def _meaning_problem(tokens: list[tuple[str, str]]) -> str | None:
     """Find statements, subqueries and window functions."""
     before = ("", "")
-    for place, (kind, text) in enumerate(tokens):
+    for index, (kind, text) in enumerate(tokens):
         word = text.lower() if kind == "word" and before[1] not in {":", "."} else ""
-        following = tokens[place + 1] if place + 1 < len(tokens) else ("", "")
-        if not place and word in _STATEMENTS and following[0] in {"word", "quoted"}:
+        following = tokens[index + 1] if index + 1 < len(tokens) else ("", "")
+        if not index and word in _STATEMENTS and following[0] in {"word", "quoted"}:
             return f"is a statement ({text}), not an expression"
         opens = (
             before[1] == "("
@@ -103,9 +103,9 @@ def _tokens(expression: str) -> Iterator[tuple[str, str]]:
 
 
 def _expression(text: str) -> str:
-    found = problem(resolved(text))
-    if found is not None:
-        raise ValueError(found)
+    reason = problem(resolved(text))
+    if reason is not None:
+        raise ValueError(reason)
     return text
 
 

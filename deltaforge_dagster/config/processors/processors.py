@@ -216,11 +216,13 @@ class SqlProcessor(Block):
     @property
     def computed(self) -> dict[str, str]:
         """The expressions that Spark computes for each row, by their path in the block."""
-        found = {} if self.where is None else {"where": self.where}
-        found |= {f"set.{target}": text for target, text in self.set.items()}
+        expressions = {} if self.where is None else {"where": self.where}
+        expressions |= {f"set.{target}": text for target, text in self.set.items()}
         parts = {"topic": self.route.topic, "key": self.route.key}
-        found |= {f"route.{name}": text for name, text in parts.items() if text is not None}
-        return found | {f"route.headers.{name}": one for name, one in self.route.headers.items()}
+        expressions |= {f"route.{name}": text for name, text in parts.items() if text is not None}
+        return expressions | {
+            f"route.headers.{name}": text for name, text in self.route.headers.items()
+        }
 
     @model_validator(mode="after")
     def _check_work(self) -> SqlProcessor:
@@ -284,14 +286,19 @@ def processor_types() -> dict[str, EntryPoint]:
         [project.entry-points."deltaforge_dagster.processors"]
         redact = "acme_processors:Redact"
     """
-    return {one.name: one for one in sorted(entry_points(group=_GROUP), key=lambda one: one.name)}
+    return {
+        entry_point.name: entry_point
+        for entry_point in sorted(
+            entry_points(group=_GROUP), key=lambda entry_point: entry_point.name
+        )
+    }
 
 
 def _installed(text: str) -> str:
     installed = processor_types()
     if text not in installed:
-        known = ", ".join([*OWN_TYPES, *installed])
-        raise ValueError(f"is {text}, which no installed package provides; known are {known}")
+        types = ", ".join([*OWN_TYPES, *installed])
+        raise ValueError(f"is {text}, which no installed package provides; known are {types}")
     return text
 
 
@@ -320,10 +327,10 @@ CUSTOM = "custom processor"
 
 def _form(value: Any) -> str | None:
     """Return the tag of the model that a block is meant for."""
-    found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if not isinstance(found, str):
+    type_name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if not isinstance(type_name, str):
         return None
-    return found if found in OWN_TYPES else CUSTOM
+    return type_name if type_name in OWN_TYPES else CUSTOM
 
 
 Processor = Annotated[

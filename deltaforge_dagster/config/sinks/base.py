@@ -69,12 +69,15 @@ _OPERATIONS = {"create": "c", "update": "u", "delete": "d", "read": "r", "trunca
 def _operations(value: object) -> object:
     """Accept `c,u` and words in place of a list of letters; `none` means no operation."""
     if isinstance(value, str):
-        value = () if value.strip() == "none" else tuple(one.strip() for one in value.split(","))
+        value = () if value.strip() == "none" else tuple(word.strip() for word in value.split(","))
     if not isinstance(value, tuple | list):
         return value
-    letters = [_OPERATIONS.get(one, one) if isinstance(one, str) else one for one in value]
-    for one in letters:
-        if one not in _OPERATIONS.values():
+    letters = [
+        _OPERATIONS.get(operation, operation) if isinstance(operation, str) else operation
+        for operation in value
+    ]
+    for letter in letters:
+        if letter not in _OPERATIONS.values():
             raise ValueError(
                 "knows c, u, d, r and t, or create, update, delete, read and truncate (`none` for "
                 "no operation)"

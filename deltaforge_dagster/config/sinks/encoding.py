@@ -52,7 +52,10 @@ class AvroEncoding(Block):
 
     @property
     def types(self) -> str:
-        """The options that decide about types, as text: sinks with the same ones get the same bytes, but for ids."""
+        """The options that determine types, as text.
+
+        Sinks with equal texts get the same bytes, except for the ids of schemas.
+        """
         return f"{self.unsigned_bigint_mode} {self.enum_mode} {self.naive_timestamp_mode}"
 
     @field_validator("schema_registry_url")
@@ -84,7 +87,7 @@ class AvroEncoding(Block):
 
 
 def _encoding(value: object) -> object:
-    """Accept the bare type, and a block without one, which is JSON."""
+    """Accept a bare type in place of a block, and a block without a type as JSON."""
     value = bare_type(value)
     return {"type": "json", **value} if isinstance(value, dict) else value
 

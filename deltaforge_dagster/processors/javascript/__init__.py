@@ -1,1 +1,4 @@
-"""The JavaScript processor: a user's `script` in V8; `spelling` finds numbers that JavaScript would spell differently."""
+"""The JavaScript processor, which runs a user's script in V8 (`script`).
+
+`spelling` finds numbers that JavaScript would spell differently.
+"""

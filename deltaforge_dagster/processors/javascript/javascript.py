@@ -62,8 +62,10 @@ class JavaScript:
         if not frame.num_rows:
             return frame
         text, unusual = self._events(frame)
-        told = self._script.call(text, spelled=unusual)
-        return frame if told is None else _Rebuilt(self._name, frame, orjson.loads(told)).frame()
+        answer = self._script.call(text, spelled=unusual)
+        return (
+            frame if answer is None else _Rebuilt(self._name, frame, orjson.loads(answer)).frame()
+        )
 
     def close(self) -> None:
         """Close the script's engine. Safe to call twice."""
@@ -75,8 +77,8 @@ class JavaScript:
         none = pa.array(np.zeros(frame.num_rows, np.bool_))
         whole = frame.set_column(raw, frame.schema.field(raw), none)
         events = cast("list[str]", native_envelope(self._origin, whole).to_pylist())
-        images = (frame.column(one) for one in ("before", "after"))
-        return f"[{','.join(events)}]", any(has_unusual_numbers(one) for one in images)
+        images = (frame.column(image) for image in ("before", "after"))
+        return f"[{','.join(events)}]", any(has_unusual_numbers(column) for column in images)
 
 
 @dataclass(slots=True)
@@ -123,7 +125,7 @@ class _Rebuilt:
         if name == "tags":
             tags = orjson.loads(value)
             if tags is None or (
-                isinstance(tags, list) and all(isinstance(one, str) for one in tags)
+                isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
             ):
                 return name, None if tags is None else value
             raise self._refused("`tags` that are not a list of strings")
@@ -150,24 +152,26 @@ class _Rebuilt:
         headers = route.get("headers")
         if headers is not None:
             if not isinstance(headers, dict) or not all(
-                isinstance(one, str | int | float) for one in headers.values()
+                isinstance(header, str | int | float) for header in headers.values()
             ):
                 raise self._refused("a route whose `headers` are not texts by name")
-            headers = orjson.dumps({one: _text(value) for one, value in headers.items()}).decode()
+            headers = orjson.dumps(
+                {header: _text(value) for header, value in headers.items()}
+            ).decode()
         self._set(row, "topic", _text(texts["topic"]))
         self._set(row, "route_key", _text(texts["key"]))
         self._set(row, "headers", headers or None)
         self._set(row, "raw_payload", value=False)
 
     def _marked(self, row: int, maker: Any) -> None:
-        """Set the producer of an event, which the script chose itself."""
+        """Set `synthetic`, the producer of an event, to the value that the script chose."""
         if maker is not None and not (isinstance(maker, str) and maker):
             raise self._refused("a `synthetic` that is not a string")
         self._set(row, "synthetic", maker)
 
-    def _made(self, row: int, told: dict[str, Any]) -> None:
+    def _made(self, row: int, differs: dict[str, Any]) -> None:
         """Set the columns of an event that the script created."""
-        event = told["event"]
+        event = differs["event"]
         source = event.get("source")
         if not isinstance(source, dict) or not {"op", "ts_ms"} <= event.keys():
             raise ProcessorFailed(
@@ -183,7 +187,7 @@ class _Rebuilt:
         self._set(row, *self._column("ts_ms", event["ts_ms"]))
         for name in _NAMES:
             self._set(row, *self._column(name, source.get(name)))
-        self._routed(row, told.get("route") or {})
+        self._routed(row, differs.get("route") or {})
         self._marked(row, event.get("synthetic"))
         own = event.get("event_id")
         if own is not None and not (isinstance(own, str) and _UUID.fullmatch(own)):
@@ -195,8 +199,8 @@ class _Rebuilt:
     def _set(self, row: int, column: str, value: Any) -> None:
         self._changes.setdefault(column, {})[row] = value
 
-    def _refused(self, what: str) -> ProcessorFailed:
-        return ProcessorFailed(f"processor {self.name}: the script returned {what}")
+    def _refused(self, problem: str) -> ProcessorFailed:
+        return ProcessorFailed(f"processor {self.name}: the script returned {problem}")
 
 
 def _text(value: Any) -> str | None:

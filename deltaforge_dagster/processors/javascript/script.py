@@ -117,7 +117,9 @@ class _Engine:
             enter = functools.partial(self._stack.enter_context, mini_racer(self._loop))
             self._racer = self._await(_soon(enter))
             carrier = self._evaluated(_carrier())
-            self._take, self._run, self._give = (carrier[one] for one in ("take", "run", "give"))
+            self._take, self._run, self._give = (
+                carrier[function] for function in ("take", "run", "give")
+            )
             self._racer.set_hard_memory_limit(limits.mem_mb << 20)
             self._script, self._each = self._compiled(source)
         except BaseException:
@@ -127,8 +129,8 @@ class _Engine:
     def call(self, text: str, *, spelled: bool) -> str | None:
         self._carried(self._take, text)
         self._limited(self._run, self._script, self._each)
-        given: str | None = self._carried(self._give, text if spelled else None)
-        return given
+        answer: str | None = self._carried(self._give, text if spelled else None)
+        return answer
 
     def close(self) -> None:
         self._stack.close()
@@ -138,6 +140,7 @@ class _Engine:
         try:
             value = self._checked(source)
         except SpecError as error:
+            # V8 rejects a `return` outside of a function: the script is the body of one.
             if "Illegal return statement" not in str(error):
                 raise
             # On the same line as the script's first line, so that line numbers are those of the script.
@@ -189,17 +192,17 @@ class _Engine:
             done, _ = await asyncio.wait({task}, timeout=_LOOK_SECONDS)
             if done:
                 return task.result()
-            met = None
+            limit = None
             if time.process_time() - cpu_began > self._limits.cpu_ms / 1000:
-                met = f"{self._limits.cpu_ms} ms of processor time (limits.cpu_ms)"
+                limit = f"{self._limits.cpu_ms} ms of processor time (limits.cpu_ms)"
             elif time.monotonic() - began > self._limits.timeout_ms / 1000:
-                met = f"{self._limits.timeout_ms} ms (limits.timeout_ms)"
-            if met is not None:
+                limit = f"{self._limits.timeout_ms} ms (limits.timeout_ms)"
+            if limit is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
                 raise ProcessorFailed(
-                    f"processor {self._name}: a call of the script took more than {met}"
+                    f"processor {self._name}: a call of the script took more than {limit}"
                 )
 
     def _run_async(self, call: Coroutine[Any, Any, Any]) -> Any:
@@ -244,14 +247,14 @@ def _error_line(error: Exception) -> str:
         return text.removeprefix("TypeError: ")
     if text.startswith("SyntaxError: ") and "is not valid JSON" in text:
         text = "SyntaxError: what the script parses is not valid JSON"  # V8's text quotes it
-    frames = [one for one in _FRAME.finditer(whole) if one["file"] != "deltaforge.js"]
-    lines = [one["line"] for one in frames]
+    frames = [frame for frame in _FRAME.finditer(whole) if frame["file"] != "deltaforge.js"]
+    lines = [frame["line"] for frame in frames]
     if not lines and first and first["file"] != "deltaforge.js":
         lines = [first["line"]]
     where = f" (line {lines[0]})" if lines else ""
-    threw = (
+    prefix = (
         ""
         if first and first["text"].startswith("SyntaxError") and not frames
         else "JS processor threw: "
     )
-    return f"{threw}{text}{where}"
+    return f"{prefix}{text}{where}"

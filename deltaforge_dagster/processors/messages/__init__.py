@@ -1,1 +1,5 @@
-"""Messages of changes: several for one change (`expansion`), the value (`envelope`), destination and key (`routing`), values in Avro (`avro`)."""
+"""Turn changes into messages.
+
+`expansion` makes several messages of one change, `envelope` builds the JSON values, `avro` the Avro
+values, and `routing` computes destinations and keys.
+"""

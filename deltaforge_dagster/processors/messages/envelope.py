@@ -186,8 +186,12 @@ def _place(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
     if not snapshot.any():
         return [*pieces]
     streamed: list[Piece] = [
-        Optional(one.before, None if one.values is None else one.values.where(~snapshot), one.after)
-        for one in pieces
+        Optional(
+            piece.before,
+            None if piece.values is None else piece.values.where(~snapshot),
+            piece.after,
+        )
+        for piece in pieces
     ]
     return [Optional(',"snapshot":"', flags(snapshot), '"'), *streamed]
 
@@ -203,8 +207,8 @@ def is_snapshot(frame: pa.RecordBatch) -> Mask:
 
 
 def _is_op(frame: pa.RecordBatch, op: str) -> Mask:
-    found = pc.equal(frame.column("op"), pa.scalar(op))
-    return cast("Mask", found.to_numpy(zero_copy_only=False))
+    mask = pc.equal(frame.column("op"), pa.scalar(op))
+    return cast("Mask", mask.to_numpy(zero_copy_only=False))
 
 
 _HAPPENED = {
@@ -265,7 +269,7 @@ def _names(column: pa.Array[Any]) -> Values | None:
 def _mapped(column: pa.Array[Any], text: Callable[[str], str]) -> Values | None:
     """Apply `text` to a dictionary column, calling it once for each distinct name."""
     assert isinstance(column, pa.DictionaryArray)
-    texts = [None if one is None else text(one) for one in column.dictionary.to_pylist()]
+    texts = [None if name is None else text(name) for name in column.dictionary.to_pylist()]
     return values_of(pa.DictionaryArray.from_arrays(column.indices, pa.array(texts, pa.string())))
 
 

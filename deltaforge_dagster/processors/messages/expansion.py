@@ -88,21 +88,21 @@ def selected(selection: RowSelection, frame: pa.RecordBatch) -> pa.BooleanArray:
         chosen &= selection.roles()[frame.column("role").to_numpy()]
     if selection.skipped:
         chosen &= ~_named(frame.column("op"), selection.skipped)
-    made = frame.column("synthetic")
-    known = made.is_valid().to_numpy(zero_copy_only=False)
+    producers = frame.column("synthetic")
+    synthetic = producers.is_valid().to_numpy(zero_copy_only=False)
     if not selection.captured:
-        chosen &= known
+        chosen &= synthetic
     if not selection.synthetic:
-        chosen &= ~known
+        chosen &= ~synthetic
     if selection.producers:
-        chosen &= _named(made, selection.producers)
+        chosen &= _named(producers, selection.producers)
     return pa.array(chosen)
 
 
 def _named(column: pa.Array[Any], names: Sequence[str]) -> Mask:
     """Return a mask of the rows of a dictionary column that hold one of `names`."""
     assert isinstance(column, pa.DictionaryArray)
-    wanted = [number for number, one in enumerate(column.dictionary.to_pylist()) if one in names]
+    wanted = [number for number, name in enumerate(column.dictionary.to_pylist()) if name in names]
     return np.isin(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), wanted)
 
 
@@ -129,8 +129,8 @@ def expand(frame: pa.RecordBatch, *, splits: bool, tombstones: bool) -> pa.Recor
     roles = np.full(int(counts.sum()), CHANGE, np.uint8)
     roles[starts[deletes] + 1] = TOMBSTONE
     halves = (SPLIT, DELETE_HALF, *((HALF_TOMBSTONE,) if tombstones else ()), INSERT_HALF)
-    for place, role in enumerate(halves):
-        roles[starts[split] + place] = role
+    for offset, role in enumerate(halves):
+        roles[starts[split] + offset] = role
     rows = frame.take(np.repeat(np.arange(frame.num_rows), counts))
     if old_keys is not None and len(split):
         rows = _divided(rows, roles, old_keys)
@@ -163,30 +163,30 @@ def changed_keys(frame: pa.RecordBatch) -> tuple[Longs, pa.StringArray]:
 
 def _divided(rows: pa.RecordBatch, roles: _Roles, old_keys: pa.StringArray) -> pa.RecordBatch:
     """Turn the rows for the halves of split updates into deletes and inserts."""
-    gone = (roles == DELETE_HALF) | (roles == HALF_TOMBSTONE)
-    come = roles == INSERT_HALF
+    deletes = (roles == DELETE_HALF) | (roles == HALF_TOMBSTONE)
+    inserts = roles == INSERT_HALF
     twice = 2 if (roles == HALF_TOMBSTONE).any() else 1
     keys = old_keys.take(np.repeat(np.arange(len(old_keys)), twice))
-    ids = cast("list[str]", rows.column("event_id").filter(pa.array(come)).to_pylist())
-    copies = pa.array([copy_id(one, _COPY[INSERT_HALF]) for one in ids], pa.string())
+    ids = cast("list[str]", rows.column("event_id").filter(pa.array(inserts)).to_pylist())
+    copies = pa.array([copy_id(event_id, _COPY[INSERT_HALF]) for event_id in ids], pa.string())
     changed: dict[str, pa.Array[Any]] = {
-        "op": _with_ops(cast("pa.DictionaryArray[Any, Any]", rows.column("op")), gone, come),
-        "before": _nulled(rows.column("before"), come),
-        "after": _nulled(rows.column("after"), gone),
-        "key": pc.replace_with_mask(rows.column("key"), pa.array(gone), keys),
-        "event_id": pc.replace_with_mask(rows.column("event_id"), pa.array(come), copies),
-        "tx_end": pc.and_(rows.column("tx_end"), pa.array(~gone)),
+        "op": _with_ops(cast("pa.DictionaryArray[Any, Any]", rows.column("op")), deletes, inserts),
+        "before": _nulled(rows.column("before"), inserts),
+        "after": _nulled(rows.column("after"), deletes),
+        "key": pc.replace_with_mask(rows.column("key"), pa.array(deletes), keys),
+        "event_id": pc.replace_with_mask(rows.column("event_id"), pa.array(inserts), copies),
+        "tx_end": pc.and_(rows.column("tx_end"), pa.array(~deletes)),
     }
     return _with_columns(rows, changed)
 
 
 def _with_ops(
-    ops: pa.DictionaryArray[Any, Any], gone: Mask, come: Mask
+    ops: pa.DictionaryArray[Any, Any], deletes: Mask, inserts: Mask
 ) -> pa.DictionaryArray[Any, Any]:
     names = ops.dictionary.to_pylist()
-    names += [one for one in "cd" if one not in names]
+    names += [op for op in "cd" if op not in names]
     codes = ops.indices.to_numpy().copy()
-    codes[gone], codes[come] = names.index("d"), names.index("c")
+    codes[deletes], codes[inserts] = names.index("d"), names.index("c")
     return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
 
 
@@ -214,15 +214,15 @@ def identified(frame: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StringArray]:
     firsts = np.maximum.accumulate(np.where(copies, 0, np.arange(frame.num_rows)))
     changes = ids.take(firsts)
     own = [
-        copy_id(one, _COPY[role])
-        for one, role in zip(
+        copy_id(change_id, _COPY[role])
+        for change_id, role in zip(
             cast("list[str]", changes.filter(pa.array(copies)).to_pylist()),
             roles[copies].tolist(),
             strict=True,
         )
     ]
-    known = pc.replace_with_mask(ids, pa.array(copies), pa.array(own, pa.string()))
-    own_ids = _with_columns(frame, {"event_id": known})
+    message_ids = pc.replace_with_mask(ids, pa.array(copies), pa.array(own, pa.string()))
+    own_ids = _with_columns(frame, {"event_id": message_ids})
     return own_ids, cast("pa.StringArray", _nulled(changes, ~copies))
 
 
@@ -230,8 +230,8 @@ def without_tombstones(
     make: Callable[[pa.RecordBatch], pa.Array[Any]], frame: pa.RecordBatch
 ) -> pa.Array[Any]:
     """Return the values that `make` returns for an expanded frame, with null for tombstones."""
-    values, gone = make(frame), tombstones(frame)
-    return _nulled(values, gone) if gone.any() else values
+    values, tombstone_rows = make(frame), tombstones(frame)
+    return _nulled(values, tombstone_rows) if tombstone_rows.any() else values
 
 
 def tombstones(frame: pa.RecordBatch) -> Mask:
@@ -288,7 +288,7 @@ def _old_keys(
 
 @kernel
 def _old_key(
-    key: Bytes, at: int, stop: int, old: Bytes, first: int, last: int, out: Bytes, place: int
+    key: Bytes, at: int, stop: int, old: Bytes, first: int, last: int, out: Bytes, position: int
 ) -> int:
     """Write the key with the old row's values.
 
@@ -323,21 +323,24 @@ def _old_key(
                 if key[at + byte] != old[begin + byte]:
                     same = False
                     break
-        out[place] = separator
+        out[position] = separator
         separator = COMMA
-        place = copy(key, name, name_end, out, place + 1)
-        out[place] = COLON
-        place = copy(old, begin, finish, out, place + 1)
+        position = copy(key, name, name_end, out, position + 1)
+        out[position] = COLON
+        position = copy(old, begin, finish, out, position + 1)
         at = end
     if same:
         return _SAME
-    out[place] = CLOSE_BRACE
-    return place + 1
+    out[position] = CLOSE_BRACE
+    return position + 1
 
 
 @kernel
 def _member(old: Bytes, at: int, stop: int, key: Bytes, name: int, name_end: int) -> int:
-    """Return where the value of a member begins, -1 without such a member; the name includes its quotes."""
+    """Return where the value of a member begins, -1 without such a member.
+
+    The name is the text from `name` to `name_end` in `key`, with its quotes.
+    """
     at += 1
     while at < stop:
         while at < stop and (blank(old[at]) or old[at] == COMMA):
@@ -346,14 +349,14 @@ def _member(old: Bytes, at: int, stop: int, key: Bytes, name: int, name_end: int
             return -1
         begin = at
         at = string_end(old, at, stop)
-        found = at - begin == name_end - name
-        for byte in range(at - begin if found else 0):
+        same = at - begin == name_end - name
+        for byte in range(at - begin if same else 0):
             if old[begin + byte] != key[name + byte]:
-                found = False
+                same = False
                 break
         while blank(old[at]) or old[at] == COLON:
             at += 1
-        if found:
+        if same:
             return at
         at = value_end(old, at, stop)
     return -1

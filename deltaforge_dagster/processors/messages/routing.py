@@ -61,23 +61,23 @@ def url(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.St
     Values of variables are percent-encoded, except letters, digits and `-._~` (RFC 6570, "Simple String
     Expansion"), so that a value never becomes another part of the URL. A URL that a processor set stays as it is.
     """
-    made = _text(template, origin, frame, _percent_encoded)
-    return _destination(made, template, origin, frame)
+    urls = _text(template, origin, frame, _percent_encoded)
+    return _destination(urls, template, origin, frame)
 
 
 def _destination(
-    made: pa.StringArray, template: Template, origin: EventOrigin, frame: pa.RecordBatch
+    destinations: pa.StringArray, template: Template, origin: EventOrigin, frame: pa.RecordBatch
 ) -> pa.StringArray:
     missing = None
     for path in _conditional(template):
         unknown = _unknown(_variable(path, origin, frame), frame)
         missing = unknown if missing is None else missing | unknown
     if missing is not None and missing.any():
-        made = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), made)
+        destinations = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), destinations)
     topic = frame.column("topic")
     if topic.null_count == len(topic):
-        return made
-    return _first(_nulled(topic), made)
+        return destinations
+    return _first(_nulled(topic), destinations)
 
 
 def can_be_unresolved(template: Template) -> bool:
@@ -87,18 +87,18 @@ def can_be_unresolved(template: Template) -> bool:
 
 def unresolved(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return for each row the path of the first unresolved variable of the destination, or null."""
-    found = pa.nulls(frame.num_rows, pa.string())
+    paths = pa.nulls(frame.num_rows, pa.string())
     for path in reversed(_conditional(template)):
         unknown = _unknown(_variable(path, origin, frame), frame)
         if unknown.any():
-            found = pc.if_else(pa.array(unknown), pa.scalar(".".join(path)), found)
-    return found
+            paths = pc.if_else(pa.array(unknown), pa.scalar(".".join(path)), paths)
+    return paths
 
 
 def empty_variables(
     template: Template, origin: EventOrigin, frame: pa.RecordBatch
 ) -> pa.StringArray:
-    """Return for each row the paths of the variables that are unresolved in its key, one per line, or null.
+    """Return for each row the paths of the unresolved variables in its key, one per line, or null.
 
     A key that a processor set has no variables.
     """
@@ -117,8 +117,8 @@ def message_key(
     template: Template | None, origin: EventOrigin, frame: pa.RecordBatch
 ) -> pa.StringArray:
     """Return the message keys; never null."""
-    made = frame.column("event_id") if template is None else _text(template, origin, frame)
-    return _first(frame.column("route_key"), made)
+    keys = frame.column("event_id") if template is None else _text(template, origin, frame)
+    return _first(frame.column("route_key"), keys)
 
 
 def row_key(frame: pa.RecordBatch) -> pa.StringArray:
@@ -155,13 +155,13 @@ def headers(
     Unresolved variables are empty text.
     """
     names = list(templates)
-    made = [_text(one, origin, frame).to_pylist() for one in templates.values()]
+    columns = [_text(template, origin, frame).to_pylist() for template in templates.values()]
     own = cast("list[str | None]", frame.column("headers").to_pylist())
     documents = [
         orjson.dumps({**dict(zip(names, row[:-1], strict=True)), **orjson.loads(row[-1] or "{}")})
-        for row in zip(*made, own, strict=True)
+        for row in zip(*columns, own, strict=True)
     ]
-    return pa.array([one.decode() for one in documents], pa.string())
+    return pa.array([document.decode() for document in documents], pa.string())
 
 
 def _nulled(texts: pa.Array[Any]) -> pa.StringArray:
@@ -174,14 +174,16 @@ def _nulled(texts: pa.Array[Any]) -> pa.StringArray:
 
 def _first(*columns: pa.Array[Any]) -> pa.StringArray:
     """Return the first non-null value of each row."""
-    some = [one for one in columns[:-1] if one.null_count < len(one)]
-    for place, column in enumerate(some):
+    candidates = [values for values in columns[:-1] if values.null_count < len(values)]
+    for number, column in enumerate(candidates):
         if not column.null_count:
-            some = some[: place + 1]
+            candidates = candidates[: number + 1]
             break
     else:
-        some.append(columns[-1])
-    return cast("pa.StringArray", pc.coalesce(*some) if len(some) > 1 else some[0])
+        candidates.append(columns[-1])
+    return cast(
+        "pa.StringArray", pc.coalesce(*candidates) if len(candidates) > 1 else candidates[0]
+    )
 
 
 def _text(
@@ -204,16 +206,16 @@ def _text(
 
 
 def _percent_encoded(texts: pa.StringArray) -> pa.StringArray:
-    """Return texts with everything percent-encoded that has a meaning in URLs, or is not ASCII."""
+    """Return texts with every character percent-encoded except letters, digits and `-._~`."""
     if not pc.any(pc.match_substring_regex(texts, "[^A-Za-z0-9._~-]")).as_py():
         return texts
     distinct = texts.dictionary_encode()
-    encoded = [quote(str(one), safe="") for one in distinct.dictionary.to_pylist()]
+    encoded = [quote(str(text), safe="") for text in distinct.dictionary.to_pylist()]
     return pa.array(encoded, pa.string()).take(distinct.indices)
 
 
 def _conditional(template: Template) -> list[tuple[str, ...]]:
-    return [one.path for one in template.variables if one.path not in _ALWAYS]
+    return [variable.path for variable in template.variables if variable.path not in _ALWAYS]
 
 
 def _unknown(values: Values | None, frame: pa.RecordBatch) -> Mask:
@@ -224,7 +226,10 @@ def _unknown(values: Values | None, frame: pa.RecordBatch) -> Mask:
 
 
 def _variable(path: tuple[str, ...], origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
-    """Return the texts at `path` of the native events; null, or None for all rows, where it is unresolved."""
+    """Return the texts at `path` of the native events; null where it is unresolved.
+
+    Returns None if it is unresolved in all rows.
+    """
     image, *fields = path
     if image in {"before", "after", KEY, "ddl", "tags"}:
         documents = frame.column(image)
@@ -248,7 +253,10 @@ def _number(name: str, divisor: int = 1) -> _Variable:
 
 
 def _place(name: str, origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
-    """Return the texts of a position field of the source; null for snapshot rows; None without such a field."""
+    """Return the texts of a position field of the source; null for snapshot rows.
+
+    Returns None if the source has no such field.
+    """
     for field in origin.position_fields:
         if field.name == name and (values := position_values(field, frame)) is not None:
             snapshot = is_snapshot(frame)

@@ -1,1 +1,4 @@
-"""The Python processor: a user's `function`, found by `modules`, and called in a `child` process if it has a time limit."""
+"""The Python processor: `modules` finds the user's function, `function` calls it.
+
+A function with a time limit is called in a child process (`child`).
+"""

@@ -65,7 +65,7 @@ class FunctionInChild:
         self._child: _Child | None = None
         self._started()
 
-    def __call__(self, given: pa.Table) -> pa.Table:
+    def __call__(self, events: pa.Table) -> pa.Table:
         """Return the function's result for events, with the columns and types of `KINDS`.
 
         Raises:
@@ -74,8 +74,8 @@ class FunctionInChild:
         """
         child = self._started()
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, given.schema) as writer:
-            writer.write_table(given)
+        with pa.ipc.new_stream(sink, events.schema) as writer:
+            writer.write_table(events)
         try:
             answer = child.answer(self._seconds, sink.getvalue())
         except TimeoutError:
@@ -192,10 +192,10 @@ def serve(handle: int, config: str, code: str | None) -> None:
         parent.send_bytes(_READY)
         while True:
             try:
-                given = parent.recv_bytes()
+                stream = parent.recv_bytes()
             except EOFError:
                 return
-            with pa.ipc.open_stream(given) as reader:
+            with pa.ipc.open_stream(stream) as reader:
                 table = reader.read_all()
             _timer(seconds)
             try:

@@ -55,37 +55,37 @@ class UserFunction:
         except SpecError as error:
             raise SpecError(f"{self._where}: {error}") from None
 
-    def __call__(self, given: pa.Table) -> pa.Table:
+    def __call__(self, events: pa.Table) -> pa.Table:
         """Return the function's result for events, with the columns and types of `KINDS`.
 
         Raises:
             ProcessorFailed: The function raised, or returned something other than events.
         """
         if self._config.format == "pandas":
-            return self._frame(self._called(given.to_pandas()))
-        return self._table(self._called(given))
+            return self._frame(self._called(events.to_pandas()))
+        return self._table(self._called(events))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
-    def _called(self, given: Any) -> Any:
+    def _called(self, events: Any) -> Any:
         try:
-            return self._function(given)
+            return self._function(events)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             line = line_in(error, self._file)
             where = "" if line is None else f" in line {line} of its module"
             raise self._failed(f"{type(error).__name__}{where}") from None
 
-    def _table(self, told: Any) -> pa.Table:
+    def _table(self, returned: Any) -> pa.Table:
         """Return an Arrow result with exactly the columns and types of `KINDS`."""
-        if isinstance(told, pa.RecordBatch):
-            told = pa.Table.from_batches([told])
-        if not isinstance(told, pa.Table):
-            raise self._failed(f"returned {type(told).__name__}, not a pyarrow Table")
-        self._check_names(told.schema.names)
+        if isinstance(returned, pa.RecordBatch):
+            returned = pa.Table.from_batches([returned])
+        if not isinstance(returned, pa.Table):
+            raise self._failed(f"returned {type(returned).__name__}, not a pyarrow Table")
+        self._check_names(returned.schema.names)
         columns = {}
         for name, kind in KINDS.items():
-            column = told.column(name)
+            column = returned.column(name)
             if not _fits(column.type, kind):
                 raise self._failed(f"column {name} is {column.type}, not {kind}")
             try:
@@ -96,22 +96,23 @@ class UserFunction:
                 ) from None
         return pa.table(columns)
 
-    def _frame(self, told: Any) -> pa.Table:
+    def _frame(self, returned: Any) -> pa.Table:
         """Convert a pandas result to a table with exactly the columns and types of `KINDS`."""
         import pandas as pd  # noqa: PLC0415 - takes long, and only some functions use it
 
-        if not isinstance(told, pd.DataFrame):
-            raise self._failed(f"returned {type(told).__name__}, not a pandas DataFrame")
-        self._check_names([str(one) for one in told.columns])
+        if not isinstance(returned, pd.DataFrame):
+            raise self._failed(f"returned {type(returned).__name__}, not a pandas DataFrame")
+        self._check_names([str(name) for name in returned.columns])
         columns = {}
         for name, kind in KINDS.items():
             try:
-                columns[name] = pa.Array.from_pandas(told[name], type=kind)
+                columns[name] = pa.Array.from_pandas(returned[name], type=kind)
             except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-                said = (
-                    f"column {name} is {told[name].dtype}, with values that are not of type {kind}"
+                problem = (
+                    f"column {name} is {returned[name].dtype}, "
+                    f"with values that are not of type {kind}"
                 )
-                raise self._failed(said) from None
+                raise self._failed(problem) from None
         return pa.table(columns)
 
     def _check_names(self, names: list[str]) -> None:
@@ -122,13 +123,13 @@ class UserFunction:
             if name not in GIVEN:
                 raise self._failed(f"returned the column {name}, which events do not have")
 
-    def _failed(self, what: str) -> ProcessorFailed:
-        return ProcessorFailed(f"{self._where}: {what}")
+    def _failed(self, problem: str) -> ProcessorFailed:
+        return ProcessorFailed(f"{self._where}: {problem}")
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a column of one type is acceptable where another is wanted."""
-    kind, types = _plain(found), pa.types
+def _fits(offered: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a column of type `offered` can be cast to the type `wanted`."""
+    kind, types = _plain(offered), pa.types
     if types.is_null(kind) or kind == wanted:
         return True
     if types.is_string(wanted):

@@ -48,10 +48,10 @@ def loaded(function: str, path: str | None) -> tuple[Callable[..., Any], str]:
         module = importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         raise SpecError(f"the module {name} cannot be loaded: {_failure(error, name)}") from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    value = getattr(module, attribute, None)
+    if not callable(value):
         raise SpecError(f"the module {name} has no function {attribute}")
-    return found, module.__file__ or ""
+    return value, module.__file__ or ""
 
 
 def line_in(error: BaseException, file: str) -> int | None:
@@ -81,11 +81,11 @@ def _source(name: str, path: str | None) -> Path | None:
     whole = ""
     for part in name.split("."):
         whole = f"{whole}.{part}" if whole else part
-        found = PathFinder.find_spec(whole, places)
-        if found is None:
+        spec = PathFinder.find_spec(whole, places)
+        if spec is None:
             return None
-        places = list(found.submodule_search_locations or [])
-    source = Path(found.origin) if found is not None and found.origin else None
+        places = list(spec.submodule_search_locations or [])
+    source = Path(spec.origin) if spec is not None and spec.origin else None
     return source if source is not None and source.suffix == ".py" and source.is_file() else None
 
 
@@ -95,9 +95,9 @@ _first: list[str] = []
 
 def _look_first_in(path: str) -> None:
     """Put a directory first in `sys.path`, and remove the previous one."""
-    for one in _first:
-        while one in sys.path:
-            sys.path.remove(one)
+    for directory in _first:
+        while directory in sys.path:
+            sys.path.remove(directory)
     if path not in _first:
         _first.append(path)
     sys.path.insert(0, path)
@@ -106,10 +106,10 @@ def _look_first_in(path: str) -> None:
 def _forget(name: str) -> None:
     """Make Python reload a module, and all modules directly in the directories of pipeline files."""
     importlib.invalidate_caches()
-    for known, module in list(sys.modules.items()):
+    for imported, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", ""))
         # Only modules under their own names: the directory may also contain a virtual environment.
-        parts = known.replace(".", "/")
+        parts = imported.replace(".", "/")
         ours = any(file in {f"{path}/{parts}.py", f"{path}/{parts}/__init__.py"} for path in _first)
-        if ours or (known == name and file.endswith(".py")):
-            del sys.modules[known]
+        if ours or (imported == name and file.endswith(".py")):
+            del sys.modules[imported]

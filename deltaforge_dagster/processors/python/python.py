@@ -51,42 +51,45 @@ class Python:
         """
         if not frame.num_rows:
             return frame
-        given = pa.table({name: frame.column(name).cast(KINDS[name]) for name in GIVEN})
-        table = self._function(given)
-        made = pa.RecordBatch.from_arrays(
-            [one.combine_chunks() for one in table.columns], table.schema.names
+        events = pa.table({name: frame.column(name).cast(KINDS[name]) for name in GIVEN})
+        table = self._function(events)
+        returned = pa.RecordBatch.from_arrays(
+            [column.combine_chunks() for column in table.columns], table.schema.names
         )
-        return checked(self._config.id, frame, _placed(frame, made))
+        return checked(self._config.id, frame, _placed(frame, returned))
 
     def close(self) -> None:
         """End the function's child process, if there is one. Safe to call twice."""
         self._function.close()
 
 
-def _placed(frame: pa.RecordBatch, made: pa.RecordBatch) -> pa.RecordBatch:
-    """Complete the rows of a result with the other columns of the events that they are, or that they follow."""
-    ids = made.column("event_id")
+def _placed(frame: pa.RecordBatch, returned: pa.RecordBatch) -> pa.RecordBatch:
+    """Complete a result with the columns that functions do not return, such as the log position.
+
+    They come from the input event with the same id, or for a new event from the event before it.
+    """
+    ids = returned.column("event_id")
     if ids.equals(frame.column("event_id")):
         whole = frame
     else:
-        found = pc.index_in(ids, value_set=frame.column("event_id"))
-        known = found.is_valid().to_numpy(zero_copy_only=False)
-        rows = found.fill_null(0).to_numpy().astype(np.int64)
-        last = np.maximum.accumulate(np.where(known, np.arange(len(rows)), -1))
+        matches = pc.index_in(ids, value_set=frame.column("event_id"))
+        matched = matches.is_valid().to_numpy(zero_copy_only=False)
+        rows = matches.fill_null(0).to_numpy().astype(np.int64)
+        last = np.maximum.accumulate(np.where(matched, np.arange(len(rows)), -1))
         rows = np.where(last >= 0, rows[last], 0)
         whole = frame.take(pa.array(rows, pa.int64()))
-        if not known.all():
+        if not matched.all():
             for name in _NULL_IN_NEW:
-                place = whole.schema.get_field_index(name)
+                index = whole.schema.get_field_index(name)
                 kept = pc.if_else(
-                    pa.array(known), whole.column(name), pa.scalar(None, whole.column(name).type)
+                    pa.array(matched), whole.column(name), pa.scalar(None, whole.column(name).type)
                 )
-                whole = whole.set_column(place, whole.schema.field(place), kept)
+                whole = whole.set_column(index, whole.schema.field(index), kept)
     for name in GIVEN:
-        place = whole.schema.get_field_index(name)
-        field = whole.schema.field(place)
-        column = made.column(name)
+        index = whole.schema.get_field_index(name)
+        field = whole.schema.field(index)
+        column = returned.column(name)
         if isinstance(field.type, pa.DictionaryType):
             column = column.dictionary_encode()
-        whole = whole.set_column(place, field, column)
+        whole = whole.set_column(index, field, column)
     return whole

@@ -1,1 +1,4 @@
-"""The Python side of the SQL processor: rows in `transit` to Spark's engine and back, values set in place."""
+"""The Python side of the SQL processor.
+
+`transit` passes rows through Spark's engine and back, `spliced_fields` sets the computed values.
+"""

@@ -50,7 +50,7 @@ def _texts(column: Any) -> Any:  # noqa: C901, PLR0911 - one line per type
         named = pc.if_else(pc.is_nan(column), "NaN", pc.if_else(negative, *_INFINITE))
         return pc.if_else(finite, column.cast(pa.string()), _quoted(named))
     if types.is_decimal(kind):
-        return _from_values(column, lambda one: f'"{one:f}"')
+        return _from_values(column, lambda number: f'"{number:f}"')
     if types.is_string(kind) or types.is_large_string(kind):
         return _from_values(column, dumps)
     if types.is_date(kind):
@@ -60,7 +60,7 @@ def _texts(column: Any) -> Any:  # noqa: C901, PLR0911 - one line per type
         plain = column.cast(pa.timestamp("us", "UTC" if zone else None))
         return _quoted(pc.strftime(plain, f"%Y-%m-%dT%H:%M:%S{zone}"))
     if types.is_binary(kind):
-        return _from_values(column, lambda one: f'{{"_base64":"{b64encode(one).decode()}"}}')
+        return _from_values(column, lambda data: f'{{"_base64":"{b64encode(data).decode()}"}}')
     if types.is_list(kind):
         return _lists(cast("pa.ListArray[Any]", column))
     if types.is_struct(kind):
@@ -79,17 +79,17 @@ def _quoted(texts: Any) -> Any:
 
 
 def _from_values(column: pa.Array[Any], text: Any) -> pa.Array[Any]:
-    made = [None if one is None else text(one) for one in column.to_pylist()]
-    return pa.array(made, pa.string())
+    texts = [None if value is None else text(value) for value in column.to_pylist()]
+    return pa.array(texts, pa.string())
 
 
 def _joined(counts: Iterable[int | None], items: Iterator[str], brackets: str) -> pa.Array[Any]:
     """Join the next `count` items into one text for each count; null for a null count."""
-    made = [
+    texts = [
         None if count is None else f"{brackets[0]}{','.join(islice(items, count))}{brackets[1]}"
         for count in counts
     ]
-    return pa.array(made, pa.string())
+    return pa.array(texts, pa.string())
 
 
 def _lists(column: pa.ListArray[Any]) -> pa.Array[Any]:
@@ -98,13 +98,13 @@ def _lists(column: pa.ListArray[Any]) -> pa.Array[Any]:
 
 
 def _structs(column: pa.StructArray) -> Any:
-    names = [f"{dumps(one.name)}:" for one in column.type]
-    children = [json_texts(one).to_pylist() for one in column.flatten()]
-    made = [
+    names = [f"{dumps(member.name)}:" for member in column.type]
+    children = [json_texts(member).to_pylist() for member in column.flatten()]
+    texts = [
         "{" + ",".join(map("".join, zip(names, values, strict=True))) + "}"
         for values in (zip(*children, strict=True) if names else [()] * len(column))
     ]
-    return pc.if_else(column.is_valid(), pa.array(made, pa.string()), pa.scalar(None, pa.string()))
+    return pc.if_else(column.is_valid(), pa.array(texts, pa.string()), pa.scalar(None, pa.string()))
 
 
 def _maps(column: pa.MapArray[Any, Any]) -> pa.Array[Any]:

@@ -96,28 +96,28 @@ def _fixed(array: npt.NDArray[_Item]) -> npt.NDArray[_Item]:
 def _one_by_one(images: pa.StringArray, name: str, values: pa.StringArray | None) -> pa.StringArray:
     texts = images.to_pylist()
     new = [None] * len(texts) if values is None else values.to_pylist()
-    made = [
-        one if one is None or not one.startswith("{") else _image(one, name, value)
-        for one, value in zip(texts, new, strict=True)
+    changed = [
+        image if image is None or not image.startswith("{") else _image(image, name, value)
+        for image, value in zip(texts, new, strict=True)
     ]
-    return pa.array(made, pa.string())
+    return pa.array(changed, pa.string())
 
 
 def _image(image: str, name: str, value: str | None) -> str:
     """Return an object with a field set to a JSON text, or removed if `value` is None."""
-    found = list(members(image))
-    places = [number for number, one in enumerate(found) if one[0] == name]
+    fields = list(members(image))
+    places = [number for number, field in enumerate(fields) if field[0] == name]
     if value is None:
         if not places:
             return image
-        kept = ",".join(image[one[1] : one[3]] for one in found if one[0] != name)
-        return f"{image[: found[0][1]]}{kept}{image[found[-1][3] :]}"
+        kept = ",".join(image[field[1] : field[3]] for field in fields if field[0] != name)
+        return f"{image[: fields[0][1]]}{kept}{image[fields[-1][3] :]}"
     for number in reversed(places):
-        _, _, begin, end = found[number]
+        _, _, begin, end = fields[number]
         image = image[:begin] + value + image[end:]
     if not places:
         end = image.rindex("}")
-        image = f"{image[:end]}{',' if found else ''}{dumps(name)}:{value}{image[end:]}"
+        image = f"{image[:end]}{',' if fields else ''}{dumps(name)}:{value}{image[end:]}"
     return image
 
 
@@ -132,9 +132,10 @@ def _find(
     stops: _Ints,
     kinds: Bytes,
 ) -> None:
-    """Find the text to replace in each object: a field's value, its whole member, or an empty range at the end.
+    """Find the text to replace in each object.
 
-    `name` is the name as JSON text, with quotes. `whole` selects whole members, to remove them.
+    That is a field's value, its whole member, or an empty range at the end. `name` is the name as
+    JSON text, with quotes. `whole` selects whole members, to remove them.
     """
     for row in range(len(kinds)):
         at, stop = int(ends[row]), int(ends[row + 1])
@@ -156,10 +157,10 @@ def _find(
             begin = at
             at = string_end(source, at, stop)
             same = at - begin == len(name)
-            for place in range(begin, at):
-                if source[place] == BACKSLASH:
+            for index in range(begin, at):
+                if source[index] == BACKSLASH:
                     kind = _UNUSUAL
-                if same and source[place] != name[place - begin]:
+                if same and source[index] != name[index - begin]:
                     same = False
             if kind == _UNUSUAL or (same and kind == _FOUND):
                 kind = _UNUSUAL
@@ -201,17 +202,17 @@ def _write(
 ) -> None:
     """Copy every image with its new value at the position found."""
     for row in range(len(kinds)):
-        place = int(bounds[row])
+        position = int(bounds[row])
         first, last = int(ends[row]), int(ends[row + 1])
         kind = kinds[row]
         if kind == _NO_OBJECT:
-            copy(source, first, last, out, place)
+            copy(source, first, last, out, position)
             continue
-        place = copy(source, first, int(starts[row]), out, place)
+        position = copy(source, first, int(starts[row]), out, position)
         if not whole:
             if kind == _ABSENT:
-                place = copy(opening, 0, len(opening), out, place)
+                position = copy(opening, 0, len(opening), out, position)
             elif kind == _EMPTY:
-                place = copy(opening, 1, len(opening), out, place)
-            place = copy(values, int(value_ends[row]), int(value_ends[row + 1]), out, place)
-        copy(source, int(stops[row]), last, out, place)
+                position = copy(opening, 1, len(opening), out, position)
+            position = copy(values, int(value_ends[row]), int(value_ends[row + 1]), out, position)
+        copy(source, int(stops[row]), last, out, position)

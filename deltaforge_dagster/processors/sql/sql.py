@@ -26,14 +26,14 @@ from deltaforge_dagster.processors.sql.spliced_fields import with_field, without
 from deltaforge_dagster.processors.sql.transit import READABLE, frame_of
 
 
-def value_column(config: SqlProcessor, place: str) -> str:
+def value_column(config: SqlProcessor, expression: str) -> str:
     """Return the name of the column with the values of an expression."""
-    return f"value_{list(config.computed).index(place)}"
+    return f"value_{list(config.computed).index(expression)}"
 
 
-def json_column(config: SqlProcessor, place: str) -> str:
+def json_column(config: SqlProcessor, expression: str) -> str:
     """Return the name of the column with the values of an expression as JSON text."""
-    return f"json_{list(config.computed).index(place)}"
+    return f"json_{list(config.computed).index(expression)}"
 
 
 def columns_read(config: SqlProcessor | None) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def columns_read(config: SqlProcessor | None) -> tuple[str, ...]:
     if config is None:
         return ()
     named = set().union(*map(words, config.computed.values()))
-    return tuple(one for one in READABLE if one in named)
+    return tuple(column for column in READABLE if column in named)
 
 
 class Sql:
@@ -83,12 +83,12 @@ class Sql:
         """Do nothing: there is nothing to close."""
 
     def _texts(self, computed: pa.RecordBatch, target: str) -> pa.StringArray:
-        place = f"set.{target}"
-        texts = json_column(self._config, place)
+        expression = f"set.{target}"
+        texts = json_column(self._config, expression)
         if texts in computed.schema.names:
             return cast("pa.StringArray", computed.column(texts).fill_null("null"))
         try:
-            return json_texts(computed.column(value_column(self._config, place)))
+            return json_texts(computed.column(value_column(self._config, expression)))
         except ProcessorFailed as error:
             raise ProcessorFailed(f"processor {self._config.id}: set {target}: {error}") from None
 
@@ -99,29 +99,29 @@ class Sql:
                 new = computed.column(value_column(self._config, f"route.{part}"))
                 rows = _with(rows, column, pc.coalesce(new, rows.column(column)))
         if route.headers:
-            found = {
+            headers = {
                 name: computed.column(
                     value_column(self._config, f"route.headers.{name}")
                 ).to_pylist()
                 for name in route.headers
             }
             old = cast("list[str | None]", rows.column("headers").to_pylist())
-            made = [
-                _headers(one, dict(zip(found, values, strict=True)))
-                for one, values in zip(old, zip(*found.values(), strict=True), strict=True)
+            texts = [
+                _headers(own, dict(zip(headers, values, strict=True)))
+                for own, values in zip(old, zip(*headers.values(), strict=True), strict=True)
             ]
-            rows = _with(rows, "headers", pa.array(made, pa.string()))
+            rows = _with(rows, "headers", pa.array(texts, pa.string()))
         return rows
 
 
 def _headers(old: str | None, new: dict[str, str | None]) -> str | None:
     """Return headers with the new ones that are not null added."""
-    given = {name: value for name, value in new.items() if value is not None}
-    if not given:
+    added = {name: value for name, value in new.items() if value is not None}
+    if not added:
         return old
-    return orjson.dumps({**(orjson.loads(old) if old else {}), **given}).decode()
+    return orjson.dumps({**(orjson.loads(old) if old else {}), **added}).decode()
 
 
 def _with(rows: pa.RecordBatch, name: str, column: pa.Array[Any]) -> pa.RecordBatch:
-    place = rows.schema.get_field_index(name)
-    return rows.set_column(place, rows.schema.field(place), column)
+    index = rows.schema.get_field_index(name)
+    return rows.set_column(index, rows.schema.field(index), column)

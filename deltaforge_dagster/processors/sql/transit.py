@@ -42,7 +42,7 @@ _MAY_BE_LONG = r"[:,\[] *-?([0-9.]{39}|[0-9.]+[eE])"
 
 def transit_schema(columns: Sequence[str]) -> pa.Schema:
     """Return the schema of the rows passed to Spark when SQL reads these columns."""
-    kinds = [(one, pa.int64() if one == "ts_us" else pa.string()) for one in columns]
+    kinds = [(column, pa.int64() if column == "ts_us" else pa.string()) for column in columns]
     return pa.schema([*kinds, (PACKED, pa.binary()), (NOTE, pa.string())])
 
 
@@ -54,7 +54,7 @@ def note(columns: Sequence[str], content: Mapping[str, Any]) -> pa.RecordBatch:
 def packed(columns: Sequence[str], rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch, which has at least one row, in the transit schema."""
     schema = transit_schema(columns)
-    arrays = [_readable(rows, one) for one in columns]
+    arrays = [_readable(rows, column) for column in columns]
     arrays.append(pa.array([_stream(rows), *[None] * (rows.num_rows - 1)], pa.binary()))
     arrays.append(pa.nulls(rows.num_rows, pa.string()))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -70,7 +70,7 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Item]:
     parts: list[pa.RecordBatch] = []
     missing = 0
     for batch in batches:
-        computed = batch.select([one for one in batch.schema.names if one not in {PACKED, NOTE}])
+        computed = batch.select([name for name in batch.schema.names if name not in {PACKED, NOTE}])
         at = 0
         while at < batch.num_rows:
             if not missing:
@@ -94,13 +94,13 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Item]:
 def frame_of(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Split an unpacked batch into the change frame and the computed columns."""
     names = rows.schema.names
-    computed = [one for one in names if one not in FRAME.names]
-    return rows.select([one for one in names if one in FRAME.names]), rows.select(computed)
+    computed = [name for name in names if name not in FRAME.names]
+    return rows.select([name for name in names if name in FRAME.names]), rows.select(computed)
 
 
 def _beside(whole: pa.RecordBatch, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     schema = parts[0].schema
-    arrays = [pa.concat_arrays([one.column(name) for one in parts]) for name in schema.names]
+    arrays = [pa.concat_arrays([part.column(name) for part in parts]) for name in schema.names]
     return pa.RecordBatch.from_arrays(
         [*whole.columns, *arrays], schema=pa.schema([*whole.schema, *schema])
     )
@@ -109,9 +109,9 @@ def _beside(whole: pa.RecordBatch, parts: Sequence[pa.RecordBatch]) -> pa.Record
 def _stream(rows: pa.RecordBatch) -> bytes:
     """Return a batch as an Arrow stream, without long dictionaries of mostly unused names."""
     arrays: list[pa.Array[Any]] = []
-    for one in rows.columns:
-        long = isinstance(one, pa.DictionaryArray) and len(one.dictionary) > rows.num_rows
-        arrays.append(one.cast(pa.string()).dictionary_encode() if long else one)
+    for column in rows.columns:
+        long = isinstance(column, pa.DictionaryArray) and len(column.dictionary) > rows.num_rows
+        arrays.append(column.cast(pa.string()).dictionary_encode() if long else column)
     slim = pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, slim.schema) as writer:
@@ -137,15 +137,15 @@ def _held_by_variant(column: pa.Array[Any]) -> pa.Array[Any]:
     if not suspects.true_count:
         return column
     texts = cast("list[str]", column.filter(suspects).to_pylist())
-    held = pa.array([dumps(_held(loads(one))) for one in texts], pa.string())
+    held = pa.array([dumps(_held(loads(text))) for text in texts], pa.string())
     return cast("pa.Array[Any]", pc.replace_with_mask(column, suspects, held))
 
 
 def _held(value: Json) -> Json:
     if isinstance(value, dict):
-        return {name: _held(one) for name, one in value.items()}
+        return {name: _held(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_held(one) for one in value]
+        return [_held(element) for element in value]
     return value.text if isinstance(value, Number) and _is_long(value.text) else value
 
 

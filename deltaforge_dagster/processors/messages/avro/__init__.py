@@ -1,1 +1,1 @@
-"""Messages in Avro: their schemas (`schema`), row images as records (`rows`), and the events around them (`envelope`)."""
+"""Messages in Avro: their schemas (`schema`), row images (`rows`), whole events (`envelope`)."""

@@ -1,8 +1,9 @@
-"""Events in Avro, for whole batches of the change frame: row images with what the native event says around them.
+"""Encode events in Avro, for whole batches of the change frame.
 
-A value has the form that deserializers of Confluent's registry expect ("Schema Registry", "Wire format"): a byte 0, the id
-of the schema in four bytes, and the record. Whoever encodes does not know the id: the registry gives it to a subject, which
-depends on the destination. So the four bytes are 0 until the message is sent, and a column says which schema it has.
+A value has the form that deserializers of Confluent's registry expect ("Schema Registry", "Wire
+format"): a byte 0, the id of the schema in four bytes, and the record. The encoder does not know
+the id, because the registry assigns it to a subject, which depends on the destination. So the four
+bytes are 0 until the message is sent, and a column names the schema of each message.
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ from deltaforge_dagster.sources.registry import PositionField
 from deltaforge_dagster.typed_rows.tables import VersionName, table_versions
 
 OF_NO_TABLE = 0
-"""The number of the schema of events that are of no registered table version."""
+"""The number of the schema for events that belong to no registered table version."""
 
 NO_ID = b"\x00" * 5
-"""A byte 0, and room for the id of the schema."""
+"""A byte 0, and four bytes that the sender replaces by the id of the schema."""
 
 MESSAGES_TYPE = pa.struct([("value", pa.binary()), ("schema", pa.int32()), ("unfit", pa.string())])
-"""Messages in Avro: the bytes, null for a tombstone; the number of their schema, null if they are no Avro; and why none can be
-made of the change, or null."""
+"""Messages in Avro.
+
+`value` holds the bytes, null for a tombstone; `schema` is the number of their schema, null if they
+are not Avro (a raw payload); `unfit` says why the change cannot be encoded, null if it can.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,9 @@ class AvroEnvelope:
 
     Attributes:
         origin: Where the events come from.
-        tables: The schemas, which messages name by their place in this list; the first one is that of no table.
-        numbers: The schema of each table version.
+        tables: The schemas; messages name them by their index in this tuple. The first is
+            `OF_NO_TABLE`.
+        numbers: The index of the schema of each table version.
     """
 
     origin: EventOrigin
@@ -75,7 +80,7 @@ class AvroEnvelope:
         """
         rows = frame.num_rows
         raw = frame.column("raw_payload").to_numpy(zero_copy_only=False)
-        gone = (
+        without_value = (
             expansion.tombstones(frame)
             if "role" in frame.schema.names
             else np.zeros(rows, np.bool_)
@@ -84,16 +89,16 @@ class AvroEnvelope:
         unfit: dict[int, str] = {}
         parts: list[pa.Array[Any]] = []
         order: list[npt.NDArray[np.int64]] = []
-        for version, places in table_versions(frame, ~raw & ~gone):
+        for version, places in table_versions(frame, ~raw & ~without_value):
             number = self.numbers.get(version, OF_NO_TABLE)
             whole = len(places) == rows
-            made, misfits = self._events(frame if whole else frame.take(places), number)
+            events, misfits = self._events(frame if whole else frame.take(places), number)
             numbers[places] = number
             unfit |= {int(places[row]): reason for row, reason in misfits.items()}
-            parts.append(made.array())
+            parts.append(events.array())
             order.append(places)
         if raw.any():
-            places = np.flatnonzero(raw & ~gone)
+            places = np.flatnonzero(raw & ~without_value)
             parts.append(raw_payloads(frame.take(places)).cast(pa.binary()))
             order.append(places)
         values = _in_order(rows, parts, order)
@@ -111,21 +116,24 @@ class AvroEnvelope:
     def _events(
         self, frame: pa.RecordBatch, number: int
     ) -> tuple[EncodedColumn, Mapping[int, str]]:
-        """Return the events of rows of one table version, and which of them cannot be written."""
+        """Return the events of rows of one table version, and the rows that cannot be written.
+
+        The latter are row numbers in the frame, each with the reason.
+        """
         table = self.tables[number]
         images, misfits = [], dict[int, str]()
         for name in ("before", "after"):
             column = cast("pa.StringArray", frame.column(name))
-            has = column.is_valid().to_numpy(zero_copy_only=False)
-            made = encoded_rows(column.drop_null(), table) if has.any() else None
-            images.append((made, has))
-            if made is not None and made.misfits:
-                places = np.flatnonzero(has)
-                for row, reason in made.misfits.items():
+            present = column.is_valid().to_numpy(zero_copy_only=False)
+            records = encoded_rows(column.drop_null(), table) if present.any() else None
+            images.append((records, present))
+            if records is not None and records.misfits:
+                places = np.flatnonzero(present)
+                for row, reason in records.misfits.items():
                     misfits.setdefault(int(places[row]), reason)
         pieces: list[Piece] = [
             NO_ID,
-            *(_image(made, has) for made, has in images),
+            *(_image(records, present) for records, present in images),
             *self._source(frame),
             _text(wire_op(frame)),
             _millis(frame.column("ts_us")),
@@ -136,7 +144,7 @@ class AvroEnvelope:
             _long(frame.column("schema_sequence")),
             *(_optional(frame.column(name)) for name in ("ddl", "tags", "synthetic")),
             _true(frame.column("tx_end")),
-            *(_missing(made, has) for made, has in images),
+            *(_missing(records, present) for records, present in images),
         ]  # fmt: skip
         return encode(frame.num_rows, pieces), misfits
 
@@ -154,22 +162,22 @@ class AvroEnvelope:
         ]
 
     def _position(self, frame: pa.RecordBatch, snapshot: Mask) -> Piece:
-        """Return the place in the log; null for a row that was read by a snapshot."""
+        """Return the log positions; null for a row that was read by a snapshot."""
         if snapshot.all():
             return NULL
         streamed = ~snapshot
-        some = frame.filter(pa.array(streamed)) if snapshot.any() else frame
-        pieces = [_position_field(one, some) for one in self.origin.position_fields]
-        found = encode(some.num_rows, pieces).piece(UNION, NULL)
-        return found.spread(streamed)
+        changes = frame.filter(pa.array(streamed)) if snapshot.any() else frame
+        pieces = [_position_field(field, changes) for field in self.origin.position_fields]
+        encoded = encode(changes.num_rows, pieces).piece(UNION, NULL)
+        return encoded.spread(streamed)
 
 
-def _image(made: EncodedRows | None, has: Mask) -> Piece:
-    return NULL if made is None else made.records.piece(UNION, NULL).spread(has)
+def _image(rows: EncodedRows | None, has: Mask) -> Piece:
+    return NULL if rows is None else rows.records.piece(UNION, NULL).spread(has)
 
 
-def _missing(made: EncodedRows | None, has: Mask) -> Piece:
-    return NULL if made is None or made.missing is None else made.missing.spread(has)
+def _missing(rows: EncodedRows | None, has: Mask) -> Piece:
+    return NULL if rows is None or rows.missing is None else rows.missing.spread(has)
 
 
 def _position_field(position: PositionField, frame: pa.RecordBatch) -> Piece:
@@ -193,7 +201,7 @@ def _optional(column: pa.Array[Any]) -> Piece:
 
 
 def _texts(column: pa.Array[Any], before: bytes, otherwise: bytes) -> Piece:
-    """Return the texts of a column, or of a dictionary, whose texts are then written once."""
+    """Return the piece with the texts of a column; those of a dictionary are stored only once."""
     if column.null_count == len(column):
         return otherwise
     valid = _valid(column)
@@ -210,7 +218,7 @@ def _texts(column: pa.Array[Any], before: bytes, otherwise: bytes) -> Piece:
 
 
 def _text(values: Values | None, before: bytes = b"", otherwise: bytes = b"") -> Piece:
-    """Return texts as `message_text` has them."""
+    """Return the piece with texts in the form of `kernels.message_text`."""
     if values is None:
         return otherwise
     if values.constant is not None:
@@ -241,12 +249,12 @@ def _long(column: pa.Array[Any]) -> Piece:
 
 
 def _true(column: pa.Array[Any]) -> Piece:
-    """Return true where it is true, and null elsewhere."""
+    """Return the piece that is true where the column is true, and null elsewhere."""
     return _constant(UNION + b"\x01", column.to_numpy(zero_copy_only=False))
 
 
 def _constant(value: bytes, where: Mask) -> Piece:
-    """Return the same bytes in some rows, and null in the others."""
+    """Return the piece with the same bytes in the rows of `where`, and null in the others."""
     if not where.any():
         return NULL
     return value if where.all() else FixedPiece(np.empty(0, np.uint8), 0, where, value, NULL)
@@ -255,7 +263,10 @@ def _constant(value: bytes, where: Mask) -> Piece:
 def _in_order(
     rows: int, parts: Sequence[pa.Array[Any]], order: Sequence[npt.NDArray[np.int64]]
 ) -> pa.Array[Any]:
-    """Return the values of all rows, given those of some at their places; null for rows that have none."""
+    """Combine values of disjoint sets of rows into one column; null for rows without a value.
+
+    `order` has, for each array in `parts`, the row numbers of its values.
+    """
     if len(parts) == 1 and len(parts[0]) == rows:
         return parts[0]
     if not parts:
@@ -269,7 +280,7 @@ def _in_order(
 def _without(values: pa.Array[Any], rows: Mapping[int, str]) -> pa.Array[Any]:
     if not rows:
         return values
-    gone = np.zeros(len(values), np.bool_)
-    gone[list(rows)] = True
-    kept: pa.Array[Any] = pc.if_else(pa.array(gone), pa.scalar(None, pa.binary()), values)
+    dropped = np.zeros(len(values), np.bool_)
+    dropped[list(rows)] = True
+    kept: pa.Array[Any] = pc.if_else(pa.array(dropped), pa.scalar(None, pa.binary()), values)
     return kept

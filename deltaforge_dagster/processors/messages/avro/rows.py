@@ -43,8 +43,10 @@ class EncodedRows:
 
     Attributes:
         records: The bytes of each record.
-        missing: For each row the names of the fields that its image lacks, as an array of Avro; None if no row lacks any.
-        misfits: By row, why it cannot be written; its bytes are then without meaning.
+        missing: For each row the names of the fields that its image lacks, as an Avro array; None
+            if no row lacks any.
+        misfits: The reasons why rows cannot be written, by row number. The bytes of such a row are
+            meaningless.
     """
 
     records: EncodedColumn
@@ -69,18 +71,18 @@ def encoded_rows(images: pa.StringArray, table: AvroTable) -> EncodedRows:
         return EncodedRows(encode(len(images), [whole]), None, {})
     typed = typed_rows(images, table.rows)
     misfits: dict[int, str] = {}
-    for one in typed.misfits:
-        what = "its row" if one.column is None else f"its column {one.column!r}"
-        misfits.setdefault(one.row, f"{what} does not fit: {one.reason}")
+    for misfit in typed.misfits:
+        subject = "its row" if misfit.column is None else f"its column {misfit.column!r}"
+        misfits.setdefault(misfit.row, f"{subject} does not fit: {misfit.reason}")
     pieces = [
         _column(column, typed.batch.column(number), misfits)
         for number, column in enumerate(table.columns)
     ]
-    others = _other_fields(images, table, typed)
+    other_texts = _other_fields(images, table, typed)
     if table.other_fields:
-        pieces.append(_texts(others, UNION, NULL))
+        pieces.append(_texts(other_texts, UNION, NULL))
     else:
-        for row in np.flatnonzero(others.is_valid()).tolist():
+        for row in np.flatnonzero(other_texts.is_valid()).tolist():
             misfits.setdefault(row, "its row has a field that its table does not have")
     return EncodedRows(encode(len(images), pieces), _missing(table, typed), misfits)
 
@@ -157,11 +159,11 @@ def _texts(values: pa.Array[Any], before: bytes, otherwise: bytes) -> Piece:
 
 def _uuids(values: pa.Array[Any], _type: ValueType, before: bytes, otherwise: bytes) -> Piece:
     stored = cast("pa.ExtensionArray[Any]", values).storage
-    found = _buffer(stored, 16).reshape(len(values), 16)
+    raw = _buffer(stored, 16).reshape(len(values), 16)
     digits = np.empty((len(values), 32), np.uint8)
-    digits[:, ::2], digits[:, 1::2] = _DIGITS[found >> 4], _DIGITS[found & 15]
+    digits[:, ::2], digits[:, 1::2] = _DIGITS[raw >> 4], _DIGITS[raw & 15]
     out = np.full((len(values), _UUID_TEXT), ord("-"), np.uint8)
-    places = [place for place in range(_UUID_TEXT) if place not in _DASHES]
+    places = [index for index in range(_UUID_TEXT) if index not in _DASHES]
     out[:, places] = digits
     return FixedPiece(
         out.reshape(-1), _UUID_TEXT, _valid(values), before + varint(_UUID_TEXT), otherwise
@@ -169,7 +171,10 @@ def _uuids(values: pa.Array[Any], _type: ValueType, before: bytes, otherwise: by
 
 
 def _lists(values: pa.Array[Any], type_: ValueType, before: bytes, otherwise: bytes) -> Piece:
-    """Return arrays: one block with the number of the elements and these, if there are any, and an empty one."""
+    """Return the piece with arrays: a block with the count and the elements, then an empty block.
+
+    An empty array consists of the empty block alone.
+    """
     assert type_.element is not None
     lists = cast("pa.ListArray[Any]", values)
     ends = lists.offsets.to_numpy()
@@ -222,36 +227,36 @@ _PIECES: Mapping[Kind, Callable[[pa.Array[Any], ValueType, bytes, bytes], Piece]
 
 
 def _other_fields(images: pa.StringArray, table: AvroTable, typed: TypedRows) -> pa.StringArray:
-    """Return of each row the fields that its table does not have, as a JSON object; null if there are none."""
+    """Return each row's fields that its table does not have, as a JSON object; null for none."""
     added = typed.schema.columns[len(table.columns) :]
     if not added:
         return pa.nulls(len(images), pa.string())
-    has = np.zeros(len(images), np.bool_)
-    for one in added:
-        present = typed.present.get(one.name)
-        has |= True if present is None else present.to_numpy(zero_copy_only=False)
-    known = {column.name for column in table.columns}
-    found: list[str | None] = [None] * len(images)
-    for row in np.flatnonzero(has).tolist():
+    has_other = np.zeros(len(images), np.bool_)
+    for column in added:
+        present = typed.present.get(column.name)
+        has_other |= True if present is None else present.to_numpy(zero_copy_only=False)
+    own = {column.name for column in table.columns}
+    texts: list[str | None] = [None] * len(images)
+    for row in np.flatnonzero(has_other).tolist():
         fields = members(images[row].as_py()).items()
-        others = [f"{name}:{value}" for name, value in fields if json.loads(name) not in known]
-        found[row] = f"{{{','.join(others)}}}"
-    return pa.array(found, pa.string())
+        others = [f"{name}:{value}" for name, value in fields if json.loads(name) not in own]
+        texts[row] = f"{{{','.join(others)}}}"
+    return pa.array(texts, pa.string())
 
 
 def _missing(table: AvroTable, typed: TypedRows) -> SlicePiece | None:
-    """Return of each row the names of the fields that its image lacks."""
-    columns = [one for one in table.columns if one.name in typed.present]
+    """Return the names of the fields that each row's image lacks; None if no row can lack any."""
+    columns = [column for column in table.columns if column.name in typed.present]
     if not columns:
         return None
     absent = ~np.stack(
-        [typed.present[one.name].to_numpy(zero_copy_only=False) for one in columns], axis=1
+        [typed.present[column.name].to_numpy(zero_copy_only=False) for column in columns], axis=1
     )
     patterns, codes = np.unique(absent, axis=0, return_inverse=True)
     codes = codes.reshape(-1)
     arrays = []
     for pattern in patterns:
-        names = [one.field for one, lacks in zip(columns, pattern, strict=True) if lacks]
+        names = [column.field for column, lacks in zip(columns, pattern, strict=True) if lacks]
         arrays.append(varint(len(names)) + b"".join(map(text, names)) + NULL if names else b"")
     ends = np.cumsum([0, *map(len, arrays)]).astype(np.int32)
     data = np.frombuffer(b"".join(arrays), np.uint8)

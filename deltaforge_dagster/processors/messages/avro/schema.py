@@ -8,16 +8,18 @@ An event is a record `Envelope` in the namespace `deltaforge.cdc.<connector>.<db
     event_id schema_version transaction tenant_id schema_sequence ddl tags synthetic tx_end
     before_missing, after_missing    names of the columns whose values the log, or a processor, has left out
 
-Every column may be null and has the default null, since a log need not have the value of a column. So columns can be added
-and removed without making a new version of the schema incompatible. A column that is null because its value is not known
-is in `before_missing` or `after_missing`.
+Every column may be null and has the default null, because the log may lack the value of a column.
+So columns can be added and removed without making a new version of the schema incompatible. A
+column that is null because its value is unknown is listed in `before_missing` or `after_missing`.
 
-Names in Avro have letters, digits and `_`. Other characters of a column's name become `_`, and the field has the original as
-its property `column`. If that is the name of another column, it is followed by a number.
+Names in Avro have letters, digits and `_`. Other characters of a column's name become `_`, and the
+field has the original name as its property `column`. A number is appended if another column has the
+resulting name.
 
-Events of no registered table version (changes of schemas, logical messages, what processors create) have the schema of no
-table, `deltaforge.cdc.<connector>.Envelope`, whose records have a single field: the row as JSON text. The tables of a
-pipeline with processors have this field as well, for fields that processors add to rows.
+Events that belong to no registered table version (schema changes, logical messages, events that
+processors create) have a schema of their own, `deltaforge.cdc.<connector>.Envelope`, whose records
+have a single field: the row as JSON text. In a pipeline with processors, the tables' schemas have
+this field as well, for fields that processors add.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema, typed
 from deltaforge_dagster.typed_rows.tables import VersionName
 
 OTHER_FIELDS = "_other_fields"
-"""Field with what a row has beside the table's columns: a JSON object as text."""
+"""The field for what a row has besides the table's columns: a JSON object as text."""
 
 _ROOT = "deltaforge"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -68,7 +70,7 @@ class AvroColumn:
         name: The name of the table's column.
         field: The name of the record's field.
         type: How its values are read.
-        symbols: Of an enum, its symbols; empty for all other types.
+        symbols: The symbols of an enum; empty for all other types.
     """
 
     name: str
@@ -85,7 +87,8 @@ class AvroTable:
         text: The schema, as JSON.
         record: The full name of its record.
         columns: The columns of a row.
-        rows: The same, for `typed_rows`; None for events of no table, whose rows are other fields as a whole.
+        rows: The same columns, for `typed_rows`; None for events of no table, whose whole rows are
+            text in `OTHER_FIELDS`.
         other_fields: Whether rows have the field `OTHER_FIELDS`.
     """
 
@@ -132,18 +135,19 @@ class AvroTables:
             typed = typed_schema(table, self._kind, self._engine)
             columns = self._columns(table.columns, typed)
             rows = TypedSchema(
-                tuple(TypedColumn(one.name, one.type) for one in columns), typed.marks_unchanged
+                tuple(TypedColumn(column.name, column.type) for column in columns),
+                typed.marks_unchanged,
             )
-            place = [one for one in (table.db, table.schema, table.table) if one is not None]
-            self._known[version] = self._table(place, columns, rows, other=self._other_fields)
+            names = [name for name in (table.db, table.schema, table.table) if name is not None]
+            self._known[version] = self._table(names, columns, rows, other=self._other_fields)
         return self._known[version]
 
     def _columns(self, columns: Sequence[Column], typed: TypedSchema) -> tuple[AvroColumn, ...]:
-        names = [one.name for one in typed.columns]
+        names = [column.name for column in typed.columns]
         fields = _field_names(names)
         return tuple(
-            self._column(column, field, one.type)
-            for column, field, one in zip(columns, fields, typed.columns, strict=True)
+            self._column(column, field, typed_column.type)
+            for column, field, typed_column in zip(columns, fields, typed.columns, strict=True)
         )
 
     def _column(self, column: Column, field: str, type_: ValueType) -> AvroColumn:
@@ -158,13 +162,13 @@ class AvroTables:
 
     def _table(
         self,
-        place: Sequence[str],
+        path: Sequence[str],
         columns: Sequence[AvroColumn],
         rows: TypedSchema | None,
         *,
         other: bool,
     ) -> AvroTable:
-        parts = [_avro_name(one) for one in (self._origin.connector, *place)]
+        parts = [_avro_name(name) for name in (self._origin.connector, *path)]
         values = ".".join((_ROOT, *parts))
         namespace = ".".join((_ROOT, "cdc", *parts))
         images = [
@@ -172,7 +176,10 @@ class AvroTables:
                 name,
                 values,
                 [
-                    *(_column_field(one, values, defines=name == "BeforeValue") for one in columns),
+                    *(
+                        _column_field(column, values, defines=name == "BeforeValue")
+                        for column in columns
+                    ),
                     *([_optional(OTHER_FIELDS, _STRING)] if other else []),
                 ],
             )
@@ -235,8 +242,10 @@ def _source(positions: Iterable[PositionField]) -> _JsonSchema:
         {"name": "table", "type": _STRING},
         *_optionals("snapshot"),
     ]
-    found = [_optional(one.name, "long" if is_number(one) else _STRING) for one in positions]
-    fields.append(_optional("position", _record("Position", f"{_ROOT}.cdc", found)))
+    position = [
+        _optional(field.name, "long" if is_number(field) else _STRING) for field in positions
+    ]
+    fields.append(_optional("position", _record("Position", f"{_ROOT}.cdc", position)))
     return _record("Source", f"{_ROOT}.cdc", fields)
 
 
@@ -266,10 +275,10 @@ def _avro_name(name: str) -> str:
 def _field_names(names: Sequence[str]) -> list[str]:
     """Return the fields' names; names that Avro allows stay as they are."""
     taken = {OTHER_FIELDS, *(name for name in names if _NAME.fullmatch(name))}
-    found = []
+    allocated = []
     for name in names:
         if _NAME.fullmatch(name) and name != OTHER_FIELDS:
-            found.append(name)
+            allocated.append(name)
             continue
         allowed, number = _avro_name(name), 1
         field = allowed
@@ -277,8 +286,8 @@ def _field_names(names: Sequence[str]) -> list[str]:
             number += 1
             field = f"{allowed}_{number}"
         taken.add(field)
-        found.append(field)
-    return found
+        allocated.append(field)
+    return allocated
 
 
 def _symbols(data_type: str) -> tuple[str, ...]:
@@ -286,4 +295,4 @@ def _symbols(data_type: str) -> tuple[str, ...]:
     if not data_type.lower().startswith("enum("):
         return ()
     labels = tuple(_LABEL.findall(data_type))
-    return labels if all(_NAME.fullmatch(one) for one in labels) else ()
+    return labels if all(_NAME.fullmatch(label) for label in labels) else ()
