@@ -58,7 +58,7 @@ class ClickhouseClient:
         """Return the rows of a query; numbers of 64 bits and more are texts.
 
         Args:
-            subject: What errors call what is asked about.
+            subject: What errors call the sink, or the table that the query is about.
             query: The query, without a format.
             settings: Settings of the query.
 
@@ -114,7 +114,10 @@ class ClickhouseClient:
         return content
 
     def end(self) -> None:
-        """Send nothing more; may be called from any thread, and ends what the other one waits for."""
+        """Refuse all further queries, and abort the one that another thread waits for.
+
+        May be called from any thread.
+        """
         self._ended = True
         connection = self._connection
         sock = None if connection is None else connection.sock
