@@ -121,11 +121,11 @@ def _remedy(error: psycopg.Error, state: str, user: str, name: tuple[str, str]) 
 def _grant(text: str, role: str, name: tuple[str, str]) -> str | None:
     """Return the statement that gives a role the right that it lacks, None for a right on something else."""
     schema, _ = name
-    for one in (name, _COMMITS):
-        if text == f"permission denied for table {one[1]}":
-            return f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {quoted(*one)} TO {role}"
-        if text == f"must be owner of table {one[1]}":
-            return f"ALTER TABLE {quoted(*one)} OWNER TO {role}"
+    for table in (name, _COMMITS):
+        if text == f"permission denied for table {table[1]}":
+            return f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {quoted(*table)} TO {role}"
+        if text == f"must be owner of table {table[1]}":
+            return f"ALTER TABLE {quoted(*table)} OWNER TO {role}"
     for its_schema in (schema, _COMMITS[0]):
         if text == f"permission denied for schema {its_schema}":
             return f"GRANT USAGE, CREATE ON SCHEMA {quoted(its_schema)} TO {role}"
