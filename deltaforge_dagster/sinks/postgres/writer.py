@@ -44,7 +44,7 @@ from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable
 
 _DIGEST = 12
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_META_TYPES = {one.name: one.type for one in (*META, *VALIDITY)}
+_META_TYPES = {field.name: field.type for field in (*META, *VALIDITY)}
 
 
 class PostgresWriter:
