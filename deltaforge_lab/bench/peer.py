@@ -6,9 +6,10 @@ the same log, which it remembers itself. Both are measured from outside by the s
 messages their destination has, and what /proc says. Nothing is read from their output.
 
 1. The peer is started, and single rows are written until the first of them arrives. From then on it
-has a place in the log. 2. A first backlog is drained by both, unmeasured. 3. In each round a
-backlog is written while neither runs, and then drained by one after the other; they
-   take turns in which of them is first.
+   has a place in the log.
+2. A first backlog is drained by both, unmeasured.
+3. In each round a backlog is written while neither runs, and then drained by one after the other;
+   they take turns in which of them is first.
 
 The peer gets what it needs in environment variables (`_variables`). A drain ends when the destination has the
 backlog. Then, or earlier if it exits with 0, the program has done its part; otherwise it is asked to end (SIGTERM), so

@@ -2,8 +2,7 @@
 
 ========  =========================================================================================
 capture   the capture thread: it receives the log, decodes it, and collects rows for the journal;
-also
-          other threads that speak to the source
+          also other threads that speak to the source
 journal   the threads that write Parquet and hash it
 encode    all of Spark (Java and Python workers), and what calls it in the run
 send      the sink's deliverer, which also reads the encoded messages, and the client's own threads
