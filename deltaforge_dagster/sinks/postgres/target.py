@@ -192,8 +192,7 @@ class PostgresTarget:
 
         Raises:
             TableRejected: It is not certain which column is which, the table has another column
-            with
-                a new name, or it lacks a column that it had.
+                with a new name, or it lacks a column that it had.
         """
         assert row.relation is not None
         identities = dict(row.columns or {})
