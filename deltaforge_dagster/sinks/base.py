@@ -214,14 +214,14 @@ class SinkBatch:
         if (redrive := self.origin.redrive) is not None:
             return replace(redrive, redriven=f"{redrive.redriven}{ordinal:06d}")
         change = self.messages.column("change_id")[row].as_py()
-        own = self.messages.column("event_id")[row].as_py()
+        event_id = self.messages.column("event_id")[row].as_py()
         return SinkPosition(
             uid=self.origin.uid,
             lineage=self.origin.lineage,
             segment=self.segment,
             segment_id=self.segment_id,
             ordinal=ordinal,
-            event_id=cast("str", change or own),
+            event_id=cast("str", change or event_id),
             start=self.origin.end if ordinal == self.origin.rows - 1 else self.origin.start,
             end=self.origin.end,
             source=self.origin.source,

@@ -193,8 +193,8 @@ class MysqlServer(OneProcessServer):
         if not statements:
             return ""
         # Until the accounts are loaded (FLUSH PRIVILEGES), everything is allowed except GRANT.
-        ours = "DELETE FROM global_priv WHERE User = 'root';\nFLUSH PRIVILEGES;\n"
-        return f"CREATE DATABASE mysql;\nUSE mysql;\n{statements}{ours}"
+        cleanup = "DELETE FROM global_priv WHERE User = 'root';\nFLUSH PRIVILEGES;\n"
+        return f"CREATE DATABASE mysql;\nUSE mysql;\n{statements}{cleanup}"
 
     def _command(self) -> list[str]:
         command = [*self._programs.command, "--no-defaults"]

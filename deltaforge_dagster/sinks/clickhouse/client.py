@@ -100,11 +100,11 @@ class ClickhouseClient:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if isinstance(error, TimeoutError):
-                what = "did not answer in time"
+                problem = "did not answer in time"
             else:
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                what = f"cannot be reached: {reason}"
-            raise SinkUnavailable(f"{subject}: {self.where} {what}") from error
+                problem = f"cannot be reached: {reason}"
+            raise SinkUnavailable(f"{subject}: {self.where} {problem}") from error
         if answer.will_close:
             self.close()
         code = answer.getheader("X-ClickHouse-Exception-Code")

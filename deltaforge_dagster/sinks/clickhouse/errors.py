@@ -71,18 +71,18 @@ def failure(subject: str, status: int, code: int | None, text: str) -> Deltaforg
     if code is None:
         return _unknown(subject, status)
     name = _NAME.search(text)
-    what = f"exception {code}" + (f" ({name[1]})" if name else "")
+    exception = f"exception {code}" + (f" ({name[1]})" if name else "")
     if code in _LOGIN:
         return AuthFailed(
-            f"{subject}: ClickHouse refuses the user or the password ({what}); correct `user` and `password`"
+            f"{subject}: ClickHouse refuses the user or the password ({exception}); correct `user` and `password`"
         )
     if code == _DENIED:
         grant = _GRANT.search(text)
         needed = f": it needs the grant {grant[1].rstrip('.')}" if grant else ""
-        return PermissionMissing(f"{subject}: the user lacks a privilege{needed} ({what})")
+        return PermissionMissing(f"{subject}: the user lacks a privilege{needed} ({exception})")
     if code in _FOR_NOW:
-        return SinkUnavailable(f"{subject}: ClickHouse refuses for now with {what}")
-    return TableRejected(f"{subject}: {_refused(code, text)} ({what})")
+        return SinkUnavailable(f"{subject}: ClickHouse refuses for now with {exception}")
+    return TableRejected(f"{subject}: {_refused(code, text)} ({exception})")
 
 
 def _unknown(subject: str, status: int) -> DeltaforgeError:

@@ -114,13 +114,13 @@ class Staging:
         columns += [f"{VERSION} AS known", *values]
         searched = dict(zip(looked_up, self._keys, strict=True))
         wanted = ", ".join(self._compared(key, quoted(name)) for name, key in searched.items())
-        same = " AND ".join(
+        match = " AND ".join(
             f"{self._compared(key, f's.{quoted(name)}')} = {alias}.key_{at}"
             for at, (name, key) in enumerate(searched.items())
         )
         return (
             f" LEFT ANY JOIN (SELECT {', '.join(columns)} FROM {target.name} FINAL WHERE {DELETED} = 0"
-            f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias} ON {same}"
+            f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias} ON {match}"
         )
 
     def _compared(self, key: str, value: str) -> str:

@@ -401,9 +401,9 @@ def table_label(owner: TableOwner, destination: Sequence[str]) -> str:
 
 def reserved(mode: str) -> Any:
     """Return the function that says why a table has no column of a name, for `check_names`."""
-    own = {name.lower() for name in own_columns(mode)}
+    reserved_names = {name.lower() for name in own_columns(mode)}
 
     def why(name: str) -> str | None:
-        return "it is a column of the sink's own" if name.lower() in own else None
+        return "it is a column of the sink's own" if name.lower() in reserved_names else None
 
     return why

@@ -224,12 +224,12 @@ class _TableCommit:
             TableRejected: The source's positions have started over.
         """
         table, owner = self.target.table, self.target.owner
-        other = mark is not None and bool(mark.log) and mark.log != owner.log
+        other_log = mark is not None and bool(mark.log) and mark.log != owner.log
         begins = (
             mark is not None and mark.uid != owner.uid and any(step.reads for step in table.steps)
         )
-        back = newest >> _POSITION_BITS > span.first >> _POSITION_BITS
-        if back and (exists or other or begins) and not self._has(newest):
+        backwards = newest >> _POSITION_BITS > span.first >> _POSITION_BITS
+        if backwards and (exists or other_log or begins) and not self._has(newest):
             raise TableRejected(
                 f"{self.target.label} has rows of a later position in the source's log than changes that follow them: the log "
                 "has begun again, as on another server after a failover. Have the table loaded again",

@@ -184,8 +184,8 @@ class HttpRequests:
         values = self._values.slice(start, stop - start)
         bad = _first_of_no_array(values) if self._form.array else _first_of_no_line(values)
         if bad == 0:
-            what = "is no JSON" if self._form.array else "has a line break"
-            text = f"{what}, so it cannot be part of a batch (batch_format)"
+            problem = "is no JSON" if self._form.array else "has a line break"
+            text = f"{problem}, so it cannot be part of a batch (batch_format)"
             raise self._undeliverable(start, text, "serialization")
         if bad is not None:
             values, stop = values.slice(0, bad), start + bad
@@ -246,13 +246,13 @@ class HttpRequests:
             headers.append((b"df-replay", self._replay.encode()))
         if self._form.batch:
             names = orjson.dumps(keys.slice(start, stop - start).to_pylist())
-            own = hashlib.sha256(names).hexdigest()
+            request_key = hashlib.sha256(names).hexdigest()
         else:
-            own = cast("str", keys[start].as_py())
+            request_key = cast("str", keys[start].as_py())
             key = cast("str | None", self._messages.column("key")[start].as_py())
             if key is not None:
                 headers.append((b"df-key", self._own_value(start, "key", key)))
-        value = self._own_value(start, "idempotency key", f"{own}{self._suffix}")
+        value = self._own_value(start, "idempotency key", f"{request_key}{self._suffix}")
         return [(b"idempotency-key", value), *headers]
 
     def _own_value(self, row: int, what: str, text: str) -> bytes:

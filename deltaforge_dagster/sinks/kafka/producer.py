@@ -98,12 +98,12 @@ class Producer:
         self._on_statistics = on_statistics
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         conf = LIBRARY.rd_kafka_conf_new()
-        own = {
+        fixed = {
             "delivery.report.only.error": "true",
             "enabled_events": str(_EVENTS),
             "log.queue": "true",
         }
-        for name, value in {**properties, **own}.items():
+        for name, value in {**properties, **fixed}.items():
             if LIBRARY.rd_kafka_conf_set(conf, name.encode(), value.encode(), text, _TEXT_BYTES):
                 LIBRARY.rd_kafka_conf_destroy(conf)
                 raise _exception(KafkaError._INVALID_ARG, text.value)  # noqa: SLF001
@@ -190,8 +190,11 @@ class Producer:
             arguments = _arguments(block)
             texts = cast("list[str | None]", headers.slice(start, _BLOCK_ROWS).to_pylist())
             for row, text in enumerate(texts):
-                own = {} if text is None else cast("dict[str, str]", orjson.loads(text))
-                pairs = [*((name.encode(), value.encode()) for name, value in own.items()), *marks]
+                event_headers = {} if text is None else cast("dict[str, str]", orjson.loads(text))
+                pairs = [
+                    *((name.encode(), value.encode()) for name, value in event_headers.items()),
+                    *marks,
+                ]
                 added = _headers(pairs)
                 arguments["first"][row, -1] = added
                 failure = LIBRARY.rd_kafka_produceva(

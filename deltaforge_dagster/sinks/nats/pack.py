@@ -151,8 +151,8 @@ class Packer:
 
     def problem(self, limit: int) -> UnacceptableMessage | None:
         """Return the first message that a server with a limit of `limit` bytes does not accept."""
-        own = OVERHEAD + 2 * len(self._suffix_line)
-        row, kind = check(self._columns, own, limit)
+        overhead = OVERHEAD + 2 * len(self._suffix_line)
+        row, kind = check(self._columns, overhead, limit)
         return UnacceptableMessage(row, _PROBLEMS[kind]) if kind != NO_PROBLEM else None
 
     def pack(

@@ -480,8 +480,8 @@ def _is_at(held: Held, packer: Packer, task: Task, row: int) -> bool:
     """Return whether a row is the last one of the sink that the stream holds."""
     if held.partial is not None:
         return _is_id(held.partial, packer, row)
-    own, stored = task.batch.position_at(row), held.position
-    return stored is not None and (own.segment_id, own.ordinal, own.event_id) == (
+    sent, stored = task.batch.position_at(row), held.position
+    return stored is not None and (sent.segment_id, sent.ordinal, sent.event_id) == (
         stored.segment_id,
         stored.ordinal,
         stored.event_id,

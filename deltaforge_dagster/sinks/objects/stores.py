@@ -214,22 +214,22 @@ class RemoteStore:
         name, code = type(error).__name__, _code(error)
         if isinstance(error, ImportError):
             return SettingsError(f"sink {self._sink_id}: {error}")
-        what = f"sink {self._sink_id}: bucket {self._bucket} of {self._where}"
+        label = f"sink {self._sink_id}: bucket {self._bucket} of {self._where}"
         shown = f" ({code or name})"
         if code in _WRONG_KEY or name in _NO_LOGIN:
             return AuthFailed(
-                f"{what}: the credentials are missing, wrong or expired{shown}; correct access_key_id and "
+                f"{label}: the credentials are missing, wrong or expired{shown}; correct access_key_id and "
                 "secret_access_key, or the environment from which they come"
             )
         if isinstance(error, PermissionError) or code in {"401", "403"}:
             return PermissionMissing(
-                f"{what}: access was denied{shown}; correct access_key_id and secret_access_key (or `options`), or grant "
+                f"{label}: access was denied{shown}; correct access_key_id and secret_access_key (or `options`), or grant "
                 "PutObject, GetObject, ListBucket, AbortMultipartUpload and ListBucketMultipartUploads"
             )
         if isinstance(error, FileNotFoundError) or code == "404":
-            return SinkRejected(f"{what}: it does not exist; create it, or correct `bucket`")
+            return SinkRejected(f"{label}: it does not exist; create it, or correct `bucket`")
         doing = f", object {path}" if path else ""
-        return SinkUnavailable(f"{what}{doing}: the storage cannot be reached, or failed{shown}")
+        return SinkUnavailable(f"{label}{doing}: the storage cannot be reached, or failed{shown}")
 
 
 class _RemoteObject:

@@ -143,8 +143,10 @@ def _why(error: psycopg.Error, state: str) -> str:
         named = {"column": diagnosis.column_name, "constraint": diagnosis.constraint_name}
         return _CONSTRAINTS[state].format(**named)
     if state.startswith("22"):
-        what = _VALUES.get(state, "the server refuses a value")
-        return f"{what}, and the server's log says which; declare the column as text under `types`"
+        problem = _VALUES.get(state, "the server refuses a value")
+        return (
+            f"{problem}, and the server's log says which; declare the column as text under `types`"
+        )
     if state.startswith("23"):
         return (
             f"its constraint {diagnosis.constraint_name} refuses a row that the source has; drop it"

@@ -106,8 +106,8 @@ class TargetServer:
             SinkRejected: There is no such database, the server is too old, or TLS cannot be used as configured.
             SinkUnavailable: The server cannot be reached now.
         """
-        ours = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
-        options = f"{self._parameters.get('options') or ''} {ours}".strip()
+        settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        options = f"{self._parameters.get('options') or ''} {settings}".strip()
         problem: DeltaforgeError
         try:
             connection = psycopg.connect(
@@ -150,5 +150,5 @@ def cut(connection: psycopg.Connection) -> None:
     """End what a connection is doing, from any thread; the thread that uses it gets an error and closes it."""
     with contextlib.suppress(OSError, psycopg.Error):
         descriptor = os.dup(connection.fileno())
-        with socket.socket(fileno=descriptor) as own:
-            own.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=descriptor) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)

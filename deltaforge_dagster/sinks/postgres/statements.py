@@ -232,11 +232,11 @@ class PostgresStatements:
             f"c{column.number} = CASE WHEN s.a{column.number} THEN {column.sent('t')} ELSE s.c{column.number} END"
             for column in self.lacked
         ]
-        some = " OR ".join(f"s.a{column.number}" for column in self.lacked)
-        same = self._same_staged("o" if rekey else "c")
+        incomplete = " OR ".join(f"s.a{column.number}" for column in self.lacked)
+        match = self._same_staged("o" if rekey else "c")
         return (
             f"UPDATE {_FROM} AS s SET {', '.join(filled)} FROM {self.table} AS t"
-            f" WHERE {same} AND ({some}){' AND t.df_is_current' if current else ''}"
+            f" WHERE {match} AND ({incomplete}){' AND t.df_is_current' if current else ''}"
         )
 
     def delete_old(self, *, soft_deletes: bool) -> str:
@@ -244,10 +244,10 @@ class PostgresStatements:
 
         It must come before `merge_current`: an old key may be the new key of another row.
         """
-        same = self._same_staged("o")
+        match = self._same_staged("o")
         if soft_deletes:
-            return f"UPDATE {self.table} AS t SET df_deleted = true FROM {_FROM} AS s WHERE {same}"
-        return f"DELETE FROM {self.table} AS t USING {_FROM} AS s WHERE {same}"
+            return f"UPDATE {self.table} AS t SET df_deleted = true FROM {_FROM} AS s WHERE {match}"
+        return f"DELETE FROM {self.table} AS t USING {_FROM} AS s WHERE {match}"
 
     def close_old(self) -> str:
         """Return the statement that ends the current versions of old keys.

@@ -154,7 +154,7 @@ class PostgresTarget:
         Raises:
             TableRejected: The table is gone, belongs to another sink, or is not a table.
         """
-        ours = CommitsRow(
+        claimed = CommitsRow(
             self.owner.pipeline,
             self.owner.sink_id,
             self.owner.uid,
@@ -168,7 +168,7 @@ class PostgresTarget:
             self.create()
             relation = self._relation()
             assert relation is not None
-            return replace(ours, relation=relation)
+            return replace(claimed, relation=relation)
         empty = self._is_empty()
         remade = before.relation not in {None, relation} and empty
         self._check_owner(before, empty=empty)
@@ -180,10 +180,10 @@ class PostgresTarget:
                 remedy=self.resync_command,
             )
         if remade:
-            return replace(ours, relation=relation)
+            return replace(claimed, relation=relation)
         if before.owner != self.owner.uid:
             return replace(
-                ours, relation=relation, base=self._next_position(), columns=before.columns
+                claimed, relation=relation, base=self._next_position(), columns=before.columns
             )
         return replace(before, relation=relation)
 

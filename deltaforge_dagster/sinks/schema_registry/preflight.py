@@ -36,12 +36,12 @@ def findings(sink_id: str, encoding: AvroEncoding, names: Sequence[str]) -> list
     where = f"the schema registry at {encoding.schema_registry_url}"
     report = [Finding(about, "ok", f"{where} answers")]
     for subject, level in levels.items():
-        what = "its subjects" if subject is None else f"subject {subject!r}"
+        label = "its subjects" if subject is None else f"subject {subject!r}"
         if subject is not None and subject not in existing:
-            what += ", which it does not have yet,"
+            label += ", which it does not have yet,"
         if level is None:
-            text = f"which compatibility {where} demands for {what} it does not tell this user"
+            text = f"which compatibility {where} demands for {label} it does not tell this user"
             report.append(Finding(about, "note", text))
         else:
-            report.append(Finding(about, "ok", f"the compatibility of {what} is {level}"))
+            report.append(Finding(about, "ok", f"the compatibility of {label} is {level}"))
     return report
