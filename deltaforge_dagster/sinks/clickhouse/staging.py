@@ -120,7 +120,8 @@ class Staging:
         )
         return (
             f" LEFT ANY JOIN (SELECT {', '.join(columns)} FROM {target.name} FINAL WHERE {DELETED} = 0"
-            f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias} ON {match}"
+            f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias}"
+            f" ON {match}"
         )
 
     def _compared(self, key: str, value: str) -> str:

@@ -202,6 +202,7 @@ class ClickhouseTarget:
         verb = "CREATE OR REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
         columns = [f"{quoted(name)} {type_}" for name, type_ in self._wanted().items()]
         version = quoted(VERSION)
+        # Each commit asks for rows from a version on, to see whether it was delivered before.
         columns.append(f"INDEX deltaforge_version {version} TYPE minmax GRANULARITY 1")
         keys = [quoted(name) for name in self.table.key]
         if self.mode == "current" and not keys:
@@ -212,6 +213,7 @@ class ClickhouseTarget:
         if self.mode == "current":
             engine = f"ReplacingMergeTree({version}, `_deleted`) ORDER BY ({', '.join(keys)})"
         else:
+            # Without the window, a table that is not replicated ignores deduplication tokens.
             engine = (
                 f"MergeTree ORDER BY ({', '.join([*keys, version])})"
                 " SETTINGS allow_nullable_key = 1, non_replicated_deduplication_window = 1000"

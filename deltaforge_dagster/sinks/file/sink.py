@@ -179,7 +179,7 @@ def _appending(path: Path) -> Iterator[int]:
         new = _cut_partial_line(descriptor) == 0
         yield descriptor
         os.fsync(descriptor)
-        if new:
+        if new:  # its entry in the directory must be durable, too
             sync_folder(path.parent)
     finally:
         os.close(descriptor)
