@@ -32,9 +32,9 @@ def read_redis(uri: str, pattern: str) -> Iterator[Arrival]:
         for stream in sorted(client.scan_iter(match=pattern, _type="stream")):
             start = b"-"
             while page := client.xrange(stream, min=start, count=_PAGE):
-                for entry, fields in page:
+                for entry_id, fields in page:
                     event = orjson.loads(fields[b"df-event"])
-                    yield Arrival(event, int(entry.partition(b"-")[0]))
+                    yield Arrival(event, int(entry_id.partition(b"-")[0]))
                 start = b"(" + page[-1][0]
 
 

@@ -97,8 +97,8 @@ class FaultySink:
         if fault.name == "fail_during":
             half = batch.messages.num_rows // 2  # of the last part
             if half:
-                some = batch.messages.slice(0, whole_ordinals(batch.messages, 0, half))
-                self._inner.send(replace(batch, messages=some), guard)
+                part = batch.messages.slice(0, whole_ordinals(batch.messages, 0, half))
+                self._inner.send(replace(batch, messages=part), guard)
         else:
             self._inner.send(batch, guard)
         raise self._failure(fault.name)
@@ -120,7 +120,7 @@ class FaultySink:
         if fault.name == "slow" and self._closed.wait(fault.seconds):
             raise self._failure("slow, closed meanwhile")
         if fault.name == "hang":
-            while fault.once or ((now := self._read()) is not None and now.name == "hang"):
+            while fault.once or ((current := self._read()) is not None and current.name == "hang"):
                 if self._closed.wait(_HANG_POLL):
                     raise self._failure("hang, closed meanwhile")
         return fault.name in {"fail_during", "fail_after"}

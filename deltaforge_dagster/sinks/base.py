@@ -55,14 +55,15 @@ null if it equals `event_id`.
 
 AVRO_MESSAGES = pa.schema(
     [
-        *(pa.field("value", pa.binary()) if one.name == "value" else one for one in _FIELDS),
+        *(pa.field("value", pa.binary()) if field.name == "value" else field for field in _FIELDS),
         pa.field("schema", pa.int32()),
     ]
 )
-"""The same for messages in Avro on their way to a sink, which gets them without the last column (`schema_registry.sink`).
+"""Columns of `SinkBatch.messages` for Avro messages whose schema ids are not filled in yet.
 
-`value` is binary, and lacks the id of its schema: `schema` is the place of the schema in `SinkBatch.schemas`, null for a
-message that is no Avro.
+Like `MESSAGES`, but `value` is binary, without the id of its schema. `schema` is the index
+of the schema in `SinkBatch.schemas`, or null for a message that is not Avro. `AvroSink` fills in
+the ids and passes the messages on without this column.
 """
 
 
@@ -132,7 +133,7 @@ class SinkPosition:
             values["redriven"] = fields.get("redriven", "")
         except (ValueError, KeyError, TypeError) as error:
             raise SinkRejected(_NO_POSITION) from error
-        if any(type(one) is not _NUMBERS.get(name, str) for name, one in values.items()):
+        if any(type(value) is not _NUMBERS.get(name, str) for name, value in values.items()):
             raise SinkRejected(_NO_POSITION)
         return cls(**values)
 
@@ -210,17 +211,17 @@ class SinkBatch:
         """
         assert self.origin is not None
         ordinal = cast("int", self.messages.column("ordinal")[row].as_py())
-        if (again := self.origin.redrive) is not None:
-            return replace(again, redriven=f"{again.redriven}{ordinal:06d}")
+        if (redrive := self.origin.redrive) is not None:
+            return replace(redrive, redriven=f"{redrive.redriven}{ordinal:06d}")
         change = self.messages.column("change_id")[row].as_py()
-        own = self.messages.column("event_id")[row].as_py()
+        event_id = self.messages.column("event_id")[row].as_py()
         return SinkPosition(
             uid=self.origin.uid,
             lineage=self.origin.lineage,
             segment=self.segment,
             segment_id=self.segment_id,
             ordinal=ordinal,
-            event_id=cast("str", change or own),
+            event_id=cast("str", change or event_id),
             start=self.origin.end if ordinal == self.origin.rows - 1 else self.origin.start,
             end=self.origin.end,
             source=self.origin.source,

@@ -29,7 +29,7 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
         NotAllowed: The pipeline has no such sink, or it gets no messages.
         SpecError: The sink's configuration cannot work.
     """
-    sinks = {one.config.id: one for one in declared}
+    sinks = {sink_block.config.id: sink_block for sink_block in declared}
     if sink_id not in sinks:
         raise NotAllowed(f"{context.pipeline}: there is no sink {sink_id!r}")
     block = sinks[sink_id]

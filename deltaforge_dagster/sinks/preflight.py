@@ -18,12 +18,12 @@ def connect_seconds(configured: float) -> float:
 
 
 def not_known(subject: str, what: str, names: Collection[str], question: str) -> Finding:
-    """Return the finding for destinations that depend on the changes.
+    """Return the note that destinations whose names depend on the changes cannot be checked.
 
     Args:
         subject: The sink.
         what: Noun for its destinations: `topics`.
-        names: The templates.
+        names: The templates of the destinations.
         question: What cannot be known about them: `may be written`.
     """
     shown = listed([repr(name) for name in sorted(names)])
@@ -40,11 +40,11 @@ def folder_finding(subject: str, folder: Path, contents: str, correction: str) -
         contents: What the sink has there: `files`.
         correction: What to do if the folder cannot exist.
     """
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        return Finding(subject, "error", f"{there} is no directory", correction)
-    if not os.access(there, os.W_OK | os.X_OK):
-        text = f"user {os.geteuid()} may not write in {there}"
-        return Finding(subject, "error", text, f"chown {os.geteuid()} {there}")
-    made = "" if there == folder else " will be made"
-    return Finding(subject, "ok", f"{contents} in {folder}{made}")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        return Finding(subject, "error", f"{existing} is no directory", correction)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        text = f"user {os.geteuid()} may not write in {existing}"
+        return Finding(subject, "error", text, f"chown {os.geteuid()} {existing}")
+    suffix = "" if existing == folder else " will be made"
+    return Finding(subject, "ok", f"{contents} in {folder}{suffix}")

@@ -1,9 +1,11 @@
-"""The kinds of sinks: what the product asks about a kind, and where it finds the kinds.
+"""The kinds of sinks: the interface of a kind, and the lookup of all kinds.
 
-A kind is one object: a `MessageSinkType` if its sinks get messages from the run, a `DatabaseSinkType` if they keep tables in
-a database, a `LakeSinkType` if Spark writes their tables, an `ObjectSinkType` if they write object files. Files, plans, checks, messages, assets and Spark jobs ask it, so none of them names a kind. Ours
-are listed below. An installed package adds one with an entry point (Python Packaging User Guide, "Entry points
-specification")::
+A kind is one object: a `MessageSinkType` if its sinks get messages from the run, a
+`DatabaseSinkType` if they keep tables in a database, a `LakeSinkType` if Spark writes their tables,
+an `ObjectSinkType` if they write object files. The code for pipeline files, plans, checks,
+messages, assets and Spark jobs asks this object and never names a kind. The built-in kinds are
+listed in `_BUILT_IN`. An installed package adds a kind with an entry point (Python Packaging User
+Guide, "Entry points specification")::
 
     [project.entry-points."deltaforge.sinks"]
     csv = "csv_sink:CSV"
@@ -226,11 +228,11 @@ class TableSinkType(SinkType[_StagedConfig]):
 
     @abstractmethod
     def column_types(self) -> TargetTypes:
-        """Return what a column of its tables can be."""
+        """Return which types the columns of its tables can have."""
 
     @abstractmethod
     def owned_place(self, config: _StagedConfig) -> tuple[str, ...]:
-        """Return what has the tables, without user and password (`OwnedResource.place`)."""
+        """Return what contains the tables, without user and password (`OwnedResource.place`)."""
 
     def owned(
         self,
@@ -238,27 +240,29 @@ class TableSinkType(SinkType[_StagedConfig]):
         pipeline: str,  # noqa: ARG002
         tables: CapturedTables,
     ) -> Sequence[OwnedResource]:
-        """Return each destination that the file determines, and those of the patterns with wildcards.
+        """Return each destination that the file determines, and templates that depend on tables.
 
-        Which tables match a wildcard is not known, so only what the same template makes of the same tables is the same.
+        Which tables match a wildcard is not known from files. Two pipelines therefore conflict in
+        such a template only if both have the same template and capture the same tables of the same
+        source.
         """
-        place, field = self.owned_place(config), config.destination_field
+        location, field = self.owned_place(config), config.destination_field
         template = config.full_destination
         owned = []
         for variables in tables.patterns:
             name = filled(template, config.variables(variables))
             if not any(wildcard in name for wildcard in ("*", "%", "${source.")):
-                owned.append(OwnedResource(self.owns, place, name, field))
-        of_source = (*place, template, *tables.place)
+                owned.append(OwnedResource(self.owns, location, name, field))
+        of_source = (*location, template, *tables.place)
         what = f"{self.owns} for the source's"
         return owned + [OwnedResource(what, of_source, name, field) for name in tables.names]
 
     def problems(self, config: _StagedConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
-        """Return nothing: most models find what can be found without connecting."""
+        """Return no errors: most config models already find those that need no connection."""
         return []
 
     def exactly_once(self, config: _StagedConfig) -> bool:  # noqa: ARG002
-        """Return True: tables know which commits they have, and objects have names that are repeated."""
+        """Return True: tables tell which commits they have, and objects keep their names."""
         return True
 
 
@@ -273,7 +277,7 @@ class DatabaseSinkType(TableSinkType[_TableConfig]):
 class ObjectSinkType(TableSinkType[_StagedConfig]):
     """A kind of sink that writes object files, which Spark makes and the run copies to their place.
 
-    Nothing there says which changes it has, so the state store does (`TableDelivery`).
+    The storage does not record which changes it has; the state store does (`TableDelivery`).
     """
 
     @abstractmethod
@@ -299,7 +303,7 @@ class LakeSinkType(TableSinkType[_TableConfig]):
         """Return what writes the SQL of a sink."""
 
     def duckdb_scan(self, config: _TableConfig, destination: Sequence[str]) -> str | None:  # noqa: ARG002
-        """Return what DuckDB reads a table with, None if it cannot."""
+        """Return the expression with which DuckDB reads a table, None if it cannot read it."""
         return None
 
 

@@ -65,8 +65,8 @@ def bench_decode(
         times longer decoding takes than copying the same bytes; `log_bytes_per_row`.
     """
     decoder, samples = _DECODERS[source]
-    made = samples.orders(rows) if family is None else _FAMILIES[source][family](rows)
-    stream = np.frombuffer(made, np.uint8)
+    log = samples.orders(rows) if family is None else _FAMILIES[source][family](rows)
+    stream = np.frombuffer(log, np.uint8)
     decoder.warm()
     copying = min(_seconds_to_copy(stream) for _ in range(repeats))
     decoding = min(_seconds_to_decode(decoder.detached_decoder(), stream) for _ in range(repeats))

@@ -229,12 +229,12 @@ def measure(
 
 
 def _per_million(seconds: dict[str, float], rows: int) -> dict[str, float]:
-    return {name: round(one / rows * 1e6, 3) for name, one in seconds.items()}
+    return {name: round(used / rows * 1e6, 3) for name, used in seconds.items()}
 
 
 def _busiest(sampler: Sampler, group: str, rows: int) -> BusiestThread:
-    one = max(sampler.threads(group), key=lambda thread: thread.cpu_seconds)
-    return BusiestThread(one.name, round(one.cpu_seconds / rows * 1e6, 3))
+    busiest = max(sampler.threads(group), key=lambda thread: thread.cpu_seconds)
+    return BusiestThread(busiest.name, round(busiest.cpu_seconds / rows * 1e6, 3))
 
 
 def _check_sensed(installation: Installation) -> None:
@@ -284,17 +284,17 @@ def _last_messages(installation: Installation) -> list[SinkBatch]:
             "raw",
             versions=RegisteredVersions(store.schemas, loaded.name),
         )
-        found: list[SinkBatch] = []
+        batches: list[SinkBatch] = []
         rows = 0
         for number in range(row.next_segment - 1, 0, -1):
             segments = store.segments.read(loaded.name, first=number, last=number)
             if rows >= _RAW_WRITE_ROWS or not segments:
                 break
             encoded = encoder.encode(segments)
-            found += encoded.batches("sink", number, -1)
+            batches += encoded.batches("sink", number, -1)
             rows += segments[0].rows
             encoded.discard()
-        return found
+        return batches
 
 
 @contextmanager

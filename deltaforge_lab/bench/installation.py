@@ -123,7 +123,7 @@ class _RecordingSink:
 
 
 class _SinkBlock(Protocol):
-    """What has an entry in the pipeline file."""
+    """A sink that can return its entry in the pipeline file."""
 
     def block(self, *, exactly_once: bool) -> str:
         """Return the entry, in YAML's flow style."""
@@ -143,8 +143,8 @@ class _Publisher:
 
     def publish(self) -> None:
         """Mark everything that is due as published."""
-        for one in pending(self._store, PIPELINE):
-            self._store.ranges.mark_published(PIPELINE, one.range, one.asset)
+        for publication in pending(self._store, PIPELINE):
+            self._store.ranges.mark_published(PIPELINE, publication.range, publication.asset)
 
 
 @contextmanager

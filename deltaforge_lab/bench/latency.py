@@ -74,15 +74,15 @@ def latency(
 ) -> None:
     """Measure the latency from commit to sink at 50 and at 1,000 rows per second."""
     with progress(quiet=as_json) as say:
-        found = measure(pair, seconds, exactly_once=exactly_once, say=say)
+        latencies = measure(pair, seconds, exactly_once=exactly_once, say=say)
     if as_json:
-        rates = {str(one.rows_per_second): asdict(one) for one in found}
+        rates = {str(rate.rows_per_second): asdict(rate) for rate in latencies}
         result = {"pair": pair, "exactly_once": exactly_once, "latency": rates}
         typer.echo(json.dumps(result))
         return
     table = Table("rows/s", "p50 ms", "p99 ms", "max ms", title=f"{pair}, commit to sink")
-    for one in found:
-        table.add_row(*map(str, (one.rows_per_second, one.p50_ms, one.p99_ms, one.max_ms)))
+    for rate in latencies:
+        table.add_row(*map(str, (rate.rows_per_second, rate.p50_ms, rate.p99_ms, rate.max_ms)))
     Console().print(table)
 
 
@@ -111,7 +111,7 @@ def measure(pair: str, seconds: float, *, exactly_once: bool, say: Say) -> list[
                 written = range(first, writer.next)
                 spans[rate] = written, len(written) / (time.monotonic() - began)
                 _wait(installation, writer)
-        arrived = {one.event["after"]["id"]: one.at_ms or 0 for one in sink.arrivals()}
+        arrived = {arrival.event["after"]["id"]: arrival.at_ms or 0 for arrival in sink.arrivals()}
         return [
             _summary(rate, written, reached, writer.told, arrived)
             for rate, (written, reached) in spans.items()
@@ -119,9 +119,9 @@ def measure(pair: str, seconds: float, *, exactly_once: bool, say: Say) -> list[
 
 
 def _summary(
-    rate: int, written: range, reached: float, told: dict[int, float], arrived: dict[int, int]
+    rate: int, written: range, reached: float, sent_at: dict[int, float], arrived: dict[int, int]
 ) -> Latency:
-    times = sorted(round(arrived[number] - told[number] * 1000) for number in written)
+    times = sorted(round(arrived[number] - sent_at[number] * 1000) for number in written)
     middle, slow = percentile(times, 0.5), percentile(times, 0.99)
     assert middle is not None
     assert slow is not None
@@ -148,8 +148,8 @@ class _Writer:
             ahead = turn * per_transaction / rate - (time.monotonic() - began)
             if ahead > 0:
                 time.sleep(ahead)
-            told = self._source.add(self.next, per_transaction)
-            self.told |= dict.fromkeys(range(self.next, self.next + per_transaction), told)
+            sent_at = self._source.add(self.next, per_transaction)
+            self.told |= dict.fromkeys(range(self.next, self.next + per_transaction), sent_at)
             self.next += per_transaction
 
 

@@ -145,8 +145,8 @@ def _table(result: Drain) -> Table:
         for name, value in result.stage_seconds_per_million.items()
     }
     rows |= {
-        f"busiest thread of {name}": f"{one.seconds_per_million:.2f} ({one.name})"
-        for name, one in result.busiest_threads.items()
+        f"busiest thread of {name}": f"{thread.seconds_per_million:.2f} ({thread.name})"
+        for name, thread in result.busiest_threads.items()
     }
     rows["ceiling by the busiest of run and Spark"] = f"{result.ceiling_events_per_second:,}"
     for name, value in rows.items():
@@ -164,31 +164,35 @@ def _comparison_table(result: Comparison) -> Table:
         title=f"{result.pair}, {result.rows:,} events {result.shape}, {len(result.peer)} times",
         caption=result.command,
     )
-    ratios = {name: "" if one is None else f"{one:.2f}" for name, one in result.ratios.items()}
+    ratios = {
+        name: "" if ratio is None else f"{ratio:.2f}" for name, ratio in result.ratios.items()
+    }
 
     def add(
         title: str, digits: int, value: Callable[[ProgramDrain], float], ratio: str = ""
     ) -> None:
-        medians = (statistics.median(map(value, one)) for one in (result.deltaforge, result.peer))
-        table.add_row(title, *(f"{one:,.{digits}f}" for one in medians), ratio)
+        medians = (
+            statistics.median(map(value, drains)) for drains in (result.deltaforge, result.peer)
+        )
+        table.add_row(title, *(f"{median:,.{digits}f}" for median in medians), ratio)
 
-    add("events per second", 0, lambda one: one.events_per_second, ratios["events_per_second"])
+    add("events per second", 0, lambda drain: drain.events_per_second, ratios["events_per_second"])
     add(
         "without the time to the first",
         0,
-        lambda one: one.steady_events_per_second,
+        lambda drain: drain.steady_events_per_second,
         ratios["steady_events_per_second"],
     )
-    add("seconds to first", 2, lambda one: one.first_seconds)
-    add("seconds to last", 2, lambda one: one.seconds)
+    add("seconds to first", 2, lambda drain: drain.first_seconds)
+    add("seconds to last", 2, lambda drain: drain.seconds)
     add(
         "cpu seconds per million, program and Spark",
         2,
-        lambda one: one.own_cpu_seconds,
+        lambda drain: drain.own_cpu_seconds,
         ratios["cpu_seconds_per_million"],
     )
-    add("cpu seconds per million, source", 2, lambda one: one.cpu_seconds_per_million["source"])
-    add("cpu seconds per million, sink", 2, lambda one: one.cpu_seconds_per_million["sink"])
-    add("peak memory, MiB", 0, lambda one: one.peak_rss_mb)
-    add("extra messages", 0, lambda one: one.extra_messages)
+    add("cpu seconds per million, source", 2, lambda drain: drain.cpu_seconds_per_million["source"])
+    add("cpu seconds per million, sink", 2, lambda drain: drain.cpu_seconds_per_million["sink"])
+    add("peak memory, MiB", 0, lambda drain: drain.peak_rss_mb)
+    add("extra messages", 0, lambda drain: drain.extra_messages)
     return table

@@ -1,13 +1,15 @@
 """`--peer COMMAND`: drain the same log alternately with a run of DeltaForge and with another program.
 
-The program is a process that is started for each drain. The run is one of this process, as in the benchmark without a peer. Both have
-their own destination in the same server and their own place in the same log, which they remember themselves, and both are measured
-from outside by the same code: how many messages their destination has, and what /proc says. Nothing is read from their output.
+The program is a process that is started for each drain. DeltaForge's run is in this process, as in
+the benchmark without a peer. Each has its own destination in the same server, and its own place in
+the same log, which it remembers itself. Both are measured from outside by the same code: how many
+messages their destination has, and what /proc says. Nothing is read from their output.
 
-1. The peer is started, and single rows are written until the first of them arrives. From then on it has a place in the log.
+1. The peer is started, and single rows are written until the first of them arrives. From then on it
+   has a place in the log.
 2. A first backlog is drained by both, unmeasured.
-3. In each round a backlog is written while neither runs, and then drained by one after the other; who begins changes
-   from round to round.
+3. In each round a backlog is written while neither runs, and then drained by one after the other;
+   they take turns in which of them is first.
 
 The peer gets what it needs in environment variables (`_variables`). A drain ends when the destination has the
 backlog. Then, or earlier if it exits with 0, the program has done its part; otherwise it is asked to end (SIGTERM), so
@@ -46,11 +48,11 @@ DRAIN_SECONDS = 600.0
 _LOOK_SECONDS = 0.02
 _PRIMER_SECONDS = 1.0
 _QUIET_SECONDS = 2.0
-"""A destination that has not grown for so long will not, before more is written."""
+"""A destination that has not grown for this long does not grow until more is written."""
 
 _STOP_SECONDS = 60.0
 _MARKS = 0.01
-"""Marks of transactions per message that do not matter."""
+"""Transaction marks per message up to which the measured end of a drain is accurate enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class Program:
         name: Its name in messages.
         start: Starts it; raises `SettingsError` if it cannot be executed.
         destination: What it writes to.
-        beside: Further first processes that work for it, by the name of their group.
+        beside: First processes of further groups that work for it, by the name of the group.
     """
 
     name: str
@@ -303,11 +305,13 @@ def compare(
         deltaforge=own,
         peer=theirs,
         ratios={
-            "events_per_second": _ratio(own, theirs, lambda one: one.events_per_second),
+            "events_per_second": _ratio(own, theirs, lambda measured: measured.events_per_second),
             "steady_events_per_second": _ratio(
-                own, theirs, lambda one: one.steady_events_per_second
+                own, theirs, lambda measured: measured.steady_events_per_second
             ),
-            "cpu_seconds_per_million": _ratio(own, theirs, lambda one: one.own_cpu_seconds),
+            "cpu_seconds_per_million": _ratio(
+                own, theirs, lambda measured: measured.own_cpu_seconds
+            ),
         },
         cores=len(os.sched_getaffinity(0)),
     )
@@ -409,7 +413,9 @@ def drain(
         first_seconds=round(first_at - began, 3),
         events_per_second=round(rows / (now - began)),
         steady_events_per_second=round((rows - first_rows) / max(now - first_at, 1e-9)),
-        cpu_seconds_per_million={name: round(one / rows * 1e6, 3) for name, one in used.items()},
+        cpu_seconds_per_million={
+            name: round(seconds / rows * 1e6, 3) for name, seconds in used.items()
+        },
         peak_rss_mb=sampler.peak_together >> 20,
         extra_messages=readable - rows,
     )
@@ -418,7 +424,7 @@ def drain(
 def _variables(
     source: BenchSource, sink: BenchSink, destination: str, home: Path
 ) -> dict[str, str]:
-    """Return what a peer is told; docs/performance.md explains each."""
+    """Return the environment variables for a peer; docs/performance.md explains each."""
     return {
         "DELTAFORGE_BENCH_SOURCE": source.dsn,
         "DELTAFORGE_BENCH_TABLE": source.table,

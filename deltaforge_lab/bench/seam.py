@@ -125,7 +125,7 @@ def measure(home: Path, rows: int, rounds: int) -> SeamResult:
             del times[:2]
             return round(rows / statistics.median(times)), round(rows / min(times)), size
 
-        one, one_best, size = rate(1)
+        single, single_best, size = rate(1)
         three, three_best, _ = rate(3)
         encoder = Encoder(_spec(home, 1), journal, sessions, "bench")
         smalls = [_deliver(encoder, small, 1)[0] for _ in range(5 * rounds + 5)][5:]
@@ -135,14 +135,14 @@ def measure(home: Path, rows: int, rounds: int) -> SeamResult:
     return SeamResult(
         rows=rows,
         value_bytes=size,
-        one_sender=one,
-        one_sender_best=one_best,
+        one_sender=single,
+        one_sender_best=single_best,
         three_senders=three,
         three_senders_best=three_best,
         small=statistics.median(smalls),
         small_p99=float(np.quantile(smalls, 0.99)),
         raw=raw,
-        raw_ratio=one / raw,
+        raw_ratio=single / raw,
         server_start=started,
     )
 

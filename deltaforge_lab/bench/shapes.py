@@ -35,8 +35,9 @@ class Shape:
     def create_table(self, dialect: Dialect) -> str:
         """Return the statement that creates the table."""
         types = [
-            f"{one.name} {one.mysql_type or one.type if dialect == 'mysql' else one.type}"
-            for one in self.columns
+            f"{column.name} "
+            f"{column.mysql_type or column.type if dialect == 'mysql' else column.type}"
+            for column in self.columns
         ]
         key = self.columns[0].name
         return f"CREATE TABLE {self.name} ({', '.join(types)}, PRIMARY KEY ({key}))"
@@ -48,10 +49,10 @@ class Shape:
         """
         last = first + rows - 1
         if dialect == "postgres":
-            values = ", ".join(one.value for one in self.columns)
+            values = ", ".join(column.value for column in self.columns)
             numbers = f"generate_series({first}::bigint, {last}) AS n"
         else:
-            values = ", ".join(one.mysql_value or one.value for one in self.columns)
+            values = ", ".join(column.mysql_value or column.value for column in self.columns)
             numbers = f"(SELECT {first} + i AS n FROM numbers WHERE i < {rows}) AS numbered"  # noqa: S608
         return f"INSERT INTO {self.name} SELECT {values} FROM {numbers}"  # noqa: S608 - numbers
 
@@ -118,4 +119,4 @@ DOCUMENTS3 = Shape(
 )
 """Three columns, one of them a document with an array; about 110 bytes of JSON."""
 
-SHAPES = {one.name: one for one in (ORDERS6, WIDE10, DOCUMENTS3)}
+SHAPES = {shape.name: shape for shape in (ORDERS6, WIDE10, DOCUMENTS3)}

@@ -156,7 +156,7 @@ class KafkaBench(BenchSink):
         consumer = self._consumer()
         try:
             yield lambda: sum(
-                consumer.get_watermark_offsets(one, _PATIENCE)[1] for one in partitions
+                consumer.get_watermark_offsets(partition, _PATIENCE)[1] for partition in partitions
             )
         finally:
             consumer.close()
@@ -240,8 +240,8 @@ class NatsBench(BenchSink):
     def arrivals(self) -> Iterator[Arrival]:
         """Yield the stream's messages with the time at which they were stored."""
         with NatsClient(self._nats.url) as client:
-            for one in client.read(DESTINATION):
-                yield Arrival(orjson.loads(one.value), one.ms)
+            for message in client.read(DESTINATION):
+                yield Arrival(orjson.loads(message.value), message.ms)
 
 
 STARTS: dict[SinkKind, Callable[[], BenchSink]] = {

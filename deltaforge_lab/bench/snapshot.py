@@ -134,8 +134,8 @@ def measure(
         parts = [(snapshots, watermark, chunks[number::readers]) for number in range(readers)]
         done = list(pool.map(_read, parts))
         seconds = time.monotonic() - began
-        if (found := sum(part.rows for part in done)) != rows:
-            raise DeltaforgeError(f"{found:,} of {rows:,} rows were read")
+        if (total := sum(part.rows for part in done)) != rows:
+            raise DeltaforgeError(f"{total:,} of {rows:,} rows were read")
         say("reading the raw table")
         raw_seconds = server.read_table_raw()
         return SnapshotResult(

@@ -267,9 +267,9 @@ class MysqlBench(BenchSource):
         """Write rows in one transaction."""
         self._execute("BEGIN")
         self._execute(self._shape.insert("mysql", first, rows))
-        told = time.time()
+        sent_at = time.time()
         self._execute("COMMIT")
-        return told
+        return sent_at
 
     def begin_backlog(self) -> None:
         """Record the current end of the log."""

@@ -1,7 +1,7 @@
 """Where the tables of benchmarks are: a folder, or a server that the benchmark starts.
 
-The raw write is the limit of a table on this machine: a plain client writes the rows that the pipeline has written once more,
-from memory, to an empty place of the same kind.
+The raw write is the limit of a table on this machine: a plain client writes the rows that the
+pipeline has written once more, from memory, to an empty table or file of the same kind.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _SCHEMA, _TABLE = "bench", "orders"
 _NAME, _RAW = f"{_SCHEMA}.{_TABLE}", f"{_SCHEMA}.raw"
 
 RawWriter = Callable[[], int]
-"""Writes rows from memory, where none are, and returns how many."""
+"""Writes rows from memory to an empty table or file, and returns how many."""
 
 
 class TableBench(ABC):
     """The table that the pipeline writes.
 
     Args:
-        mode: What it has.
+        mode: What it holds.
         folder: An empty folder for files.
 
     Attributes:
-        modes: What such tables can have, the default first.
+        modes: The modes that such tables can have, the default first.
         server: The server that has it, None if it is in a folder.
     """
 
@@ -74,11 +74,14 @@ class TableBench(ABC):
 
     @abstractmethod
     def count(self, installation: Installation, condition: str) -> int:
-        """Return how many rows fulfil a condition of SQL; object files have one for each change, and know no conditions."""
+        """Return how many rows fulfil an SQL condition.
+
+        Object files have a row for each change, and the condition is ignored.
+        """
 
     @abstractmethod
     def raw_writer(self) -> RawWriter:
-        """Read the table's rows, and return what writes them once more, as fast as a plain client can."""
+        """Read the table's rows, and return a function that writes them with a plain client."""
 
     def close(self) -> None:
         """Stop the server, if there is one."""
@@ -165,9 +168,9 @@ class _PostgresBench(TableBench):
         del installation
         with psycopg.connect(self._dsn) as connection:
             query = f"SELECT count(*) FROM {_NAME} WHERE {condition}"  # noqa: S608
-            found = connection.execute(query.encode()).fetchone()
-        assert found is not None
-        return cast("int", found[0])
+            row = connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return cast("int", row[0])
 
     def raw_writer(self) -> RawWriter:
         """Return what fills a new table of the same columns and keys with one COPY, and commits it."""
@@ -197,11 +200,11 @@ class _ClickhouseBench(TableBench):
 
     def _sink(self) -> tuple[str, Mapping[str, Any]]:
         login = {"user": self._server.user, "password": self._server.password}
-        place = {"url": self._server.url, "database": _SCHEMA, "table": _TABLE}
-        return "clickhouse", {"mode": self._mode, **place, **login}
+        location = {"url": self._server.url, "database": _SCHEMA, "table": _TABLE}
+        return "clickhouse", {"mode": self._mode, **location, **login}
 
     def count(self, installation: Installation, condition: str) -> int:
-        """Ask the server; of a table of current rows, only those that are there."""
+        """Ask the server; in mode current, replaced and deleted rows do not count."""
         del installation
         final = " FINAL" if self._mode == "current" else ""
         query = f"SELECT count() FROM {_NAME}{final} WHERE {condition}"  # noqa: S608
@@ -232,8 +235,8 @@ class _ObjectsBench(TableBench):
 
     def _sink(self) -> tuple[str, Mapping[str, Any]]:
         login = {"access_key_id": self._server.key, "secret_access_key": self._server.secret}
-        place = {"bucket": self._bucket, "endpoint": self._server.url, "region": "us-east-1"}
-        return "s3", {**place, **login}
+        location = {"bucket": self._bucket, "endpoint": self._server.url, "region": "us-east-1"}
+        return "s3", {**location, **login}
 
     def count(self, installation: Installation, condition: str) -> int:
         """Read the number of rows from the files."""

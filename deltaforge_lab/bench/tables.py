@@ -209,7 +209,7 @@ def changes_of_rows(
 
 @dataclass(frozen=True, slots=True)
 class _OpenBench:
-    """Everything that runs: the source, the pipeline and the table, both of which have the first `rows`."""
+    """The running source, pipeline and table; source and table have the first `rows` rows."""
 
     source: BenchSource
     installation: Installation
@@ -220,7 +220,7 @@ class _OpenBench:
     say: Say
 
     def fill(self, rows: int) -> None:
-        """Write rows behind the first ones."""
+        """Write `rows` rows after the first `self.rows`."""
         for written in self.source.write(1 + self.rows, rows):
             self.say(f"filling the backlog: {written:,} of {rows:,} rows")
 
@@ -252,7 +252,7 @@ class _OpenBench:
             seconds=round(seconds, 3),
             events_per_second=round(rows / seconds),
             cpu_seconds_per_million={
-                name: round(one / rows * 1e6, 3) for name, one in sampler.cpu_seconds().items()
+                name: round(used / rows * 1e6, 3) for name, used in sampler.cpu_seconds().items()
             },
             peak_rss_mb=sampler.peak_together >> 20,
             peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
@@ -293,9 +293,9 @@ class _OpenBench:
     def expect(self, rows: int, condition: str = "true") -> None:
         """Check how many rows the table has."""
         self.say("counting the table's rows")
-        found = self.tables.count(self.installation, condition)
-        if found != rows:
-            raise DeltaforgeError(f"the table has {found:,} rows instead of {rows:,} ({condition})")
+        count = self.tables.count(self.installation, condition)
+        if count != rows:
+            raise DeltaforgeError(f"the table has {count:,} rows instead of {rows:,} ({condition})")
 
 
 @contextmanager
@@ -349,10 +349,10 @@ def _changes(
         backlog,
         table_rows,
         size,
-        statistics.median(one.seconds for one in measured),
+        statistics.median(drain.seconds for drain in measured),
         statistics.median(
-            sum(one.cpu_seconds_per_million[name] for name in ("run", "spark")) * size / 1e6
-            for one in measured
+            sum(drain.cpu_seconds_per_million[name] for name in ("run", "spark")) * size / 1e6
+            for drain in measured
         ),
     )
 

@@ -70,7 +70,7 @@ def bench_typed(source: LogKind, rows: int = 500_000, repeats: int = 5) -> dict[
     schema, images = _images(source, rows)
     typed_rows(images[0], schema)  # compiles the kernels
     seconds = min(_seconds(images, schema) for _ in range(repeats))
-    size = sum(one.nbytes for one in images)
+    size = sum(image.nbytes for image in images)
     return {
         "rows": rows,
         "columns": len(schema.columns),
@@ -94,12 +94,12 @@ def _images(source: LogKind, rows: int) -> tuple[TypedSchema, list[pa.StringArra
         decoded = decoder.feed(buffer, buffer.size)
         at += decoded.consumed
         rows_of = (batch.rows for batch in decoded.batches if batch.rows is not None)
-        images += [cast("pa.StringArray", one.column("after").drop_null()) for one in rows_of]
+        images += [cast("pa.StringArray", frame.column("after").drop_null()) for frame in rows_of]
     return typed_schema(versions.tables[-1], source_types()[source], Engine()), images
 
 
 def _seconds(images: list[pa.StringArray], schema: TypedSchema) -> float:
     begun = time.process_time()
-    for one in images:
-        typed_rows(one, schema)
+    for image in images:
+        typed_rows(image, schema)
     return time.process_time() - begun

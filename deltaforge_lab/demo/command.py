@@ -219,7 +219,7 @@ class _Demo:
         last_at = max((arrival.at_ms or 0 for arrival in in_redis), default=0) / 1000
         ranges = self._environment.store.ranges.read(self._database.pipeline)
         return Result(
-            captured=sum(one.rows for one in ranges),
+            captured=sum(row.rows for row in ranges),
             verdicts=verdicts,
             seconds=max(last_at - first_at, 0),
             burst_rate=arrival_rate(in_redis, int(burst_at * 1000)),
@@ -256,8 +256,8 @@ class _Demo:
                 if everything:
                     break
                 now = time.monotonic()
-                if said := patience.poll(now, arrived, self._run_at_work(), writing=writing):
-                    self._log(said)
+                if message := patience.poll(now, arrived, self._run_at_work(), writing=writing):
+                    self._log(message)
                 if why := patience.over(now):
                     self._log(f"{why}: the demo ends without the rest")
                     break
@@ -300,7 +300,7 @@ class _Demo:
         self._live.update(
             _progress_display(
                 written=self._workload.record.total,
-                captured=sum(one.rows for one in ranges),
+                captured=sum(row.rows for row in ranges),
                 arrived=arrived,
                 ranges=ranges,
                 ui=self._environment.ui,
@@ -358,13 +358,13 @@ def _progress_display(
     newest = Table(box=None, pad_edge=False)
     for name in ("range", "state", "changes", "segments", "seconds"):
         newest.add_column(name, justify="right")
-    for one in ranges[:_SHOWN_RANGES]:
+    for row in ranges[:_SHOWN_RANGES]:
         newest.add_row(
-            f"{one.range}",
-            one.state,
-            f"{one.rows:,}",
-            f"{one.last_segment - one.first_segment + 1}",
-            f"{one.closed_at - one.opened_at:.1f}" if one.closed_at else "",
+            f"{row.range}",
+            row.state,
+            f"{row.rows:,}",
+            f"{row.last_segment - row.first_segment + 1}",
+            f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else "",
         )
     return Group("", counts, "", newest, "", Text(f"Dagster's UI: {ui}"))
 

@@ -50,7 +50,7 @@ _BEFORE_SERVERS = {
     "DEMO_POSTGRES_DSN": "postgres://localhost/shop",
     "DEMO_REDIS_URI": "redis://localhost",
 }
-"""What the variables of the pipeline files may be while no server has started yet."""
+"""Placeholders for the variables of the pipeline files, before the servers have started."""
 
 _COMPILE = """
 import sys

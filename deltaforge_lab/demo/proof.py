@@ -61,14 +61,14 @@ class Proof:
         if step is None:
             self._wrong += 1
             return
-        key, place = step
+        key, number = step
         seen = self._seen.get(key, 0)
-        if seen >> place & 1:
+        if seen >> number & 1:
             self._duplicated += 1
             return
-        if seen >> place:
+        if seen >> number:
             self._out_of_order += 1
-        self._seen[key] = seen | 1 << place
+        self._seen[key] = seen | 1 << number
         self._found += 1
 
     def verdict(self) -> SinkVerdict:
@@ -91,13 +91,13 @@ class Proof:
             steps = self._record.steps[key]
             if op == "d" and not table.full_identity:
                 # The old row has only the key; such a key is deleted at most once.
-                place = next(place for place, (name, _) in enumerate(steps) if name == "d")
-                return (key, place) if after is None else None
-            place = steps.index((op, image["version"]))
+                number = next(number for number, (name, _) in enumerate(steps) if name == "d")
+                return (key, number) if after is None else None
+            number = steps.index((op, image["version"]))
         except (KeyError, TypeError, ValueError, StopIteration):
             return None
         as_written = image == table.row(key[1], image["version"])
-        return (key, place) if as_written and (after is None) == (op == "d") else None
+        return (key, number) if as_written and (after is None) == (op == "d") else None
 
 
 def read_lines(directory: Path) -> Iterator[Arrival]:

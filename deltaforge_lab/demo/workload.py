@@ -137,8 +137,8 @@ class _Rows:
         """Return keys to delete, with their current versions."""
         removed = {}
         for _ in range(min(count, len(self.keys))):
-            place = chance.randrange(len(self.keys))
-            key, self.keys[place] = self.keys[place], self.keys[-1]
+            index = chance.randrange(len(self.keys))
+            key, self.keys[index] = self.keys[index], self.keys[-1]
             self.keys.pop()
             removed[key] = self.versions.pop(key)
             self.deleted += 1
@@ -221,8 +221,8 @@ class Workload:
     def _transaction(self, write: Write, commit: Callable[[], None], size: int) -> None:
         """Write between one and `size` changes, one table after another, and commit."""
         written: list[tuple[DemoTable, Op, dict[int, int]]] = []
-        for place, rows in enumerate(self._rows):
-            share = size // len(self._rows) + (place < size % len(self._rows))
+        for index, rows in enumerate(self._rows):
+            share = size // len(self._rows) + (index < size % len(self._rows))
             inserted = rows.insert(max(round(share * _SHARE_INSERTED), min(share, 1)))
             updated = rows.update(round(share * _SHARE_UPDATED), self._chance)
             deleted = rows.delete(share - len(inserted) - len(updated), self._chance)

@@ -16,7 +16,7 @@ _PROMOTED = {
     "string": {"bytes"},
     "bytes": {"string"},
 }
-"""Types as which values of a type can be read."""
+"""For each type, the other types as which its values can be read."""
 
 
 class InvalidSchemaError(ValueError):
@@ -56,7 +56,7 @@ def _parsed(  # noqa: C901, PLR0911 - one case per kind of schema
     schema: Schema, namespace: str, names: _NamedTypes
 ) -> Schema:
     if isinstance(schema, list):
-        return [_parsed(one, namespace, names) for one in schema]
+        return [_parsed(branch, namespace, names) for branch in schema]
     if isinstance(schema, str):
         if schema in _PRIMITIVES:
             return schema
@@ -79,15 +79,17 @@ def _parsed(  # noqa: C901, PLR0911 - one case per kind of schema
     full = name if "." in name else f"{space}.{name}".lstrip(".")
     if not name or full in names.known:
         raise InvalidSchemaError(f"{full!r} is no name, or is defined twice")
-    made = {**schema, "full": full}
-    names.known[full] = made
+    definition = {**schema, "full": full}
+    names.known[full] = definition
     if kind == "record":
         inner = full.rpartition(".")[0]
-        made["fields"] = [{**one, "type": _parsed(one["type"], inner, names)} for one in schema["fields"]]  # fmt: skip
-        found = [one["name"] for one in made["fields"]]
-        if len(set(found)) < len(found):
+        definition["fields"] = [
+            {**member, "type": _parsed(member["type"], inner, names)} for member in schema["fields"]
+        ]
+        field_names = [member["name"] for member in definition["fields"]]
+        if len(set(field_names)) < len(field_names):
             raise InvalidSchemaError(f"{full} has a field twice")
-    return made
+    return definition
 
 
 @dataclass(slots=True)
@@ -99,11 +101,11 @@ class _Check:
     def mismatches(self, reader: Schema, writer: Schema, where: str) -> Iterator[str]:
         reader, writer = self.new.resolved(reader), self.old.resolved(writer)
         if isinstance(writer, list):
-            for one in writer:
-                yield from self.mismatches(reader, one, where)
+            for branch in writer:
+                yield from self.mismatches(reader, branch, where)
             return
         if isinstance(reader, list):
-            if all(list(self.mismatches(one, writer, where)) for one in reader):
+            if all(list(self.mismatches(branch, writer, where)) for branch in reader):
                 yield f"{where or '/'}: the reader's union has no {_kind(writer)}"
             return
         kinds = _kind(reader), _kind(writer)
@@ -135,14 +137,14 @@ class _Check:
             if reader["size"] != writer["size"]:
                 yield f"{where or '/'}: the sizes differ"
         else:
-            written = {one["name"]: one for one in writer["fields"]}
-            for one in reader["fields"]:
-                there = f"{where}/{one['name']}"
-                if one["name"] in written:
-                    old = written[one["name"]]["type"]
-                    yield from self.mismatches(one["type"], old, there)
-                elif "default" not in one:
-                    yield f"{there}: the reader's field has no default and was not written"
+            written = {member["name"]: member for member in writer["fields"]}
+            for member in reader["fields"]:
+                path = f"{where}/{member['name']}"
+                if member["name"] in written:
+                    old = written[member["name"]]["type"]
+                    yield from self.mismatches(member["type"], old, path)
+                elif "default" not in member:
+                    yield f"{path}: the reader's field has no default and was not written"
 
 
 def _kind(schema: Schema) -> str:

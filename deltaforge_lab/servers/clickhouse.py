@@ -43,7 +43,7 @@ class ClickhouseServer(OneProcessServer):
         """Start a server.
 
         Args:
-            settings: There are none.
+            settings: Must be empty; the server has no settings.
 
         Raises:
             SettingsError: The engine was not found, or the server did not start.

@@ -1,8 +1,9 @@
 """ClickHouse's engine from the package `chdb`, behind the HTTP interface of a ClickHouse server.
 
-The engine is that of ClickHouse; what is around it is ours, and follows the documentation of the interface: login, `database`,
-settings as parameters, data of an INSERT as the body, status and `X-ClickHouse-Exception-Code` of errors. Queries are
-executed one after another, and there is one user, who has every privilege.
+The engine is ClickHouse's. The HTTP server around it is ours, and follows the documentation of the
+interface: login, `database`, settings as parameters, the data of an INSERT as the body, status and
+`X-ClickHouse-Exception-Code` of errors. Queries are executed one after another, and there is one
+user, who has every privilege.
 
 Program: ``python -m deltaforge_lab.servers.clickhouse_http PORT DIRECTORY``, with the password in the environment variable
 `CLICKHOUSE_PASSWORD`.
@@ -68,7 +69,7 @@ class ClickhouseEngine:
         Raises:
             RuntimeError: The engine refuses the query.
         """
-        settings = {one: value for one, value in parameters.items() if one not in _OF_INTERFACE}
+        settings = {name: value for name, value in parameters.items() if name not in _OF_INTERFACE}
         form = parameters.get("default_format", "TabSeparated")
         with self._lock, self._set(parameters.get("database", "default"), settings):
             if not data:
@@ -81,29 +82,29 @@ class ClickhouseEngine:
     @contextlib.contextmanager
     def _set(self, database: str, settings: Mapping[str, str]) -> Iterator[None]:
         self._query(f"USE `{database}`")
-        known = []
+        applied = []
         try:
             for name, value in settings.items():
                 self._query(f"SET {name} = '{_escaped(value)}'")
-                known.append(name)
+                applied.append(name)
             yield
         finally:
-            for name in known:
+            for name in applied:
                 self._query(f"SET {name} = DEFAULT")
 
     def _query(self, query: str, form: str = "TabSeparated") -> bytes:
-        found = self._session.query(query, form)
-        return b"" if found is None else bytes(found.bytes())
+        answer = self._session.query(query, form)
+        return b"" if answer is None else bytes(answer.bytes())
 
 
 def _from_file(query: str, path: str) -> str:
     """Return an INSERT that reads its data from a file."""
-    found = _INSERT.match(query)
-    if found is None:
+    match = _INSERT.match(query)
+    if match is None:
         return query
-    start, form = found["start"], found["format"]
+    start, form = match["start"], match["format"]
     if _INPUT.search(start):
-        return _INPUT.sub(lambda one: f"file('{path}', '{form}', '{one[1]}')", start)
+        return _INPUT.sub(lambda call: f"file('{path}', '{form}', '{call[1]}')", start)
     return f"{start} FROM INFILE '{path}' FORMAT {form}"
 
 
@@ -172,8 +173,8 @@ class ClickhouseInterface(BaseHTTPRequestHandler):
         return b"".join(parts)
 
     def _refuse(self, text: str) -> None:
-        found = _CODE.search(text)
-        code = int(found[1]) if found else 1002
+        match = _CODE.search(text)
+        code = int(match[1]) if match else 1002
         status = _STATUS.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
         self._answer(status, text.encode(), {"X-ClickHouse-Exception-Code": str(code)})
 

@@ -94,5 +94,5 @@ def _download(package: str, release: str, home: Path) -> list[Path]:
 def _done(command: list[str], package: str) -> None:
     outcome = run_as(command, None, Path("/"))
     if outcome.returncode:
-        said = " / ".join(outcome.stderr.strip().splitlines()[-3:])
-        raise SettingsError(f"{package} is not available from Debian: {said or command[0]}")
+        message = " / ".join(outcome.stderr.strip().splitlines()[-3:])
+        raise SettingsError(f"{package} is not available from Debian: {message or command[0]}")

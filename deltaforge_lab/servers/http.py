@@ -30,7 +30,7 @@ class Received:
         headers: Its headers, names in lower case.
         body: Its body.
         connection: Number of the connection, from 0.
-        status: What it was answered; None while it is not answered, or if it never was.
+        status: Status of its answer; None while it has none, or if it never got one.
         dropped: Whether the connection ended before the answer.
     """
 
@@ -109,18 +109,20 @@ class HttpServer:
     def bodies(self, target: str | None = None) -> list[bytes]:
         """Return the bodies of the requests to a target that were answered with success, in order."""
         return [
-            one.body
-            for one in self.received
-            if one.status is not None and one.status < 300 and target in {None, one.target}
+            request.body
+            for request in self.received
+            if request.status is not None
+            and request.status < 300
+            and target in {None, request.target}
         ]
 
     def drop_connections(self) -> None:
         """End every connection, as a server does with those that are unused."""
         with self._lock:
-            for one in self._open.values():
+            for connection in self._open.values():
                 with contextlib.suppress(OSError):  # the client has gone
                     # not the method of a TLS socket, which takes TLS away from the thread that reads
-                    socket.socket.shutdown(one, socket.SHUT_RDWR)
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def opened(self, connection: socket.socket) -> int:
         """Return the number of a new connection."""
@@ -217,7 +219,7 @@ class _Connection(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Write nothing: what is received can be asked for."""
+        """Log nothing: the requests are in `HttpServer.received`."""
 
     def _client_has_gone(self) -> bool:
         """Return whether the connection ended during a wait; clients send nothing before their answer."""

@@ -162,8 +162,8 @@ class KafkaServer(OneProcessServer):
         config = ["-c", str(self._write_settings())]
         outcome = run_as([*command, *config], None, self._directory())
         if outcome.returncode:
-            said = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
-            reason = [line for line in said if not line.startswith(("at ", "SLF4J"))]
+            lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
+            reason = [line for line in lines if not line.startswith(("at ", "SLF4J"))]
             raise SettingsError(f"Kafka cannot create its files: {' / '.join(reason[:3])}")
 
     def _run(self) -> None:
@@ -196,12 +196,15 @@ class KafkaServer(OneProcessServer):
 
 
 def _answers(admin: AdminClient, topic: str, partitions: int) -> bool:
-    """Return whether each partition's leader serves it: the metadata name a leader before it knows that it is one."""
+    """Return whether each partition is served by its leader.
+
+    The metadata names a leader before that broker itself knows that it is the leader.
+    """
     newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    wanted = {TopicPartition(topic, one): newest for one in range(partitions)}
+    wanted = {TopicPartition(topic, partition): newest for partition in range(partitions)}
     try:
-        for found in admin.list_offsets(wanted, request_timeout=_START_SECONDS).values():
-            found.result()
+        for future in admin.list_offsets(wanted, request_timeout=_START_SECONDS).values():
+            future.result()
     except KafkaException:
         return False
     return True

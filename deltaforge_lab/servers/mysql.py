@@ -189,12 +189,12 @@ class MysqlServer(OneProcessServer):
 
     def _system_tables(self) -> str:
         """Return the statements that create MariaDB's system tables, without accounts for root."""
-        made = "".join(script.read_text() for script in self._programs.scripts)
-        if not made:
+        statements = "".join(script.read_text() for script in self._programs.scripts)
+        if not statements:
             return ""
         # Until the accounts are loaded (FLUSH PRIVILEGES), everything is allowed except GRANT.
-        ours = "DELETE FROM global_priv WHERE User = 'root';\nFLUSH PRIVILEGES;\n"
-        return f"CREATE DATABASE mysql;\nUSE mysql;\n{made}{ours}"
+        cleanup = "DELETE FROM global_priv WHERE User = 'root';\nFLUSH PRIVILEGES;\n"
+        return f"CREATE DATABASE mysql;\nUSE mysql;\n{statements}{cleanup}"
 
     def _command(self) -> list[str]:
         command = [*self._programs.command, "--no-defaults"]

@@ -231,8 +231,8 @@ def _made_executable(home: Path) -> str:
 
 
 def _installed() -> Path | None:
-    found = shutil.which("mysqld") or shutil.which("mysqld", path="/usr/sbin:/usr/local/mysql/bin")
-    program = Path(found) if found else None
+    path = shutil.which("mysqld") or shutil.which("mysqld", path="/usr/sbin:/usr/local/mysql/bin")
+    program = Path(path) if path else None
     return program if program and "MariaDB" not in _says(program) else None
 
 

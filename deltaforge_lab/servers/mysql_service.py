@@ -176,9 +176,11 @@ class MysqlServiceServer:
 
     def add_standby(self) -> None:
         """Make a replica from a copy of the data, as a snapshot is; it follows by GTIDs, and is read-only."""
-        own = {"server_id": "2", "read_only": "ON", "skip_slave_start": "ON"}
+        standby_settings = {"server_id": "2", "read_only": "ON", "skip_slave_start": "ON"}
         data = self._home / "standby" / "rdsdbdata" / "db"
-        self._standby = MysqlServer.start(data, {**self._settings, **own}, copy_of=self._server)
+        self._standby = MysqlServer.start(
+            data, {**self._settings, **standby_settings}, copy_of=self._server
+        )
         execute(self._server.dsn, _REQUIRE_TLS)
         host, port = self.address
         self._as_standby(

@@ -141,5 +141,5 @@ def _find_program(origins: Sequence[Origin]) -> str:
 
 def _version(program: str) -> tuple[int, int]:
     """Return major and minor version from `nats-server --version`."""
-    found = re.search(r"v(\d+)\.(\d+)", run_as([program, "--version"], None, Path("/")).stdout)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.search(r"v(\d+)\.(\d+)", run_as([program, "--version"], None, Path("/")).stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -116,12 +116,12 @@ class NatsClient:
             subject, stream=stream, config=wanted
         )
         pending = (await consumer.consumer_info()).num_pending or 0
-        found: list[StoredMessage] = []
-        while len(found) < pending:
-            batch = min(pending - len(found), _BATCH)
+        messages: list[StoredMessage] = []
+        while len(messages) < pending:
+            batch = min(pending - len(messages), _BATCH)
             for message in await consumer.fetch(batch, timeout=_SECONDS):
                 ms = round(message.metadata.timestamp.timestamp() * 1000)
-                found.append(
+                messages.append(
                     StoredMessage(
                         message.subject,
                         message.headers or {},
@@ -130,4 +130,4 @@ class NatsClient:
                     )
                 )
         await consumer.unsubscribe()
-        return found
+        return messages

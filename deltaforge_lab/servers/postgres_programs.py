@@ -104,8 +104,8 @@ def _installed(account: Account | None, scratch: Path) -> Path | None:
 def _major_version(program: Path, account: Account | None, scratch: Path) -> int:
     """Return the major version of `postgres` or `initdb`; 0 if the program cannot be run."""
     says = run_as([str(program), "--version"], account, scratch).stdout
-    found = re.search(r"\) (\d+)", says)
-    return int(found[1]) if found else 0
+    match = re.search(r"\) (\d+)", says)
+    return int(match[1]) if match else 0
 
 
 def _packaged(account: Account | None, scratch: Path) -> Path | None:

@@ -162,11 +162,11 @@ class PostgresServiceServer:
 
     def dsn(self, database: str = "postgres", role: str = ADMINISTRATOR, password: str = "") -> str:
         """Return the DSN of a role, by default the administrator, with a verified certificate."""
-        given = conninfo.conninfo_to_dict(self._server.dsn)
+        server = conninfo.conninfo_to_dict(self._server.dsn)
         password = password or self._passwords[role]
         return (
-            f"postgres://{quote(role)}:{quote(password)}@{given['host']}:{given['port']}/{database}"
-            f"?sslmode=verify-full&sslrootcert={quote(str(self.root))}"
+            f"postgres://{quote(role)}:{quote(password)}@{server['host']}:{server['port']}"
+            f"/{database}?sslmode=verify-full&sslrootcert={quote(str(self.root))}"
         )
 
     @property
@@ -207,7 +207,7 @@ class PostgresServiceServer:
         self._as_superuser("postgres", "SELECT pg_promote()")
 
     def demote(self) -> None:
-        """Let a standby answer, which only reads, until a failover promotes it."""
+        """Make the server a standby, which answers reads only, until a failover promotes it."""
         (self._data_directory() / "standby.signal").touch()
         self._server.restart()
 

@@ -91,10 +91,10 @@ class PrometheusServer(OneProcessServer):
             timeout=_CHECK_SECONDS,
             check=False,
         )
-        said = (done.stdout + done.stderr).strip()
+        output = (done.stdout + done.stderr).strip()
         if done.returncode not in {0, _STYLE}:
-            raise SettingsError(f"promtool check {arguments[0]}: {said}")
-        return said
+            raise SettingsError(f"promtool check {arguments[0]}: {output}")
+        return output
 
     def _listen(self, port: int) -> None:
         self._address = f"127.0.0.1:{port}"
@@ -126,11 +126,11 @@ def _find_programs(origins: Sequence[Origin], directory: Path) -> dict[str, tupl
     """Return the command of each program, which may be preceded by its loader."""
     for origin in origins:
         if origin == "installed":
-            found = {name: shutil.which(name) for name in ("prometheus", "promtool")}
+            paths = {name: shutil.which(name) for name in ("prometheus", "promtool")}
             installed: dict[str, tuple[str, ...]] = {
-                name: (program,) for name, program in found.items() if program
+                name: (program,) for name, program in paths.items() if program
             }
-            if len(installed) == len(found):
+            if len(installed) == len(paths):
                 return installed
         else:
             loader = debian.unpack("prometheus", _RELEASE, directory, only=_PACKAGES)

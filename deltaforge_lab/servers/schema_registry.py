@@ -95,7 +95,10 @@ class SchemaRegistryServer(OneProcessServer):
             numbers = self.ask(f"/subjects/{quote(subject, safe='')}/versions")
         except urllib.error.HTTPError:
             return []
-        return [self.ask(f"/subjects/{quote(subject, safe='')}/versions/{one}")["id"] for one in numbers]  # fmt: skip
+        return [
+            self.ask(f"/subjects/{quote(subject, safe='')}/versions/{version}")["id"]
+            for version in numbers
+        ]
 
     def set_compatibility(self, level: str, subject: str | None = None) -> None:
         """Set the compatibility of a subject, or that of the registry."""
@@ -147,9 +150,11 @@ class _Registry:
         """Return the answer to a request."""
         with self._lock:
             for wanted, pattern, respond in self._requests():
-                found = re.fullmatch(pattern, path)
-                if wanted == method and found is not None:
-                    answer = respond(*map(unquote, found.groups()), *([] if content is None else [content]))  # fmt: skip
+                match = re.fullmatch(pattern, path)
+                if wanted == method and match is not None:
+                    answer = respond(
+                        *map(unquote, match.groups()), *([] if content is None else [content])
+                    )
                     if method != "GET":
                         self._path.write_text(json.dumps(self._known))
                     return answer
@@ -172,8 +177,8 @@ class _Registry:
     def _ids(self, subject: str) -> list[int]:
         if subject not in self._known["subjects"]:
             raise _RefusedError(404, 40401, f"Subject '{subject}' not found.")
-        found: list[int] = self._known["subjects"][subject]
-        return found
+        ids: list[int] = self._known["subjects"][subject]
+        return ids
 
     def _versions(self, subject: str) -> list[int]:
         return list(range(1, len(self._ids(subject)) + 1))
@@ -193,30 +198,30 @@ class _Registry:
         schema = _checked(content)
         ids = self._known["subjects"].get(subject, [])
         schemas = self._known["schemas"]
-        known = schemas.index(schema) + 1 if schema in schemas else 0
-        if known in ids:
-            return {"id": known}
+        schema_id = schemas.index(schema) + 1 if schema in schemas else 0
+        if schema_id in ids:
+            return {"id": schema_id}
         level = self._level(subject)
         earlier = [] if level == "NONE" else ids if level.endswith("TRANSITIVE") else ids[-1:]
-        for one in earlier:
-            found = problems(json.loads(schema), json.loads(schemas[one - 1]))
-            if found:
+        for earlier_id in earlier:
+            reasons = problems(json.loads(schema), json.loads(schemas[earlier_id - 1]))
+            if reasons:
                 text = (
                     "Schema being registered is incompatible with an earlier schema for subject "
-                    f'"{subject}", details: {found}'
+                    f'"{subject}", details: {reasons}'
                 )
                 raise _RefusedError(409, 409, text)
-        if not known:
+        if not schema_id:
             schemas.append(schema)
-            known = len(schemas)
-        self._known["subjects"].setdefault(subject, []).append(known)
-        return {"id": known}
+            schema_id = len(schemas)
+        self._known["subjects"].setdefault(subject, []).append(schema_id)
+        return {"id": schema_id}
 
     def _lookup(self, subject: str, content: Any) -> Any:
         schema = _checked(content)
-        for number, one in enumerate(self._ids(subject), start=1):
-            if self._known["schemas"][one - 1] == schema:
-                return self._entry(subject, number, one)
+        for number, schema_id in enumerate(self._ids(subject), start=1):
+            if self._known["schemas"][schema_id - 1] == schema:
+                return self._entry(subject, number, schema_id)
         raise _RefusedError(404, 40403, "Schema not found")
 
     def _schema(self, number: str) -> Any:
@@ -225,8 +230,8 @@ class _Registry:
         return {"schema": self._known["schemas"][int(number) - 1]}
 
     def _level(self, subject: str) -> str:
-        found: str = self._known["levels"].get(subject, self._known["levels"][""])
-        return found
+        level: str = self._known["levels"].get(subject, self._known["levels"][""])
+        return level
 
     def _set_level(self, subject: str, content: Any) -> Any:
         level = content.get("compatibility") if isinstance(content, dict) else None

@@ -192,7 +192,9 @@ def description(
             for f in fields:
                 if f.code == _STRING and f.metadata[0] == code:
                     labels += packed(len(f.labels))
-                    labels += b"".join(packed(len(x.encode())) + x.encode() for x in f.labels)
+                    labels += b"".join(
+                        packed(len(label.encode())) + label.encode() for label in f.labels
+                    )
             add(kind, labels)
         add(8, b"".join(packed(column) for column in key))
         labelled = [f for f in fields if f.code == _STRING and f.metadata[0] in (_ENUM, _SET)]

@@ -124,7 +124,7 @@ NAMES = ("mixed", *_FAMILIES)
 
 def stream(name: str, rows: int) -> bytes:
     """Return the log of `rows` inserts into a table with a key and ten columns of a family."""
-    columns = [_FAMILIES[one] for one in (_MIXED if name == "mixed" else [name] * COLUMNS)]
+    columns = [_FAMILIES[family] for family in (_MIXED if name == "mixed" else [name] * COLUMNS)]
     fields = [
         SyntheticColumn("id", 8, nullable=False),
         *(replace(field, name=f"c{column}") for column, (field, _) in enumerate(columns)),

@@ -58,7 +58,7 @@ class ClickhouseClient:
         """Return the rows of a query; numbers of 64 bits and more are texts.
 
         Args:
-            subject: What errors call what is asked about.
+            subject: What errors call the sink, or the table that the query is about.
             query: The query, without a format.
             settings: Settings of the query.
 
@@ -100,11 +100,11 @@ class ClickhouseClient:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if isinstance(error, TimeoutError):
-                what = "did not answer in time"
+                problem = "did not answer in time"
             else:
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                what = f"cannot be reached: {reason}"
-            raise SinkUnavailable(f"{subject}: {self.where} {what}") from error
+                problem = f"cannot be reached: {reason}"
+            raise SinkUnavailable(f"{subject}: {self.where} {problem}") from error
         if answer.will_close:
             self.close()
         code = answer.getheader("X-ClickHouse-Exception-Code")
@@ -114,7 +114,10 @@ class ClickhouseClient:
         return content
 
     def end(self) -> None:
-        """Send nothing more; may be called from any thread, and ends what the other one waits for."""
+        """Refuse all further queries, and abort the one that another thread waits for.
+
+        May be called from any thread.
+        """
         self._ended = True
         connection = self._connection
         sock = None if connection is None else connection.sock

@@ -24,13 +24,13 @@ _VARIABLE = re.compile(r"\$\{[^}]*\}")
 def _url(text: str) -> str:
     try:
         url = urlsplit(text)
-        known = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+        valid = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
         login = url.username is not None or url.password is not None
     except ValueError:
-        known = login = False
+        valid = login = False
     if login:
         raise ValueError("holds a user or password (write them as `user` and `password`)")
-    if not known or url.query or url.fragment:
+    if not valid or url.query or url.fragment:
         raise ValueError(
             "is not the address of ClickHouse's HTTP interface (write http://host:8123, or https://host:8443)"
         )

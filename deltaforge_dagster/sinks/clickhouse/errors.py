@@ -1,8 +1,9 @@
 """Translates ClickHouse's exceptions.
 
-An answer that is no success has the number of the exception in the header `X-ClickHouse-Exception-Code`, and a text
-that ends in its name: `Code: 60. DB::Exception: ... (UNKNOWN_TABLE)`. The text may quote values of rows, so messages have
-number and name only, and of the text what names an object.
+An answer that reports an error has the number of the exception in the header
+`X-ClickHouse-Exception-Code`, and a text that ends with its name: `Code: 60. DB::Exception: ...
+(UNKNOWN_TABLE)`. The text may quote values of rows, so messages contain only the number, the name,
+and those parts of the text that name an object.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _FOR_NOW = frozenset(
         999,  # KEEPER_EXCEPTION
     }
 )
-"""Exceptions that can end by themselves."""
+"""Exceptions whose cause can disappear by itself, so the query is tried again."""
 
 _NAME = re.compile(r"\(([A-Z][A-Z0-9_]+)\)[^()]*(?:\(version [^()]*\([^()]*\)\))?\s*$")
 _GRANT = re.compile(r"necessary to have the grant ([A-Z][A-Z ]*(?:\([^()]*\))? ON [^\s(]+)")
@@ -70,28 +71,28 @@ def failure(subject: str, status: int, code: int | None, text: str) -> Deltaforg
     if code is None:
         return _unknown(subject, status)
     name = _NAME.search(text)
-    what = f"exception {code}" + (f" ({name[1]})" if name else "")
+    exception = f"exception {code}" + (f" ({name[1]})" if name else "")
     if code in _LOGIN:
         return AuthFailed(
-            f"{subject}: ClickHouse refuses the user or the password ({what}); correct `user` and `password`"
+            f"{subject}: ClickHouse refuses the user or the password ({exception}); correct `user` and `password`"
         )
     if code == _DENIED:
         grant = _GRANT.search(text)
         needed = f": it needs the grant {grant[1].rstrip('.')}" if grant else ""
-        return PermissionMissing(f"{subject}: the user lacks a privilege{needed} ({what})")
+        return PermissionMissing(f"{subject}: the user lacks a privilege{needed} ({exception})")
     if code in _FOR_NOW:
-        return SinkUnavailable(f"{subject}: ClickHouse refuses for now with {what}")
-    return TableRejected(f"{subject}: {_refused(code, text)} ({what})")
+        return SinkUnavailable(f"{subject}: ClickHouse refuses for now with {exception}")
+    return TableRejected(f"{subject}: {_refused(code, text)} ({exception})")
 
 
 def _unknown(subject: str, status: int) -> DeltaforgeError:
-    """Return the error for an answer that may be that of a proxy."""
-    known = f"the server answered with status {status}"
+    """Return the error for an answer without an exception's number, which may be a proxy's."""
+    reply = f"the server answered with status {status}"
     if status in {401, 403}:
-        return AuthFailed(f"{subject}: {known}; check `user` and `password`")
+        return AuthFailed(f"{subject}: {reply}; check `user` and `password`")
     if status in {408, 429} or status >= 500:
-        return SinkUnavailable(f"{subject}: {known}")
-    return TableRejected(f"{subject}: {known}, which is not an answer of ClickHouse; check `url`")
+        return SinkUnavailable(f"{subject}: {reply}")
+    return TableRejected(f"{subject}: {reply}, which is not an answer of ClickHouse; check `url`")
 
 
 def _refused(code: int, text: str) -> str:

@@ -12,7 +12,10 @@ from deltaforge_dagster.sinks.clickhouse.rows import arrow_stream
 from deltaforge_dagster.sinks.clickhouse.target import ClickhouseTarget
 
 _AS_OFTEN = {"insert_deduplicate": "0"}
-"""The same rows are inserted again if they are sent again: they may have been deleted in between."""
+"""Settings of INSERTs without a token: rows that are sent twice are inserted twice.
+
+They may have been deleted in between.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ class Inserts:
     def send(self, query: str, rows: pa.Table, settings: Mapping[str, str] | None = None) -> None:
         """Send an INSERT with its rows.
 
-        One for the same table that a killed run has sent, and that the server still executes, is ended first.
+        If the server still executes an INSERT into the same table that a killed run has sent, that
+        one is ended first (`replace_running_query`).
         """
         target = self.target
         target.guard()
@@ -54,6 +58,6 @@ class Inserts:
         )
 
     def execute(self, query: str) -> None:
-        """Execute an INSERT of what a query finds, or another statement."""
+        """Execute an `INSERT ... SELECT`, or another statement without data."""
         self.target.guard()
         self.target.client.execute(self.target.label, query, _AS_OFTEN)

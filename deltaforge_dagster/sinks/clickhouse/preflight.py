@@ -31,22 +31,24 @@ def findings(config: ClickhouseSinkConfig, names: Sequence[str]) -> list[Finding
     subject = f"sink {config.id}"
     client = ClickhouseClient(config, connect_seconds(config.send_timeout_secs))
     with contextlib.closing(client):
-        (about,) = client.rows(subject, "SELECT version() AS version")
-        found = [Finding(subject, "ok", f"{client.where} answers, version {about['version']}")]
+        (server,) = client.rows(subject, "SELECT version() AS version")
+        report = [Finding(subject, "ok", f"{client.where} answers, version {server['version']}")]
         database = literal(config.database)
-        known = client.rows(subject, f"SELECT name FROM system.databases WHERE name = {database}")
-        if not known:
+        databases = client.rows(
+            subject, f"SELECT name FROM system.databases WHERE name = {database}"
+        )
+        if not databases:
             text = f"there is no database {config.database}, or the user may not see it"
             remedy = f"CREATE DATABASE {quoted(config.database)}"
-            return [*found, Finding(subject, "error", text, remedy)]
-        found.append(_granted(config, client))
+            return [*report, Finding(subject, "error", text, remedy)]
+        report.append(_granted(config, client))
         fixed = sorted(name for name in names if not compile_template(name).variables)
         if fixed:
-            found.append(_tables(config, client, fixed))
+            report.append(_tables(config, client, fixed))
         if templates := set(names) - set(fixed):
             question = "exist, or will be made," if config.auto_create else "exist"
-            found.append(not_known(subject, "tables", templates, question))
-        return found
+            report.append(not_known(subject, "tables", templates, question))
+        return report
 
 
 def _granted(config: ClickhouseSinkConfig, client: ClickhouseClient) -> Finding:
@@ -56,10 +58,10 @@ def _granted(config: ClickhouseSinkConfig, client: ClickhouseClient) -> Finding:
     where = f"{quoted(config.database)}.*"
     lacking = []
     try:
-        for one in needed:
-            (row,) = client.rows(subject, f"CHECK GRANT {one} ON {where}")
+        for privilege in needed:
+            (row,) = client.rows(subject, f"CHECK GRANT {privilege} ON {where}")
             if not row["result"]:
-                lacking.append(one)
+                lacking.append(privilege)
     except TableRejected:  # before version 24.11
         text = (
             f"only a run shows whether the user has the privileges {', '.join(needed)} on {where}"

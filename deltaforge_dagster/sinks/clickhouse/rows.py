@@ -1,4 +1,4 @@
-"""Makes of staged rows what is inserted into a table: its columns, exactly, in Arrow's types."""
+"""Converts staged rows to rows for INSERT: exactly the columns of the table, in Arrow's types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FIRST, _LAST = dt.date(1900, 1, 1), dt.date(2299, 12, 31)
 _EPOCH = dt.date(1970, 1, 1)
 _DAYS = range((_FIRST - _EPOCH).days, (_LAST - _EPOCH).days + 1)
 _MICROS = range(_DAYS.start * 86_400_000_000, _DAYS.stop * 86_400_000_000)
-"""What `Date32` and `DateTime64` hold; the server would silently change other values."""
+"""The range of `Date32` and `DateTime64`; the server would silently change other values."""
 
 _PLACE = ("df_segment", "df_ordinal", "df_event_time")
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -90,7 +90,8 @@ class RowMaker:
 
         Args:
             rows: Staged rows, with the columns of `staged_schema`.
-            partial: Whether they are to be completed first, and so have `ABSENT`, and perhaps old keys.
+            partial: Whether the rows lack values, so that `Staging` completes them before they are
+                inserted into the table. They then have the column `ABSENT`, and perhaps old keys.
 
         Raises:
             TableRejected: The table cannot have a value.
@@ -98,22 +99,22 @@ class RowMaker:
         ops = rows.column("df_op")
         deleted = _numpy(pc.equal(ops, pa.scalar("d")))
         blank = deleted if self.mode == "current" else _numpy(pc.equal(ops, pa.scalar("t")))
-        made: dict[str, pa.Array[Any]] = {}
+        columns: dict[str, pa.Array[Any]] = {}
         for column in self.table.columns.columns:
-            made[column.name] = self._column(column, rows, blank)
+            columns[column.name] = self._column(column, rows, blank)
             if partial and OLD_KEY + column.name in rows.schema.names:
-                made[OLD_KEY + column.name] = _bare(rows.column(OLD_KEY + column.name))
-        made[OP] = ops
-        made[VERSION] = version_column(self.versions.versions(rows))
-        made[DELETED] = pa.array(deleted.astype(np.uint8))
-        made[TIME] = rows.column("df_event_time")
+                columns[OLD_KEY + column.name] = _bare(rows.column(OLD_KEY + column.name))
+        columns[OP] = ops
+        columns[VERSION] = version_column(self.versions.versions(rows))
+        columns[DELETED] = pa.array(deleted.astype(np.uint8))
+        columns[TIME] = rows.column("df_event_time")
         if self.mode == "changelog":
-            made[EVENT] = rows.column("df_event_id")
+            columns[EVENT] = rows.column("df_event_id")
         if partial:
-            made[ABSENT] = pc.if_else(
+            columns[ABSENT] = pc.if_else(
                 pc.is_null(rows.column("df_absent")), _NONE, rows.column("df_absent")
             )
-        return pa.RecordBatch.from_pydict(made)
+        return pa.RecordBatch.from_pydict(columns)
 
     def _column(self, column: TypedColumn, rows: pa.RecordBatch, blank: Mask) -> pa.Array[Any]:
         """Return the values of a column; those of blank rows, which have none, may be anything."""
@@ -163,17 +164,17 @@ class RowMaker:
 def insert_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield rows in parts for one INSERT each. The same batches always make the same parts."""
     rows = size = 0
-    found: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     for batch in batches:
         if not batch.num_rows:
             continue
-        if found and (rows + batch.num_rows > INSERT_ROWS or size + batch.nbytes > INSERT_BYTES):
-            yield pa.Table.from_batches(found)
-            found, rows, size = [], 0, 0
-        found.append(batch)
+        if pending and (rows + batch.num_rows > INSERT_ROWS or size + batch.nbytes > INSERT_BYTES):
+            yield pa.Table.from_batches(pending)
+            pending, rows, size = [], 0, 0
+        pending.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
-    if found:
-        yield pa.Table.from_batches(found)
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def arrow_stream(rows: pa.Table) -> bytes:
@@ -206,7 +207,7 @@ def _bare(values: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _zero(type_: pa.DataType) -> pa.Scalar[Any]:
-    """Return what stands for no value in a column that cannot be null."""
+    """Return the value that stands for a missing one in a column that cannot be null."""
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         return pa.scalar(b"", pa.binary()).cast(type_)
     if pa.types.is_fixed_size_binary(type_):

@@ -1,8 +1,8 @@
 """Completes rows that lack values with those that the table has: unchanged TOAST, and updates that change the key as well.
 
-The rows are inserted into a table of their own, and from there, joined with the table's rows of the same keys, or of their
-old keys, into the table. Rows that the table has already in this version, or in a greater one, are left out: when a commit
-is repeated, the row of the old key may be gone.
+The rows are first inserted into a staging table, and from there into the table, joined with the
+table's rows of the same keys (or of the old keys). Rows that the table already has in this version
+or a greater one are left out: when a commit is repeated, the row of the old key may be gone.
 """
 
 # ruff: noqa: S608 - names and texts in queries are quoted
@@ -25,7 +25,7 @@ from deltaforge_dagster.sinks.tables.staged import OLD_KEY
 
 @dataclass(slots=True)
 class Staging:
-    """The table beside a table that has rows which lack values, for as long as it takes to add them.
+    """A temporary staging table for rows that lack values.
 
     Args:
         target: The table.
@@ -66,7 +66,10 @@ class Staging:
         self._inserts.insert(self._name, rows)
 
     def finish(self) -> None:
-        """Insert the rows into the table with the values that they lack, and the deletes of old keys after them."""
+        """Insert the completed rows into the table, and then the deletes of old keys.
+
+        A delete that came first would leave no row from which to complete the rows.
+        """
         target = self.target
         absent = sorted(target.table.absent)
         names = [*self._columns, *ROW_COLUMNS]
@@ -98,20 +101,27 @@ class Staging:
         self._drop()
 
     def _join(self, alias: str, looked_up: list[str], values: list[str]) -> str:
-        """Return the join with the table's rows of the keys in some columns of the staging table."""
+        """Return the join with the table's rows whose keys are in columns of the staging table.
+
+        Args:
+            alias: Name of the joined rows; their column `known` is their version.
+            looked_up: The columns of the staging table with the keys.
+            values: Further columns to select from the table, in SQL.
+        """
         target = self.target
         keys = [self._compared(name, quoted(name)) for name in self._keys]
         columns = [f"{key} AS key_{at}" for at, key in enumerate(keys)]
         columns += [f"{VERSION} AS known", *values]
         searched = dict(zip(looked_up, self._keys, strict=True))
         wanted = ", ".join(self._compared(key, quoted(name)) for name, key in searched.items())
-        same = " AND ".join(
+        match = " AND ".join(
             f"{self._compared(key, f's.{quoted(name)}')} = {alias}.key_{at}"
             for at, (name, key) in enumerate(searched.items())
         )
         return (
             f" LEFT ANY JOIN (SELECT {', '.join(columns)} FROM {target.name} FINAL WHERE {DELETED} = 0"
-            f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias} ON {same}"
+            f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias}"
+            f" ON {match}"
         )
 
     def _compared(self, key: str, value: str) -> str:

@@ -1,7 +1,7 @@
-"""The tables that are written: found or made, and changed so that they can have the columns of staged rows.
+"""Finds or creates the tables of a sink, and alters them to have the columns of staged rows.
 
-The comment of a table says whose it is (`TableMark`). It is not a place for the commits that a table has, because it is not
-written at once with the rows: the rows' versions say that.
+The comment of a table says whose it is (`TableMark`). It cannot record which commits the table has,
+because it is not written atomically with the rows; the versions of the rows tell that.
 """
 
 # ruff: noqa: S608 - names and texts in queries are quoted
@@ -69,7 +69,7 @@ class TableMark:
 
     @classmethod
     def from_comment(cls, comment: str) -> Self | None:
-        """Return what a comment says, None if it says nothing about this."""
+        """Return the mark in a comment, None if there is none."""
         try:
             return cls(**orjson.loads(comment)[_MARK])
         except (ValueError, TypeError, KeyError):
@@ -156,8 +156,8 @@ class ClickhouseTarget:
 
     def find(self) -> FoundTable | None:
         """Return the table as it is, None if there is none."""
-        found = self._catalog("engine_full, comment, sorting_key")
-        if not found:
+        tables = self._catalog("engine_full, comment, sorting_key")
+        if not tables:
             return None
         database, name = map(literal, self.table.destination)
         columns = self.client.rows(
@@ -165,14 +165,14 @@ class ClickhouseTarget:
             "SELECT name, type, is_in_sorting_key, is_in_partition_key FROM system.columns"
             f" WHERE database = {database} AND table = {name} ORDER BY position",
         )
-        (row,) = found
+        (row,) = tables
         return FoundTable(
             row["engine_full"],
             row["comment"],
-            [one["name"] for one in columns if one["is_in_sorting_key"]],
+            [column["name"] for column in columns if column["is_in_sorting_key"]],
             row["sorting_key"],
-            [one["name"] for one in columns if one["is_in_partition_key"]],
-            {one["name"]: one["type"] for one in columns},
+            [column["name"] for column in columns if column["is_in_partition_key"]],
+            {column["name"]: column["type"] for column in columns},
         )
 
     def figures(self) -> TableFigures:
@@ -186,7 +186,7 @@ class ClickhouseTarget:
         )
 
     def _catalog(self, columns: str) -> list[dict[str, Any]]:
-        """Return these columns of what the server knows of the table; nothing if it does not exist."""
+        """Return these columns of the table's row in `system.tables`; empty if there is none."""
         database, name = map(literal, self.table.destination)
         return self.client.rows(
             self.label,
@@ -202,6 +202,7 @@ class ClickhouseTarget:
         verb = "CREATE OR REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
         columns = [f"{quoted(name)} {type_}" for name, type_ in self._wanted().items()]
         version = quoted(VERSION)
+        # Each commit asks for rows from a version on, to see whether it was delivered before.
         columns.append(f"INDEX deltaforge_version {version} TYPE minmax GRANULARITY 1")
         keys = [quoted(name) for name in self.table.key]
         if self.mode == "current" and not keys:
@@ -212,6 +213,7 @@ class ClickhouseTarget:
         if self.mode == "current":
             engine = f"ReplacingMergeTree({version}, `_deleted`) ORDER BY ({', '.join(keys)})"
         else:
+            # Without the window, a table that is not replicated ignores deduplication tokens.
             engine = (
                 f"MergeTree ORDER BY ({', '.join([*keys, version])})"
                 " SETTINGS allow_nullable_key = 1, non_replicated_deduplication_window = 1000"
@@ -221,13 +223,13 @@ class ClickhouseTarget:
             f"{verb} {self.name} ({', '.join(columns)}) ENGINE = {engine} COMMENT {comment}"
         )
 
-    def check_owned(self, found: FoundTable) -> TableMark | None:
+    def check_owned(self, existing: FoundTable) -> TableMark | None:
         """Return the mark of a table that the sink may write to; None if it has none.
 
         Raises:
             TableRejected: The table is somebody else's, or has the rows of another table.
         """
-        mark = TableMark.from_comment(found.comment)
+        mark = TableMark.from_comment(existing.comment)
         claim = f"ALTER TABLE {self.name} MODIFY COMMENT ''"
         if mark is None:
             if self.makes and self._has_rows():
@@ -245,19 +247,21 @@ class ClickhouseTarget:
             )
         return mark
 
-    def rename(self, found: FoundTable, mark: TableMark | None) -> FoundTable:
-        """Give columns the names that they have in the source, and note after each what identifies it; return the table then.
+    def rename(self, existing: FoundTable, mark: TableMark | None) -> FoundTable:
+        """Rename columns that the source has renamed; return the table afterwards.
+
+        The comment of the table is updated after each renamed column.
 
         Raises:
             TableRejected: It is not certain which column is which, or the table cannot have the names.
         """
         identities = {} if mark is None else dict(mark.columns)
-        names = {name: name for name in found.columns}
+        names = {name: name for name in existing.columns}
         columns = TableColumns(names, identities)
         moves = columns.moves(self.table, self.label, self.resync_command)
         for old, new in moves:
             change = f"RENAME COLUMN {quoted(old)} TO {quoted(new)}"
-            if old in {*found.sorted_by, *found.partitioned_by}:
+            if old in {*existing.sorted_by, *existing.partitioned_by}:
                 raise TableRejected(
                     f"{self.label}: the source has renamed column {old} to {new}, and the table is sorted or partitioned by "
                     f"it; have the table loaded again",
@@ -272,56 +276,63 @@ class ClickhouseTarget:
             if old in identities:
                 identities[new] = identities.pop(old)
                 self._comment(replace(self.mark, columns=identities).to_comment())
-        return (self.find() or found) if moves else found
+        return (self.find() or existing) if moves else existing
 
-    def claim(self, found: FoundTable) -> FoundTable:
-        """Make the table this sink's, and note what identifies the columns that it has, as far as it may change tables."""
-        known = TableMark.from_comment(found.comment)
-        columns = {} if known is None else dict(known.columns)
+    def claim(self, existing: FoundTable) -> FoundTable:
+        """Write the sink's mark into the table's comment; return the table afterwards.
+
+        The mark also contains what identifies the columns that the table has. If the sink may not
+        change tables, nothing is written.
+        """
+        mark = TableMark.from_comment(existing.comment)
+        columns = {} if mark is None else dict(mark.columns)
         for name, identity in self.table.identities.items():
-            if name in found.columns:
+            if name in existing.columns:
                 columns[name] = identity
         comment = replace(self.mark, columns=columns).to_comment()
-        if not self.makes or found.comment == comment:
-            return found
+        if not self.makes or existing.comment == comment:
+            return existing
         self._comment(comment)
-        return replace(found, comment=comment)
+        return replace(existing, comment=comment)
 
     def _comment(self, comment: str) -> None:
         self.execute(f"ALTER TABLE {self.name} MODIFY COMMENT {literal(comment)}")
 
-    def fit(self, found: FoundTable) -> Mapping[str, str]:
+    def fit(self, existing: FoundTable) -> Mapping[str, str]:
         """Return the types of the table's columns, after adding and widening columns.
 
         Raises:
             TableRejected: The table cannot have the rows.
         """
         if self.mode == "current":
-            self._check_form(found)
-        columns = dict(found.columns)
+            self._check_form(existing)
+        columns = dict(existing.columns)
         changes = []
         for name, wanted in self._wanted().items():
-            known = columns.get(name)
-            if known is None:
-                self._check_new(found, name)
-                # What rows have that are there; those that follow say what they have.
+            actual = columns.get(name)
+            if actual is None:
+                self._check_new(existing, name)
+                # The default is for rows that exist already; rows inserted later have the column.
                 fill = self.table.fills.get(name)
                 default = (
                     "" if fill is None else f" DEFAULT CAST({literal(fill)}, {literal(wanted)})"
                 )
                 changes.append(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {wanted}{default}")
-            elif holds(known, wanted):
+            elif holds(actual, wanted):
                 continue
-            elif holds(wanted, known) and name not in {*found.sorted_by, *own_columns(self.mode)}:
+            elif holds(wanted, actual) and name not in {
+                *existing.sorted_by,
+                *own_columns(self.mode),
+            }:
                 left = self.table.left.get(name)
-                if left not in {None, known} and not holds(known, left):
-                    raise column_changed(self.label, name, (known, left), self.resync_command)
+                if left not in {None, actual} and not holds(actual, left):
+                    raise column_changed(self.label, name, (actual, left), self.resync_command)
                 wider = plain(wanted)
-                wanted = nullable(wider) if is_nullable(known) else wider  # noqa: PLW2901
+                wanted = nullable(wider) if is_nullable(actual) else wider  # noqa: PLW2901
                 changes.append(f"MODIFY COLUMN {quoted(name)} {wanted}")
             else:
                 raise TableRejected(
-                    f"{self.label}: its column {name} has the type {known}, which does not hold the values of "
+                    f"{self.label}: its column {name} has the type {actual}, which does not hold the values of "
                     f"{plain(wanted)}; declare a type that it holds under the sink's `types`, change the column's type, "
                     f"or have the table loaded again",
                     remedy=self.resync_command,
@@ -337,9 +348,13 @@ class ClickhouseTarget:
             self._alter(", ".join(changes))
         return columns
 
-    def _check_new(self, found: FoundTable, name: str) -> None:
-        """Check that a column that the table lacks is one that it has never had."""
-        mark = TableMark.from_comment(found.comment)
+    def _check_new(self, existing: FoundTable, name: str) -> None:
+        """Check that a column that the table lacks has not been dropped from it.
+
+        Raises:
+            TableRejected: The table had the column.
+        """
+        mark = TableMark.from_comment(existing.comment)
         identity = None if mark is None else mark.columns.get(name)
         if identity is not None and identity == self.table.identities.get(name):
             raise column_gone(self.label, name, self.resync_command)
@@ -348,23 +363,23 @@ class ClickhouseTarget:
         self.guard()
         self.client.execute(self.label, f"ALTER TABLE {self.name} {change}", {"alter_sync": "1"})
 
-    def _check_form(self, found: FoundTable) -> None:
+    def _check_form(self, existing: FoundTable) -> None:
         key = list(self.table.key)
-        if not _REPLACING.search(found.engine):
+        if not _REPLACING.search(existing.engine):
             raise TableRejected(
                 f"{self.label} has no engine ReplacingMergeTree(_version, _deleted), without which it would keep old rows; "
                 f"drop it, or have it loaded again",
                 remedy=self.resync_command,
             )
-        if set(found.sorted_by) != set(key) or _CALL.search(found.sorting_key):
+        if set(existing.sorted_by) != set(key) or _CALL.search(existing.sorting_key):
             raise TableRejected(
-                f"{self.label} is sorted by {found.sorting_key}, but the key of its rows is {', '.join(key)}, by which they are "
+                f"{self.label} is sorted by {existing.sorting_key}, but the key of its rows is {', '.join(key)}, by which they are "
                 f"replaced; have it loaded again",
                 remedy=self.resync_command,
             )
-        if not set(found.partitioned_by) <= set(key):
+        if not set(existing.partitioned_by) <= set(key):
             raise TableRejected(
-                f"{self.label} is partitioned by {', '.join(found.partitioned_by)}, and rows of different partitions do "
+                f"{self.label} is partitioned by {', '.join(existing.partitioned_by)}, and rows of different partitions do "
                 "not replace one another; partition it by key columns only, or not at all"
             )
 
@@ -388,9 +403,9 @@ def table_label(owner: TableOwner, destination: Sequence[str]) -> str:
 
 def reserved(mode: str) -> Any:
     """Return the function that says why a table has no column of a name, for `check_names`."""
-    own = {name.lower() for name in own_columns(mode)}
+    reserved_names = {name.lower() for name in own_columns(mode)}
 
     def why(name: str) -> str | None:
-        return "it is a column of the sink's own" if name.lower() in own else None
+        return "it is a column of the sink's own" if name.lower() in reserved_names else None
 
     return why

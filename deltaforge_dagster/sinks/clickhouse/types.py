@@ -10,7 +10,7 @@ VERSION, DELETED, OP, TIME, EVENT = "_version", "_deleted", "_op", "_source_ts",
 """The columns that tables have beside those of the source."""
 
 ROW_COLUMNS = (OP, VERSION, DELETED, TIME)
-"""Those that every table has."""
+"""Those of them that every table has, in every mode."""
 
 MOMENT = "DateTime64(6, 'UTC')"
 """The type of timestamps. One without a time zone has the same date and time as in the source."""
@@ -28,7 +28,7 @@ _SCALARS = {
 
 
 def own_columns(mode: str) -> dict[str, str]:
-    """Return the columns that a table has beside those of the source, by name their types."""
+    """Return the types of the columns that a table has beside those of the source, by name."""
     columns = {
         OP: "LowCardinality(String)",
         VERSION: "UInt128",
@@ -69,16 +69,16 @@ def plain(type_: str) -> str:
     return _inside(_inside(type_, "LowCardinality"), "Nullable")
 
 
-def holds(known: str, wanted: str) -> bool:
-    """Return whether a column of the type `known` has all values of the type `wanted`, null aside."""
-    known, wanted = plain(known), plain(wanted)
-    if known.startswith("Array(") and wanted.startswith("Array("):
-        known, wanted = _inside(known, "Array"), _inside(wanted, "Array")
-        return (is_nullable(known) or not is_nullable(wanted)) and holds(known, wanted)
-    if known == wanted:
+def holds(target: str, wanted: str) -> bool:
+    """Return whether a column of type `target` holds all values of type `wanted`, null aside."""
+    target, wanted = plain(target), plain(wanted)
+    if target.startswith("Array(") and wanted.startswith("Array("):
+        target, wanted = _inside(target, "Array"), _inside(wanted, "Array")
+        return (is_nullable(target) or not is_nullable(wanted)) and holds(target, wanted)
+    if target == wanted:
         return True
     for pattern, fits in _FITTING:
-        if (old := pattern.fullmatch(known)) and (new := pattern.fullmatch(wanted)):
+        if (old := pattern.fullmatch(target)) and (new := pattern.fullmatch(wanted)):
             return fits(old, new)
     return False
 

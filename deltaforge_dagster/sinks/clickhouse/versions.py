@@ -10,8 +10,8 @@ bits
 
 A segment ends between two transactions, and all of its changes have committed up to there: so versions are in the order of
 commits, and within a transaction in that of its changes. PostgreSQL's log alone has no such number, because transactions are
-interleaved in it. Two segments that end at the same position are one with changes and what was added behind it
-without reading the log: snapshots' rows and released changes.
+interleaved in it. If two segments end at the same position, one has changes that were read from the
+log, and the other was added after it without reading the log: snapshot rows or released changes.
 
 The version of a change depends on how the log is cut into segments, which is not the same if it is captured again (a
 rebuilt journal, another state store). But the newest change of a row has the greatest version whatever was delivered
@@ -82,41 +82,43 @@ class VersionMaker:
         """Whether a segment ends at a position without a number, so that there are no versions."""
         if self.by_time:
             return False
-        return any(None in {one.start, one.position} for one in self.segments.values())
+        return any(None in {segment.start, segment.position} for segment in self.segments.values())
 
     def floor(self, span: VersionSpan) -> int:
-        """Return a version that is not above any that a change of the commit has had, however the log was cut then.
+        """Return a lower bound of the versions that the commit's changes have had in any delivery.
+
+        It holds however the log was cut into segments when they were delivered before.
 
         Args:
             span: The versions of the changes.
         """
         if self.by_time:
             return span.first >> _HALF << _HALF
-        return min(_lowest(one) for one in self.segments.values())
+        return min(_lowest(segment) for segment in self.segments.values())
 
-    def version(self, place: ChangePlace, time_us: int) -> int:
+    def version(self, change: ChangePlace, time_us: int) -> int:
         """Return the version of one change."""
-        segment = self.segments[place.segment]
+        segment = self.segments[change.segment]
         high = time_us // 1000 if self.by_time else segment.position
         assert high is not None
-        return (high << _HALF) + (_milliseconds(segment) << _PLACE_BITS) + place.ordinal
+        return (high << _HALF) + (_milliseconds(segment) << _PLACE_BITS) + change.ordinal
 
     def versions(self, rows: pa.RecordBatch) -> npt.NDArray[Any]:
         """Return the versions of rows with the columns `df_segment`, `df_ordinal` and `df_event_time`, low and high words."""
-        segments = rows.column("df_segment").to_numpy()
-        found, inverse = np.unique(segments, return_inverse=True)
+        numbers = rows.column("df_segment").to_numpy()
+        distinct, inverse = np.unique(numbers, return_inverse=True)
         ordinals = rows.column("df_ordinal").to_numpy().astype(np.uint64)
-        known = [self.segments[number] for number in found.tolist()]
-        bases = np.array([_milliseconds(one) << _PLACE_BITS for one in known], np.uint64)
-        made = np.empty(len(segments), _WORDS)
-        made["low"] = bases[inverse] + ordinals
+        segments = [self.segments[number] for number in distinct.tolist()]
+        bases = np.array([_milliseconds(segment) << _PLACE_BITS for segment in segments], np.uint64)
+        words = np.empty(len(numbers), _WORDS)
+        words["low"] = bases[inverse] + ordinals
         if self.by_time:
             times = rows.column("df_event_time").cast(pa.int64()).to_numpy()
-            made["high"] = np.maximum(times // 1000, 0)
+            words["high"] = np.maximum(times // 1000, 0)
         else:
-            positions = np.array([one.position for one in known], np.uint64)
-            made["high"] = positions[inverse]
-        return made
+            positions = np.array([segment.position for segment in segments], np.uint64)
+            words["high"] = positions[inverse]
+        return words
 
 
 def version_column(versions: npt.NDArray[Any]) -> pa.Array[Any]:
@@ -144,7 +146,7 @@ class VersionSpan:
 
 
 def has_version(versions: npt.NDArray[Any], version: int) -> bool:
-    """Return whether a version is among some."""
+    """Return whether `version` is among `versions`."""
     low, high = version & ((1 << _HALF) - 1), version >> _HALF
     return bool(((versions["low"] == low) & (versions["high"] == high)).any())
 

@@ -96,17 +96,17 @@ class ClickhouseWriter:
         """
         target = self._target(table, guard)
         try:
-            found = target.find()
-            if found is not None:
-                target.check_owned(found)
+            existing = target.find()
+            if existing is not None:
+                target.check_owned(existing)
             if target.makes:
-                target.create(replace=found is not None)
-            elif found is not None:
+                target.create(replace=existing is not None)
+            elif existing is not None:
                 target.execute(f"TRUNCATE TABLE {target.name}")
             else:
                 raise TableRejected(f"{target.label} does not exist, and `auto_create` is false")
-            made = target.find()
-            return [] if made is None else list(made.columns.items())
+            created = target.find()
+            return [] if created is None else list(created.columns.items())
         except PermissionMissing as error:
             raise TableRejected(str(error)) from None
         finally:
@@ -140,7 +140,7 @@ class _TableCommit:
     def apply(self, *, exists: bool) -> WrittenTable:
         target, table = self.target, self.target.table
         by_time = self.config.version_source == "ts_ms"
-        places = {number: segment_place(one) for number, one in table.segments.items()}
+        places = {number: segment_place(segment) for number, segment in table.segments.items()}
         self._versions = VersionMaker(places, by_time)
         self._inserts = Inserts(target)
         if self._versions.unknown:
@@ -149,16 +149,16 @@ class _TableCommit:
                 "`version_source: ts_ms`"
             )
         span = self._span()
-        found, mark = self._found(exists=exists)
+        existing, mark = self._found(exists=exists)
         changelog = self.config.mode == "changelog"
         self._floor = self._versions.floor(span) if changelog else span.first
         newest = self._newest()
         if newest is not None and not by_time:
             self._check_log(newest, span, mark, exists=exists)
-        found = target.rename(found, mark)
-        found = target.claim(found)
-        types = target.fit(found)
-        target.claim(replace(found, columns=types))  # what identifies those that were added
+        existing = target.rename(existing, mark)
+        existing = target.claim(existing)
+        types = target.fit(existing)
+        target.claim(replace(existing, columns=types))  # what identifies those that were added
         self._rows = RowMaker(target.label, table, self.config.mode, types, self._versions)
         if changelog:
             for step in table.steps:
@@ -171,14 +171,14 @@ class _TableCommit:
         return WrittenTable(list(types.items()), target.figures())
 
     def _found(self, *, exists: bool) -> tuple[FoundTable, TableMark | None]:
-        """Return the table, made if it does not exist, and whose it was."""
+        """Return the table, created if it did not exist, and the mark that it had before."""
         target = self.target
-        found = target.find()
-        if found is not None:
-            mark = target.check_owned(found)
+        existing = target.find()
+        if existing is not None:
+            mark = target.check_owned(existing)
             if exists and mark is None and target.makes:
                 raise table_gone(target.label, target.resync_command)
-            return found, mark
+            return existing, mark
         if exists:
             raise table_gone(target.label, target.resync_command)
         if not target.makes:
@@ -186,10 +186,10 @@ class _TableCommit:
                 f"{target.label} does not exist, and `auto_create` is false: create it"
             )
         target.create()
-        found = target.find()
-        if found is None:
+        existing = target.find()
+        if existing is None:
             raise SinkUnavailable(f"{target.label} was created and is not there; try again")
-        return found, None
+        return existing, None
 
     def _span(self) -> VersionSpan:
         """Return the smallest and the greatest version of the changes."""
@@ -203,32 +203,33 @@ class _TableCommit:
 
     def _newest(self) -> int | None:
         """Return the greatest version that the table has, unless that is below all that the commit can have had."""
-        found = self.target.client.rows(
+        rows = self.target.client.rows(
             self.target.label,
             f"SELECT toString(max({VERSION})) AS newest, count() > 0 AS known FROM {self.target.name}"
             f" WHERE {VERSION} >= {_number(self._floor)}",
         )
-        return int(found[0]["newest"]) if found[0]["known"] else None
+        return int(rows[0]["newest"]) if rows[0]["known"] else None
 
     def _check_log(
         self, newest: int, span: VersionSpan, mark: TableMark | None, *, exists: bool
     ) -> None:
         """Check that later changes have greater versions than what the table has.
 
-        A commit that is delivered again has smaller ones, and changes nothing. It is not one if the table has everything
-        before it, if the positions are of another server, or if a new series of commits begins with a snapshot: then
-        positions have begun again, and the rows would lose against older ones.
+        A commit that is delivered again has smaller versions, and changes nothing. But if the table
+        has everything before the commit, if the positions are of another server, or if a new series
+        of commits begins with a snapshot, then the commit is not a repeated one: the source's
+        positions have started over, and the new rows would lose against older ones.
 
         Raises:
-            TableRejected: They have not.
+            TableRejected: The source's positions have started over.
         """
         table, owner = self.target.table, self.target.owner
-        other = mark is not None and bool(mark.log) and mark.log != owner.log
+        other_log = mark is not None and bool(mark.log) and mark.log != owner.log
         begins = (
-            mark is not None and mark.uid != owner.uid and any(one.reads for one in table.steps)
+            mark is not None and mark.uid != owner.uid and any(step.reads for step in table.steps)
         )
-        back = newest >> _POSITION_BITS > span.first >> _POSITION_BITS
-        if back and (exists or other or begins) and not self._has(newest):
+        backwards = newest >> _POSITION_BITS > span.first >> _POSITION_BITS
+        if backwards and (exists or other_log or begins) and not self._has(newest):
             raise TableRejected(
                 f"{self.target.label} has rows of a later position in the source's log than changes that follow them: the log "
                 "has begun again, as on another server after a failover. Have the table loaded again",
@@ -236,7 +237,7 @@ class _TableCommit:
             )
 
     def _has(self, version: int) -> bool:
-        """Return whether one of the changes has a version."""
+        """Return whether one of the commit's changes has this version."""
         for step in self.target.table.steps:
             if step.kind == "truncate":
                 if self._versions.version(step.last, step.event_time_us) == version:
@@ -248,7 +249,12 @@ class _TableCommit:
         return False
 
     def _log(self, step: StagedStep, *, again: bool) -> None:
-        """Add the changes of a changelog; without those that the table has if it may have some."""
+        """Add the changes of a step to a changelog.
+
+        Args:
+            step: The changes.
+            again: Whether the table may have some of them; those are left out.
+        """
         schema = self._rows.staged_schema(rekey=False)
         for part in insert_batches(map(self._rows.made, staged_batches(step, schema))):
             if again:
@@ -272,18 +278,18 @@ class _TableCommit:
         self._inserts.send(query, part)
 
     def _check_logged(self, span: VersionSpan) -> None:
-        """Check that no INSERT was taken for one that the table has had, though its rows were deleted since.
+        """Check that ClickHouse skipped no INSERT as a repeated one whose rows were deleted since.
 
         Raises:
-            TableRejected: One was.
+            TableRejected: It skipped one.
         """
         rows = sum(step.rows for step in self.target.table.steps)
-        found = self.target.client.rows(
+        counted = self.target.client.rows(
             self.target.label,
             f"SELECT toString(count()) AS rows FROM {self.target.name}"
             f" WHERE {VERSION} BETWEEN {_number(span.first)} AND {_number(span.last)}",
         )
-        if int(found[0]["rows"]) < rows:
+        if int(counted[0]["rows"]) < rows:
             raise TableRejected(
                 f"{self.target.label} has had changes that were deleted from it, and ClickHouse does not add them again while "
                 f"it remembers their INSERT; have the table loaded again",
@@ -297,7 +303,7 @@ class _TableCommit:
         elif step.kind == "rekey":
             schema = self._rows.staged_schema(rekey=True)
             batches = staged_batches(step, schema)
-            self._complete((self._rows.made(one, partial=True) for one in batches), rekey=True)
+            self._complete((self._rows.made(batch, partial=True) for batch in batches), rekey=True)
         else:
             self._replace(step)
 
@@ -316,8 +322,10 @@ class _TableCommit:
         for part in insert_batches(whole()):
             self._inserts.insert(self.target.name, part)
         if lacking:
-            rows = (one.filter(pa.array(is_partial(one))) for one in staged_batches(step, schema))
-            self._complete((self._rows.made(one, partial=True) for one in rows), rekey=False)
+            rows = (
+                batch.filter(pa.array(is_partial(batch))) for batch in staged_batches(step, schema)
+            )
+            self._complete((self._rows.made(batch, partial=True) for batch in rows), rekey=False)
 
     def _complete(self, rows: Iterable[pa.RecordBatch], *, rekey: bool) -> None:
         """Insert rows that lack values."""

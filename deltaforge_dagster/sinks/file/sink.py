@@ -179,7 +179,7 @@ def _appending(path: Path) -> Iterator[int]:
         new = _cut_partial_line(descriptor) == 0
         yield descriptor
         os.fsync(descriptor)
-        if new:
+        if new:  # its entry in the directory must be durable, too
             sync_folder(path.parent)
     finally:
         os.close(descriptor)
@@ -190,9 +190,9 @@ def _cut_partial_line(descriptor: int) -> int:
     size = end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - _BLOCK_BYTES)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            end = start + found + 1
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
             break
         end = start
     if end < size:

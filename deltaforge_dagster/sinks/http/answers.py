@@ -6,7 +6,7 @@
                               place than the file says
 401, 403                      the credentials are refused
 408, 425, 429, 5xx            not now: the same request is repeated, after `Retry-After` if the response has it
-other 4xx                     refused for what it is: a batch is divided, one change is undeliverable
+other 4xx                     refused for good: a batch is divided, a single change is undeliverable
 ============================  =======================================================================
 """
 
@@ -40,7 +40,7 @@ _CLIENT_ERRORS = range(400, 500)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The endpoint refuses a request for what it is.
+    """The endpoint refuses a request for good: it would refuse the same request again.
 
     Attributes:
         status: The status of the response.
@@ -108,9 +108,9 @@ def _no_endpoint(
         host = urlsplit(location).netloc.rpartition("@")[2]
     except ValueError:
         host = ""
-    place = f"another place on {host}" if host else "another path"
+    target = f"another place on {host}" if host else "another path"
     return SinkRejected(
-        f"{where} answered {_named(status)}, a redirect to {place}; redirects are not followed: correct `url`"
+        f"{where} answered {_named(status)}, a redirect to {target}; redirects are not followed: correct `url`"
     )
 
 
@@ -118,7 +118,7 @@ def retry_after(text: str | None) -> float | None:
     """Return the seconds that a `Retry-After` header asks for (RFC 9110, "Retry-After").
 
     Returns:
-        None if there is no header, if it is invalid, or if the time has come.
+        None if there is no header, if it is invalid, or if its time is past.
     """
     if text is None:
         return None

@@ -33,7 +33,10 @@ for _name in ("httpcore", "hpack"):
     logging.getLogger(_name).setLevel(logging.WARNING)  # their log lines contain headers
 
 _IDLE_SECONDS = 4.0
-"""How long an unused connection is kept: less than servers usually do, so that none ends under a request."""
+"""How long an unused connection is kept: shorter than servers usually keep it.
+
+So the server does not close it just when the next request is sent.
+"""
 
 _MOST_BODY = 64 << 10
 """How much of a response is read; the connection of a longer one is not used again."""
@@ -164,7 +167,7 @@ class HttpClient:
             headers = [*headers, (name.encode(), signed.encode())]
         try:
             with self._network.limited(self._settings.timeout):
-                status, answered, body = self._exchange(request, headers)
+                status, response_headers, body = self._exchange(request, headers)
         except httpcore.TimeoutException as error:
             raise TimedOut(
                 f"{where}: no answer within {self._settings.timeout:g} s (send_timeout_secs, in batch mode"
@@ -174,7 +177,7 @@ class HttpClient:
             raise SinkUnavailable(f"{where}: {error}") from error
         except (SinkRejected, AuthFailed) as error:
             raise self._located(where, error) from error
-        return judge(where, status, answered, body)
+        return judge(where, status, response_headers, body)
 
     def reach(self, url: str) -> bool:
         """Connect to the server of a URL, and disconnect; return whether it has proved its identity with TLS.
@@ -204,7 +207,7 @@ class HttpClient:
     def interrupt(self) -> None:
         """End every request that is under way, and each that begins before the next `begin`.
 
-        What the server has read of one may still have an effect.
+        A server may still act on a request that it has read.
         """
         self._network.interrupt()
 

@@ -54,7 +54,7 @@ def _url(text: str) -> str:
     wanted = "is not a URL that starts with http:// or https:// and a host"
     if not isinstance(first, str) or not first.startswith(("http://", "https://")):
         raise ValueError(wanted)
-    filled = "".join([first, *(one if isinstance(one, str) else "x" for one in rest)])
+    filled = "".join([first, *(part if isinstance(part, str) else "x" for part in rest)])
     try:
         parts = urlsplit(filled)
         valid = bool(parts.hostname) and parts.port != 0
@@ -166,7 +166,7 @@ class HttpSinkConfig(MessageSinkConfig):
     @model_validator(mode="after")
     def _check_signature(self) -> HttpSinkConfig:
         name = self.signature_header.lower()
-        if name in RESERVED or name in {one.lower() for one in self.headers}:
+        if name in RESERVED or name in {header.lower() for header in self.headers}:
             raise ValueError(f"signature_header is {name}, which is another header")
         return self
 

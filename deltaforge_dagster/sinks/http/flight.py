@@ -1,11 +1,13 @@
-"""Has the requests of one batch under way: in order, several at once if their keys differ, and again after failures.
+"""Runs the requests of a batch: in order, several at once if their keys differ, some repeatedly.
 
-Requests start in the order of the batch; none overtakes another before it has started. One that shares a key with a request
-under way waits for it, and so does everything behind it. A message without a key waits for all before it, and all behind wait for
-it. So whatever fails, the messages of a key that have arrived are those before the first that has not.
+Requests start in the order of the batch. A request that shares a key with one under way waits for
+it, and so do all requests behind it. A request with a message that has no key waits for all before
+it, and all behind it wait for it. So whatever fails, the messages of a key that have arrived are
+exactly those before the first that has not.
 
-After a failure nothing new starts. What is under way ends, what can be repeated is repeated, and the failure that counts is that of
-the first request in the batch: everything before it is acknowledged.
+After a failure, no request behind it starts. Requests that are under way end, earlier ones that can
+be repeated are repeated, and the failure of the first request in the batch is raised: everything
+before it is acknowledged.
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ class Flight:
         """Return whether a request must wait for one that is under way."""
         if not self._flying:
             return False
-        if request.keys is None or any(one.keys is None for one in self._flying.values()):
+        if request.keys is None or any(flying.keys is None for flying in self._flying.values()):
             return True
         return bool(self._busy[request.keys].any())
 
@@ -187,7 +189,7 @@ class Flight:
             self._interrupted(request, outcome)
 
     def _land(self, request: HttpRequest, *, acknowledged: bool) -> None:
-        """Note that a request is not under way any more; unless it is acknowledged, it is open."""
+        """Record that a request is not under way any more; unless acknowledged, it is open again."""
         del self._flying[request.start]
         if request.keys is not None:
             self._busy[request.keys] = False
@@ -198,7 +200,7 @@ class Flight:
         """Divide a batch that is refused; a single change is undeliverable."""
         halves = self._requests.halves(request)
         if halves:
-            self._again = [one for one in self._again if one[1] is not request]
+            self._again = [pending for pending in self._again if pending[1] is not request]
             self._again += [(half.start, half) for half in halves]
             heapq.heapify(self._again)
         else:
@@ -208,7 +210,7 @@ class Flight:
             self._failed(request.start, error)
 
     def _interrupted(self, request: HttpRequest, error: BaseException) -> None:
-        """Repeat a request that failed for a reason that may be gone soon."""
+        """Repeat a request soon if its failure may be transient; record the failure otherwise."""
         if not isinstance(error, DeltaforgeError):
             raise error
         if (

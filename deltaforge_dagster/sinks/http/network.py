@@ -134,12 +134,12 @@ class Network(httpcore.NetworkBackend):
 
     def _allowed(self, host: str, port: int) -> list[Any]:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise httpcore.ConnectError(f"its address is not known: {error.strerror}") from error
         if self._allow_private:
-            return found
-        allowed = [one for one in found if is_public(str(one[4][0]))]
+            return infos
+        allowed = [info for info in infos if is_public(str(info[4][0]))]
         if not allowed:
             raise SinkRejected(
                 f"sink {self._sink_id}: {host} has a private, loopback or link-local address; set "

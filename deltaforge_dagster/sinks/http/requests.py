@@ -1,4 +1,4 @@
-"""Makes the requests of a batch: which messages each holds, its URL, headers and body.
+"""Builds the requests of a batch: which messages each holds, its URL, headers and body.
 
 By default a request holds one message. Its headers are those of the file and of the change, and::
 
@@ -6,9 +6,10 @@ By default a request holds one message. Its headers are those of the file and of
     df-key: <its key, if it has one>
     df-replay: <run of the replay, in a replay only>
 
-In batch mode a request holds consecutive messages with the same URL and headers; it never divides the messages of one change
-that share them. Its idempotency key is the SHA-256 of theirs, so it is the same for the same messages, and it has no `df-key`. In
-a replay every idempotency key ends in `|replay|<run>`, so that a receiver that drops what it knows does not drop the replay.
+In batch mode a request holds consecutive messages with the same URL and headers; it never divides
+the messages of one change that share them. Its idempotency key is the SHA-256 of theirs, so it is
+the same for the same messages, and it has no `df-key`. In a replay every idempotency key ends with
+`|replay|<run>`, so that a receiver that drops known keys does not drop the replay.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RequestForm:
         array: Whether the body of such a request is a JSON array, and not one message per line.
         max_events: The most messages of such a request.
         max_bytes: The largest body of such a request; only a single change may be larger.
-        keyed: Whether it matters which keys a request holds: several are under way at once.
+        keyed: Whether requests need `HttpRequest.keys`, because several are under way at once.
         row_keys: Whether the key of a message is that of its row; one without such a key then has its event id as key.
     """
 
@@ -136,7 +137,7 @@ class HttpRequests:
 
     @property
     def key_count(self) -> int:
-        """How many numbers of keys there can be."""
+        """A number that is greater than all numbers in `HttpRequest.keys`."""
         return 0 if self._keys is None else self._messages.num_rows
 
     def ordinal(self, row: int) -> int:
@@ -152,7 +153,7 @@ class HttpRequests:
         return [self._request(start, middle), self._request(middle, stop)]
 
     def _stop(self, start: int) -> int:
-        """Return the row before which the request that begins with a row ends."""
+        """Return the row before which the request ends that begins with row `start`."""
         if not self._form.batch:
             return start + 1
         most = self._form.max_bytes - (1 if self._form.array else 0)
@@ -165,7 +166,7 @@ class HttpRequests:
         """Return the request of some rows, or of those before the first one that cannot be part of it.
 
         Raises:
-            Undeliverable: The first of these rows is such a one.
+            Undeliverable: The first row cannot be part of a request.
         """
         body, stop = self._body(start, stop)
         return HttpRequest(
@@ -183,8 +184,8 @@ class HttpRequests:
         values = self._values.slice(start, stop - start)
         bad = _first_of_no_array(values) if self._form.array else _first_of_no_line(values)
         if bad == 0:
-            what = "is no JSON" if self._form.array else "has a line break"
-            text = f"{what}, so it cannot be part of a batch (batch_format)"
+            problem = "is no JSON" if self._form.array else "has a line break"
+            text = f"{problem}, so it cannot be part of a batch (batch_format)"
             raise self._undeliverable(start, text, "serialization")
         if bad is not None:
             values, stop = values.slice(0, bad), start + bad
@@ -210,16 +211,16 @@ class HttpRequests:
         """Return the headers of the file and of a change, by their names in lower case."""
         text = cast("str | None", self._messages.column("headers")[row].as_py())
         if text not in self._headers:
-            found = {"content-type": (b"content-type", self._form.content_type.encode())}
-            found |= {
+            headers = {"content-type": (b"content-type", self._form.content_type.encode())}
+            headers |= {
                 name.lower(): (name.encode(), value.encode())
                 for name, value in self._form.headers.items()
             }
             for name, value in orjson.loads(text).items() if text is not None else ():
-                found[name.lower()] = self._checked(row, str(name), str(value))
+                headers[name.lower()] = self._checked(row, str(name), str(value))
             if len(self._headers) >= _MOST_CACHED:
                 self._headers.clear()
-            self._headers[text] = found
+            self._headers[text] = headers
         return self._headers[text]
 
     def _checked(self, row: int, name: str, value: str) -> Header:
@@ -240,19 +241,19 @@ class HttpRequests:
     def _own(self, start: int, stop: int) -> list[Header]:
         """Return the headers that the sink sets."""
         keys = self._messages.column("idempotency_key")
-        found: list[Header] = []
+        headers: list[Header] = []
         if self._replay is not None:
-            found.append((b"df-replay", self._replay.encode()))
+            headers.append((b"df-replay", self._replay.encode()))
         if self._form.batch:
             names = orjson.dumps(keys.slice(start, stop - start).to_pylist())
-            own = hashlib.sha256(names).hexdigest()
+            request_key = hashlib.sha256(names).hexdigest()
         else:
-            own = cast("str", keys[start].as_py())
+            request_key = cast("str", keys[start].as_py())
             key = cast("str | None", self._messages.column("key")[start].as_py())
             if key is not None:
-                found.append((b"df-key", self._own_value(start, "key", key)))
-        value = self._own_value(start, "idempotency key", f"{own}{self._suffix}")
-        return [(b"idempotency-key", value), *found]
+                headers.append((b"df-key", self._own_value(start, "key", key)))
+        value = self._own_value(start, "idempotency key", f"{request_key}{self._suffix}")
+        return [(b"idempotency-key", value), *headers]
 
     def _own_value(self, row: int, what: str, text: str) -> bytes:
         if not VALUE.fullmatch(text):
@@ -295,15 +296,15 @@ def _keys(messages: pa.RecordBatch, form: RequestForm) -> npt.NDArray[np.int64]:
 
 
 def _equal(column: pa.Array[Any], other: Any) -> npt.NDArray[np.bool_]:
-    """Return which texts of a column are null, or equal to the others."""
+    """Return a mask of the texts in a column that are null, or equal to `other`."""
     differs = cast("pa.Array[Any]", pc.not_equal(column, other)).fill_null(False)
     return ~differs.to_numpy(zero_copy_only=False)
 
 
 def _codes(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
     """Return a number for each text: the same for the same text."""
-    found = column.dictionary_encode().indices.fill_null(_NO_KEY)
-    return found.to_numpy(zero_copy_only=False).astype(np.int64)
+    codes = column.dictionary_encode().indices.fill_null(_NO_KEY)
+    return codes.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _joined(values: pa.StringArray, separator: str) -> bytes:
@@ -317,24 +318,27 @@ def _joined(values: pa.StringArray, separator: str) -> bytes:
 
 
 def _first_of_no_line(values: pa.StringArray) -> int | None:
-    """Return the place of the first value with a line break; events have none, but raw payloads may."""
+    """Return the index of the first value with a line break; events have none, raw payloads may."""
     broken = np.flatnonzero(pc.match_substring(values, "\n").to_numpy(zero_copy_only=False))
     return int(broken[0]) if len(broken) else None
 
 
 def _first_of_no_array(values: pa.StringArray) -> int | None:
-    """Return the place of the first value that is no JSON; events are, but raw payloads may be any text."""
-    for place, value in enumerate(cast("list[bytes]", values.cast(pa.binary()).to_pylist())):
+    """Return the index of the first value that is no JSON; raw payloads may be any text."""
+    for index, value in enumerate(cast("list[bytes]", values.cast(pa.binary()).to_pylist())):
         try:
             orjson.loads(value)
         except orjson.JSONDecodeError:
             if not _is_json(value):
-                return place
+                return index
     return None
 
 
 def _is_json(value: bytes) -> bool:
-    """Return whether a text is JSON, also if it has an escaped half of a surrogate pair, which orjson rejects."""
+    r"""Return whether a text is JSON, even with an escaped half of a surrogate pair (`\ud800`).
+
+    orjson rejects such text.
+    """
     try:
         json.loads(value, parse_constant=_no_constant)
     except ValueError:

@@ -4,8 +4,9 @@ Delivery is at least once. A request counts as delivered when a response with a 
 `idempotency-key` that it has seen. `requests` says what a request looks like, `answers` what a response means, and `flight`
 in which order requests are made.
 
-HTTP has no way to take a request back: one that got no answer may still have an effect, after it was repeated, and after
-later ones. Its idempotency key is that of the repetition, so a receiver that drops known keys is not affected.
+HTTP cannot take a request back: one that got no answer may still have an effect, even after it was
+repeated and later ones were made. The repeated request has the same idempotency key, so a receiver
+that drops known keys is not affected.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class HttpSink:
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Make the requests of a batch and return its last ordinal.
 
-        A request that fails for a transient reason is made three times in all, unless the server has said when to
-        come back. After an error, `acknowledged` of the error says which messages were delivered. Of those behind, some of
-        each key may have been, from its first one on.
+        A request that fails for a transient reason is made three times in all, unless the server's
+        answer has a `Retry-After`. After an error, `acknowledged` of the error says which messages
+        were delivered. Of the later messages, an unknown prefix of those of each key may have been.
 
         Raises:
             SinkUnavailable: Connection lost, timeout, a status that is not final, closed.

@@ -70,7 +70,7 @@ class HttpSinkType(MessageSinkType[HttpSinkConfig]):
         return HttpSink(config.id, form, settings)
 
     def traffic(self, config: HttpSinkConfig) -> frozenset[str]:  # noqa: ARG002
-        """Return that requests are repeated."""
+        """Return `retries`: requests are repeated after transient failures."""
         return frozenset({"retries"})
 
     def preflight(

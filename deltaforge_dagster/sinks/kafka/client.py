@@ -154,7 +154,7 @@ class Client:
             AuthFailed: A broker refused the credentials, or its certificate was refused.
         """
         if self._transactional:
-            # It may connect as late as after a second, unless it is asked for something that needs a broker.
+            # A transactional producer may connect only after a second, unless it needs a broker.
             with contextlib.suppress(KafkaException):
                 self.producer.ask(None, _SLICE)
         deadline = time.monotonic() + self._connect_seconds
@@ -197,8 +197,8 @@ class Client:
     def room(self, topic: str) -> int:
         """Return the bytes of a client chunk that is about one record batch for each partition of a topic.
 
-        Of a partition, librdkafka has one request on its way. While more messages wait for the answer, its thread does
-        not sleep, which was half of its processor time.
+        librdkafka has one request for each partition on its way. While further messages wait for
+        the answer, librdkafka's thread does not sleep, which took half of its processor time.
         """
         self.check_topic(topic)
         return int(max(self._partitions[topic], 1) * self._batch_bytes * _EVEN)
@@ -236,9 +236,9 @@ class Client:
         self._trouble = None
         try:
             row = 0
-            for one in pieces:
-                self.producer.produce(one, replay, first_row=row)
-                row += len(one)
+            for piece in pieces:
+                self.producer.produce(piece, replay, first_row=row)
+                row += len(piece)
                 if self._refusals:
                     break
             in_time = self._wait(guard)
@@ -270,10 +270,12 @@ class Client:
 
     def _reasons(self) -> list[RefusedRecord]:
         """Return the refusals that are not consequences of others, those about messages first."""
-        found = [one for one in self._refusals if one.error.code() not in _CONSEQUENCES]
-        if not found and self._fatal is not None:
+        refusals = [
+            refusal for refusal in self._refusals if refusal.error.code() not in _CONSEQUENCES
+        ]
+        if not refusals and self._fatal is not None:
             return [RefusedRecord(self._fatal, None)]
-        return sorted(found or self._refusals[:1], key=lambda one: one.cause is None)
+        return sorted(refusals or self._refusals[:1], key=lambda refusal: refusal.cause is None)
 
     def _wait(self, guard: SendGuard) -> bool:
         """Wait for all acknowledgements or the first refusal; return False if time runs out."""
@@ -337,9 +339,12 @@ class Client:
             self._trouble = error
 
     def _on_statistics(self, text: str) -> None:
-        said = orjson.loads(text)
-        self._traffic.waiting, self._traffic.waiting_bytes = said["msg_cnt"], said["msg_size"]
-        retries = sum(broker["txretries"] for broker in said["brokers"].values())
+        statistics = orjson.loads(text)
+        self._traffic.waiting, self._traffic.waiting_bytes = (
+            statistics["msg_cnt"],
+            statistics["msg_size"],
+        )
+        retries = sum(broker["txretries"] for broker in statistics["brokers"].values())
         self._traffic.retries += retries - self._retries
         self._retries = retries
 

@@ -56,12 +56,12 @@ def findings(
     """
     subject = f"sink {config.id}"
     topics = [name for name in names if not compile_template(name).variables]
-    found: list[Finding] = []
+    report: list[Finding] = []
     if len(topics) < len(names):
         unknown = set(names) - set(topics)
-        found.append(not_known(subject, "topics", unknown, "are there and may be written"))
+        report.append(not_known(subject, "topics", unknown, "are there and may be written"))
     if not topics and transactional_id is None:
-        return found
+        return report
     secrets = {name: value.get_secret_value() for name, value in config.client_conf.items()}
     settings = KafkaClientSettings(config.id, config.brokers, secrets, SECONDS, SECONDS)
     try:
@@ -75,10 +75,10 @@ def findings(
             )
     except KafkaException as error:
         raise translated(subject, error_of(error)) from None
-    found += [_topic(admin, subject, topic, answer) for topic, answer in asked.items()]
+    report += [_topic(admin, subject, topic, answer) for topic, answer in asked.items()]
     if transactional_id is not None:
-        found += _transactions(admin, subject, transactional_id)
-    return found
+        report += _transactions(admin, subject, transactional_id)
+    return report
 
 
 def _topic(
@@ -105,13 +105,13 @@ def _missing_topic(admin: AdminClient, subject: str, topic: str) -> Finding:
     """Return the finding for a missing topic, which the brokers may create automatically."""
     text = f"topic {topic!r} does not exist"
     remedy = f"kafka-topics --create --topic {topic}"
-    made = _brokers_make_topics(admin)
-    if made is None:
+    automatic = _brokers_make_topics(admin)
+    if automatic is None:
         text += (
             "; whether the brokers make it (auto.create.topics.enable) they do not tell this user"
         )
         return Finding(subject, "warning", text, remedy)
-    if made:
+    if automatic:
         return _topic_to_make(admin, subject, topic, text)
     return Finding(subject, "error", f"{text}, and the brokers do not make topics", remedy)
 
@@ -147,12 +147,12 @@ def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
         "kafka-acls --add --allow-principal User:... --operation Write --operation Describe"
         f" --transactional-id {name}"
     )
-    found = [Finding(subject, "note", text, remedy)]
+    report = [Finding(subject, "note", text, remedy)]
     if _may_not_commit(admin, name):
         text = f"the Kafka user may not keep the sink's position in consumer group {name!r}"
         remedy = f"kafka-acls --add --allow-principal User:... --operation Read --operation Describe --group {name}"
-        found.append(Finding(subject, "error", text, remedy))
-    return found
+        report.append(Finding(subject, "error", text, remedy))
+    return report
 
 
 def _may_not_commit(admin: AdminClient, group: str) -> bool:
@@ -164,12 +164,13 @@ def _may_not_commit(admin: AdminClient, group: str) -> bool:
     offsets = ConsumerGroupTopicPartitions(group, [TopicPartition(_NO_TOPIC, 0, 0)])
     asked = admin.alter_consumer_group_offsets([offsets], request_timeout=SECONDS)
     try:
-        kept = asked[group].result().topic_partitions
+        partitions = asked[group].result().topic_partitions
     except KafkaException as exception:
         return error_of(exception).code() == KafkaError.GROUP_AUTHORIZATION_FAILED
     return any(
-        one.error is not None and one.error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
-        for one in kept
+        partition.error is not None
+        and partition.error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+        for partition in partitions
     )
 
 

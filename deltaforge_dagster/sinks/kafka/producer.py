@@ -98,12 +98,12 @@ class Producer:
         self._on_statistics = on_statistics
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         conf = LIBRARY.rd_kafka_conf_new()
-        own = {
+        fixed = {
             "delivery.report.only.error": "true",
             "enabled_events": str(_EVENTS),
             "log.queue": "true",
         }
-        for name, value in {**properties, **own}.items():
+        for name, value in {**properties, **fixed}.items():
             if LIBRARY.rd_kafka_conf_set(conf, name.encode(), value.encode(), text, _TEXT_BYTES):
                 LIBRARY.rd_kafka_conf_destroy(conf)
                 raise _exception(KafkaError._INVALID_ARG, text.value)  # noqa: SLF001
@@ -139,7 +139,7 @@ class Producer:
         Args:
             rows: The messages.
             replay: Value of the header `df-replay`, if they are to have one.
-            first_row: What a report is to call the first of them; the following ones are counted from there.
+            first_row: Row number of the first message in reports; the others are counted from it.
         """
         topics = rows.column("destination").dictionary_encode()
         names = cast("list[str]", topics.dictionary.to_pylist())
@@ -190,8 +190,11 @@ class Producer:
             arguments = _arguments(block)
             texts = cast("list[str | None]", headers.slice(start, _BLOCK_ROWS).to_pylist())
             for row, text in enumerate(texts):
-                own = {} if text is None else cast("dict[str, str]", orjson.loads(text))
-                pairs = [*((name.encode(), value.encode()) for name, value in own.items()), *marks]
+                event_headers = {} if text is None else cast("dict[str, str]", orjson.loads(text))
+                pairs = [
+                    *((name.encode(), value.encode()) for name, value in event_headers.items()),
+                    *marks,
+                ]
                 added = _headers(pairs)
                 arguments["first"][row, -1] = added
                 failure = LIBRARY.rd_kafka_produceva(
@@ -203,7 +206,7 @@ class Producer:
                     return
 
     def poll(self, seconds: float) -> None:
-        """Report what has happened; wait for something to happen, but no longer than given."""
+        """Report all events; if there is none, wait for one, but no longer than `seconds`."""
         wait = _milliseconds(seconds)
         while event := LIBRARY.rd_kafka_queue_poll(self._queue, wait):
             try:
@@ -213,10 +216,10 @@ class Producer:
             wait = 0
 
     def flush(self, seconds: float) -> int:
-        """Wait until all messages are acknowledged or refused, but no longer than given; return `len`."""
-        # The library's own function returns as soon as the last message is acknowledged. One that was refused is with
-        # the producer until its report is taken from the queue. (With callbacks for reports it would look for both only
-        # every 10 ms, as long as a client chunk takes.)
+        """Wait up to `seconds` until all messages are acknowledged or refused; return `len`."""
+        # `rd_kafka_flush` returns as soon as the last message is acknowledged. A message that was
+        # refused counts until its report is taken from the queue. (With callbacks for reports, the
+        # library would look for both only every 10 ms, as long as a client chunk takes.)
         end = time.monotonic() + seconds
         while True:
             self.poll(0)
@@ -260,10 +263,10 @@ class Producer:
         if code:
             raise _exception(code)
         try:
-            found = answer.contents
-            topics = [found.topics[number] for number in range(found.topic_cnt)]
-            codes = [one.err for one in topics]
-            partitions = sum(one.partition_cnt for one in topics)
+            metadata = answer.contents
+            topics = [metadata.topics[number] for number in range(metadata.topic_cnt)]
+            codes = [described.err for described in topics]
+            partitions = sum(described.partition_cnt for described in topics)
         finally:
             LIBRARY.rd_kafka_metadata_destroy(answer)
         return next((KafkaError(code) for code in codes if code), None), partitions
@@ -376,8 +379,8 @@ class Producer:
 def _log(event: int) -> None:
     facility, text, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
     LIBRARY.rd_kafka_event_log(event, facility, text, level)
-    said = [(one.value or b"").decode(errors="replace") for one in (facility, text)]
-    LOGGER.log(logging.DEBUG if level.value >= _DEBUG else logging.INFO, "%s: %s", *said)
+    parts = [(pointer.value or b"").decode(errors="replace") for pointer in (facility, text)]
+    LOGGER.log(logging.DEBUG if level.value >= _DEBUG else logging.INFO, "%s: %s", *parts)
 
 
 def _messages(rows: pa.RecordBatch, first_row: int) -> npt.NDArray[Any]:
@@ -398,7 +401,7 @@ def _messages(rows: pa.RecordBatch, first_row: int) -> npt.NDArray[Any]:
 
 
 def _arguments(messages: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the arguments of `rd_kafka_produceva` for messages, a row for each; the last one is for headers."""
+    """Return arguments for `rd_kafka_produceva`, a row per message; the last one is for headers."""
     columns: tuple[tuple[int, Any, Any], ...] = (
         (ARGUMENT_TOPIC, messages["rkt"], 0),
         (ARGUMENT_VALUE, messages["payload"], messages["len"]),
@@ -416,7 +419,7 @@ def _arguments(messages: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _headers(pairs: list[tuple[bytes, bytes]]) -> int:
-    """Return headers in the library's memory; who takes them frees them."""
+    """Return headers in the library's memory; the function that takes them over frees them."""
     headers = cast("int", LIBRARY.rd_kafka_headers_new(len(pairs)))
     for name, value in pairs:
         LIBRARY.rd_kafka_header_add(headers, name, len(name), value, len(value))

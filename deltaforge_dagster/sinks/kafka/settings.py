@@ -94,9 +94,9 @@ class KafkaClientSettings:
     @property
     def batching(self) -> Batching:
         """How large record batches are until one is refused."""
-        given = self.client_conf
-        compressed = all(given.get(name, "").lower() != "none" for name in _COMPRESSION)
-        return Batching.LARGE if compressed and "batch.size" not in given else Batching.USUAL
+        conf = self.client_conf
+        compressed = all(conf.get(name, "").lower() != "none" for name in _COMPRESSION)
+        return Batching.LARGE if compressed and "batch.size" not in conf else Batching.USUAL
 
     def properties(
         self, transactional_id: str | None, batching: Batching = Batching.USUAL

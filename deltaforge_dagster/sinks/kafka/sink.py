@@ -182,7 +182,8 @@ class KafkaSink:
             stop, undeliverable = self._impossible_topic(rows)
             send = self._acknowledged if batch.origin is None else self._committed
             start, suspects = 0, range(0)
-            ready: Batching | None = self._batching  # of a transactional producer that can go on
+            # Batching of the current transactional producer; None if it cannot send any more.
+            ready: Batching | None = self._batching
             while start < stop:
                 alone = start in suspects
                 end = suspects.start if start < suspects.start else suspects.stop if alone else stop
@@ -191,8 +192,8 @@ class KafkaSink:
                     self._take_over_again(guard, batching)
                 ready = batching
                 try:
-                    for place in send(rows, start, min(end, stop), guard, batching):
-                        start = place
+                    for reached in send(rows, start, min(end, stop), guard, batching):
+                        start = reached
                 except _Refused as refused:
                     ready = None
                     if batching is Batching.LARGE and refused.error.cause == "too_large":
@@ -272,7 +273,7 @@ class KafkaSink:
     ) -> int:
         """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
         pieces = rows.pieces(start, stop, client.room(rows.topic(start)))
-        for topic in {name for one in pieces for name in _topics(one)}:
+        for topic in {name for piece in pieces for name in _topics(piece)}:
             client.check_topic(topic)
         guard()  # as late as possible: the answer about a topic may have taken long
         client.raise_when_stopped()
@@ -334,7 +335,7 @@ class KafkaSink:
 
     def _clients(self) -> list[Client]:
         transactions = self._transactions
-        return [one for one in (self._client, transactions and transactions.client) if one]
+        return [client for client in (self._client, transactions and transactions.client) if client]
 
     def _drop(self) -> None:
         transactions, self._transactions = self._transactions, None
@@ -355,34 +356,34 @@ class _BatchRows:
     """
 
     def __init__(self, batch: SinkBatch) -> None:
-        self.parts = [replace(batch, messages=one, earlier=()) for one in batch.parts]
+        self.parts = [replace(batch, messages=messages, earlier=()) for messages in batch.parts]
         self.replay = batch.replay
-        self._ends = np.cumsum([len(one.messages) for one in self.parts])
-        sizes = [np.diff(text_ends(one.messages.column("value"))) for one in self.parts]
+        self._ends = np.cumsum([len(part.messages) for part in self.parts])
+        sizes = [np.diff(text_ends(part.messages.column("value"))) for part in self.parts]
         self._bytes = np.concatenate([[0], *sizes]).cumsum()  # of all values before each row
 
     def place(self, row: int) -> tuple[SinkBatch, int]:
-        """Return the part that a row is in, and its number there."""
+        """Return the part that contains a row, and the row's number in that part."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         part = self.parts[number]
         return part, row - int(self._ends[number]) + len(part.messages)
 
     def topic(self, row: int) -> str:
         """Return the topic of a row."""
-        part, place = self.place(row)
-        return cast("str", part.messages.column("destination")[place].as_py())
+        part, index = self.place(row)
+        return cast("str", part.messages.column("destination")[index].as_py())
 
     def position_after(self, stop: int) -> SinkPosition:
         """Return the position to store with everything before a row."""
-        part, place = self.place(stop - 1)
-        return part.position_at(place)
+        part, index = self.place(stop - 1)
+        return part.position_at(index)
 
     def change_of(self, row: int) -> range:
         """Return the rows of the change that a row belongs to."""
-        part, place = self.place(row)
+        part, index = self.place(row)
         ordinals = part.messages.column("ordinal").to_numpy()
-        ends = [np.searchsorted(ordinals, ordinals[place], side=side) for side in _SIDES]
-        return range(*(int(end) + row - place for end in ends))
+        ends = [np.searchsorted(ordinals, ordinals[index], side=side) for side in _SIDES]
+        return range(*(int(end) + row - index for end in ends))
 
     def pieces(self, start: int, stop: int, most: int) -> list[pa.RecordBatch]:
         """Return the rows of a client chunk that begins at `start` and ends at `stop` at the latest.
@@ -390,9 +391,9 @@ class _BatchRows:
         Args:
             start: The first row.
             stop: The row behind the last one.
-            most: Bytes of a client chunk; those of the rows up to `stop` become equally large.
+            most: Maximum bytes of a client chunk; the chunks up to `stop` become equally large.
         """
-        found: list[pa.RecordBatch] = []
+        slices: list[pa.RecordBatch] = []
         left = int(self._bytes[stop] - self._bytes[start])
         rows, size = PIECE_ROWS, left // -(-left // min(most, PIECE_BYTES)) if left else 1
         while start < stop and rows > 0 and size > 0:
@@ -401,13 +402,13 @@ class _BatchRows:
             count = min(max(fitting - start, 1), rows, len(part.messages) - first)
             end = whole_ordinals(part.messages, first, first + count)
             end = min(end, first + stop - start)
-            found.append(part.messages.slice(first, end - first))
+            slices.append(part.messages.slice(first, end - first))
             count = end - first
             rows, size = rows - count, size - int(self._bytes[start + count] - self._bytes[start])
             start += count
             if end < len(part.messages):
                 break
-        return found
+        return slices
 
 
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
@@ -436,17 +437,17 @@ def _refused(
     refusals: Sequence[RefusedRecord], where: str, rows: _BatchRows, start: int
 ) -> DeltaforgeError | _Refused:
     """Return the error for messages of a client chunk that begins at `start`."""
-    found = sorted(
+    faults = sorted(
         (
-            (start + one.row, one.cause, one.error)
-            for one in refusals
-            if one.cause is not None and one.row is not None
+            (start + record.row, record.cause, record.error)
+            for record in refusals
+            if record.cause is not None and record.row is not None
         ),
         key=itemgetter(0),  # errors have no order
     )
-    if not found:
+    if not faults:
         return _other_reason(refusals[0], where, rows, start)
-    row, cause, refusal = found[0]
+    row, cause, refusal = faults[0]
     topic, segment, ordinal, size = _named(rows, row)
     error = Undeliverable(
         f"{where}: topic {topic!r}: {refusal.str()} ({refusal.name()}): the message of segment {segment}, "
@@ -454,7 +455,7 @@ def _refused(
         ordinal,
         cause,
     )
-    return _Refused(range(rows.change_of(row).start, rows.change_of(found[-1][0]).stop), error)
+    return _Refused(range(rows.change_of(row).start, rows.change_of(faults[-1][0]).stop), error)
 
 
 def _other_reason(
@@ -471,9 +472,9 @@ def _other_reason(
 
 def _named(rows: _BatchRows, row: int) -> tuple[str, int, int, int]:
     """Return a message's topic, segment, ordinal, and value size in bytes."""
-    part, place = rows.place(row)
-    start, end = text_ends(part.messages.column("value"))[place : place + 2].tolist()
-    ordinal = cast("int", part.messages.column("ordinal")[place].as_py())
+    part, index = rows.place(row)
+    start, end = text_ends(part.messages.column("value"))[index : index + 2].tolist()
+    ordinal = cast("int", part.messages.column("ordinal")[index].as_py())
     return rows.topic(row), part.segment, ordinal, end - start
 
 

@@ -89,9 +89,9 @@ class KafkaSinkType(MessageSinkType[KafkaSinkConfig]):
         pipeline: str,
         tables: CapturedTables,  # noqa: ARG002
     ) -> Sequence[OwnedResource]:
-        """Return the transactional id: a producer that takes it ends the other's transactions."""
-        place = ",".join(sorted(config.brokers.replace(" ", "").lower().split(",")))
-        return OwnedResource.of_pipeline(self.names(config, pipeline), place)
+        """Return the transactional id: a producer that takes it over fences the other one."""
+        cluster = ",".join(sorted(config.brokers.replace(" ", "").lower().split(",")))
+        return OwnedResource.of_pipeline(self.names(config, pipeline), cluster)
 
 
 def _transactional_id(pipeline: str, sink_id: str) -> str:

@@ -190,23 +190,23 @@ class Transactions:
         # to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
         consumer = Consumer({**self._settings.connection(), **properties}, logger=LOG)
-        found: list[TopicPartition] = []
+        offsets: list[TopicPartition] = []
 
         def ask(_: float) -> None:
             topics = consumer.list_topics(timeout=_ASK_SECONDS).topics
-            places = [TopicPartition(topic, 0) for topic in topics]
-            found[:] = consumer.committed(places, timeout=_ASK_SECONDS)
+            partitions = [TopicPartition(topic, 0) for topic in topics]
+            offsets[:] = consumer.committed(partitions, timeout=_ASK_SECONDS)
 
         try:
             self._patiently(ask)
         finally:
             if not self._hangs:
                 consumer.close()
-        for one in found:
-            if one.error is not None and one.error.code() not in _NOT_OURS:
-                raise translated(f"{self.client.where}: group {self._name!r}", one.error)
-        held = [one for one in found if one.error is None and one.offset >= 0]
-        return max(held, key=lambda one: one.offset, default=None)
+        for offset in offsets:
+            if offset.error is not None and offset.error.code() not in _NOT_OURS:
+                raise translated(f"{self.client.where}: group {self._name!r}", offset.error)
+        held = [offset for offset in offsets if offset.error is None and offset.offset >= 0]
+        return max(held, key=lambda offset: offset.offset, default=None)
 
     def _patiently(self, call: Callable[[float], object]) -> None:
         """Repeat a call until it succeeds, fails permanently, runs out of time, or `stopped` is set."""

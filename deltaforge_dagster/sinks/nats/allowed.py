@@ -82,19 +82,19 @@ def sendable(
         return batch.messages.num_rows, None
     ordinal = task.ordinal(problem.row)
     stop = int(np.searchsorted(batch.messages.column("ordinal").to_numpy(), ordinal))
-    what = f"{link.where}: the message of segment {batch.segment}, ordinal {ordinal}"
+    label = f"{link.where}: the message of segment {batch.segment}, ordinal {ordinal}"
     if problem.kind == "too large":
         return stop, Undeliverable(
-            f"{what} is larger than {limit} bytes with its headers; raise the server's "
+            f"{label} is larger than {limit} bytes with its headers; raise the server's "
             "max_payload or the stream's max_msg_size, or leave out what makes it so large",
             ordinal,
             "too_large",
         )
     if problem.kind == "line break":
-        text = f"{what} has a key with a line break or a zero byte, which no header can carry"
+        text = f"{label} has a key with a line break or a zero byte, which no header can carry"
         return stop, Undeliverable(text, ordinal, "serialization")
     text = (
-        f"{what} has no valid subject: it must not be empty or longer than {MAX_SUBJECT} bytes, "
+        f"{label} has no valid subject: it must not be empty or longer than {MAX_SUBJECT} bytes, "
         "nor have blanks, `*`, `>` or empty parts between dots"
     )
     return stop, Undeliverable(text, ordinal, "routing")

@@ -43,10 +43,10 @@ STORED, DUPLICATE, _REFUSAL = 1, 2, 3
 def _number(buffer: Bytes, start: int, stop: int) -> int:
     """Parse a decimal number; return -1 for anything else."""
     number: int = 0 if 0 < stop - start < 19 else -1
-    for place in range(start, stop):
-        if number < 0 or buffer[place] < 48 or buffer[place] > 57:
+    for index in range(start, stop):
+        if number < 0 or buffer[index] < 48 or buffer[index] > 57:
             return -1
-        number = number * 10 + int(buffer[place]) - 48
+        number = number * 10 + int(buffer[index]) - 48
     return number
 
 
@@ -245,7 +245,10 @@ class Answers:
         return self._answers[first : first + messages]
 
     def sequences(self, number: int, messages: int) -> Longs:
-        """Return the sequence in the stream that each answer names, of a duplicate that of the stored message; -1 for a refusal."""
+        """Return the stream sequence that each answer names, -1 for a refusal.
+
+        For a duplicate, it is the sequence of the message that the stream already had.
+        """
         first = number - self._base
         return self._sequences[first : first + messages]
 

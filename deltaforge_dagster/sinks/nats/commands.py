@@ -134,7 +134,10 @@ def _header_size(
 def _command_size(
     columns: TextColumns, shared: Shared, special: Special, start: int, row: int, number: int
 ) -> int:
-    """Return the size of a row's command if it is answered, as message `number` plus its place in the block."""
+    """Return the size of a row's command if it is answered.
+
+    `number` is the number of the block's first answer if every row is answered.
+    """
     header = _header_size(columns, shared, special, start, row)
     whole = header + _size(columns, _VALUE, row)
     size = len(_HPUB) + _size(columns, _DESTINATION, row) + 1
@@ -153,7 +156,10 @@ def measure(
     number: int,
     max_bytes: int,
 ) -> tuple[int, int]:
-    """Return the end of a block from row `start`, at most `most`, and the size of its commands, at most: as if each were answered."""
+    """Return the end of a block from row `start`, at most `most`, and an upper limit of its size.
+
+    The size is that of the commands if each of them is answered.
+    """
     stop = start
     total = 0
     while stop < most:
@@ -176,8 +182,8 @@ def check(columns: TextColumns, own: int, limit: int) -> tuple[int, int]:
         if end == first or end - first > MAX_SUBJECT:
             return row, SUBJECT
         before = 46
-        for place in range(first, end):
-            byte = text[place]
+        for index in range(first, end):
+            byte = text[index]
             if byte <= 32 or byte == 127 or byte == 42 or byte == 62:  # blank, control, * and >
                 return row, SUBJECT
             if byte == 46 and before == 46:
@@ -191,8 +197,8 @@ def check(columns: TextColumns, own: int, limit: int) -> tuple[int, int]:
             size += _size(columns, _ID, row - 1)
         if not is_null(columns.valid[0], columns.first_bit[0] + row):
             size += _size(columns, _KEY, row)
-            for place in range(columns.offsets[_KEY][row], columns.offsets[_KEY][row + 1]):
-                if keys[place] == 10 or keys[place] == 13 or keys[place] == 0:
+            for index in range(columns.offsets[_KEY][row], columns.offsets[_KEY][row + 1]):
+                if keys[index] == 10 or keys[index] == 13 or keys[index] == 0:
                     return row, LINE_BREAK
         if not is_null(columns.valid[1], columns.first_bit[1] + row):
             size += _size(columns, _HEADERS, row)

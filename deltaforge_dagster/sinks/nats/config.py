@@ -74,10 +74,12 @@ class NatsSinkConfig(MessageSinkConfig):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: SecretStr) -> SecretStr:
-        for one in resolved(url.get_secret_value()).split(","):
-            check_address(one)
+        for address in resolved(url.get_secret_value()).split(","):
+            check_address(address)
             try:
-                parts = urlsplit(one.strip() if "://" in one else f"nats://{one.strip()}")
+                parts = urlsplit(
+                    address.strip() if "://" in address else f"nats://{address.strip()}"
+                )
                 rest = parts.path.strip("/") or parts.query or parts.fragment
                 valid = parts.scheme in {"nats", "tls"} and parts.hostname and not rest
                 valid = valid and parts.port != 0
@@ -103,5 +105,6 @@ class NatsSinkConfig(MessageSinkConfig):
     @field_serializer("url")
     def _mask_url(self, url: SecretStr) -> str:
         return ",".join(
-            mask(re.sub(r"//[^/@:]*@", "//***@", one)) for one in url.get_secret_value().split(",")
+            mask(re.sub(r"//[^/@:]*@", "//***@", address))
+            for address in url.get_secret_value().split(",")
         )

@@ -83,14 +83,14 @@ def addresses(sink_id: str, urls: str) -> list[Address]:
         SpecError: The list is invalid.
     """
     try:
-        found = [_address(url.strip()) for url in urls.split(",")]
+        parsed = [_address(url.strip()) for url in urls.split(",")]
     except ValueError:
         # Not chained: the original message can repeat a password.
         raise SpecError(
             f"sink {sink_id}: url is not a list of NATS addresses: expected nats://host:port or "
             "tls://host:port, several with commas, and user and password percent-encoded"
         ) from None
-    return found
+    return parsed
 
 
 def _address(url: str) -> Address:

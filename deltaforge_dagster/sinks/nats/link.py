@@ -82,9 +82,9 @@ class NatsLink:
             SinkRejected: The server does not support TLS or headers, or is not a NATS server.
         """
         deadline = time.monotonic() + self._connect_timeout
-        place = (self._address.host, self._address.port)
+        address = (self._address.host, self._address.port)
         try:
-            self._sock = socket.create_connection(place, self._connect_timeout)
+            self._sock = socket.create_connection(address, self._connect_timeout)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.info = self._read_info()
             self._secure()
@@ -268,8 +268,8 @@ class NatsLink:
             if isinstance(error, BlockingIOError | ssl.SSLWantReadError):
                 raise
             self.usable = False
-            if (said := self._last_words()) is not None:
-                raise server_error(self.where, said) from error
+            if (line := self._last_words()) is not None:
+                raise server_error(self.where, line) from error
             raise SinkUnavailable(f"{self.where}: connection lost: {error}") from error
         except BaseException:
             self.usable = False

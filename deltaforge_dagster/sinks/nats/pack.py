@@ -6,9 +6,9 @@ kernels write whole blocks (`commands` shows the bytes); kernels also parse the 
 
 Messages for a stream are *chained*: each one names the message before it and is stored only directly
 after it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one message refuses all that were sent
-after it, and the stored messages are a prefix without gaps, however many are on their way. A message that is stored
-says the same of those before it, so not every one has to be answered. The sender
-states the condition for a chain's first message in the headers that it passes for the first row.
+after it, and the stored messages are a prefix without gaps, however many are on their way. If a
+message is stored, all before it are, so not every message has to be answered. The sender states
+the condition for a chain's first message in the headers that it passes for the first row.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class PackedMessages:
         return -(-(self.stop - self.start) // self.every)
 
     def rows_of(self, answer: int) -> range:
-        """Return the rows that an answer, counted from 0, speaks for; the last of them is the one that is answered."""
+        """Return the rows that an answer, counted from 0, covers; the last of them is answered."""
         first = self.start + answer * self.every
         return range(first, min(first + self.every, self.stop))
 
     def answers_before(self, row: int) -> int:
-        """Return the number of answers that only speak for rows before this one."""
+        """Return the number of answers that cover only rows before this one."""
         return self.answers if row == self.stop else (row - self.start) // self.every
 
 
@@ -151,8 +151,8 @@ class Packer:
 
     def problem(self, limit: int) -> UnacceptableMessage | None:
         """Return the first message that a server with a limit of `limit` bytes does not accept."""
-        own = OVERHEAD + 2 * len(self._suffix_line)
-        row, kind = check(self._columns, own, limit)
+        overhead = OVERHEAD + 2 * len(self._suffix_line)
+        row, kind = check(self._columns, overhead, limit)
         return UnacceptableMessage(row, _PROBLEMS[kind]) if kind != NO_PROBLEM else None
 
     def pack(

@@ -30,11 +30,11 @@ class Rights:
 
     def of(self, pattern: str) -> Literal["all", "some", "none"]:
         """Return whether the user may publish to all, some or none of the subjects of `pattern`."""
-        allowed = not self.allow or any(meet(one, pattern) for one in self.allow)
-        if not allowed or any(fits(one, pattern) for one in self.deny):
+        allowed = not self.allow or any(meet(rule, pattern) for rule in self.allow)
+        if not allowed or any(fits(rule, pattern) for rule in self.deny):
             return "none"
-        whole = not self.allow or any(fits(one, pattern) for one in self.allow)
-        return "all" if whole and not any(meet(one, pattern) for one in self.deny) else "some"
+        whole = not self.allow or any(fits(rule, pattern) for rule in self.allow)
+        return "all" if whole and not any(meet(rule, pattern) for rule in self.deny) else "some"
 
 
 def rights(link: NatsLink, seconds: float) -> Rights | None:

@@ -46,19 +46,24 @@ _STRICT_BEGINNINGS = 3
 sequence to be the known one; if others publish all the time, that would never succeed."""
 
 _ANSWERED_EVERY = 100
-"""In a chain in which everything was stored so far, the number of messages for each one that is answered. An answer takes the server
-about a fourth of what it needs for a message."""
+"""Of so many messages one is answered, in a chain in which everything was stored so far.
+
+An answer costs the server about a fourth of what it needs for a message.
+"""
 
 _SHRINK = 4
 _KNOWN_SUBJECTS = 100_000
 
 
 class _Known(NamedTuple):
-    """Which duplicates are right, because the first attempt may have been stored: places in the log, as `Task.place` returns them.
+    """Which messages may be duplicates, because an earlier attempt may have stored them.
+
+    Messages are named by segment and ordinal, as `Task.place` returns them.
 
     Attributes:
-        sent: What was sent before up to here.
-        unanswered: Up to here as well, if it was stored behind the sequence `behind`.
+        sent: All messages up to this one were sent before.
+        unanswered: Messages up to this one may be duplicates, too, if the stream has them after the
+            sequence `behind`.
         behind: That sequence.
     """
 
@@ -90,7 +95,7 @@ class Session:
         self._expected: int | None = None  # the stream's last sequence, as far as known
         self._alone = False  # the block is a single message, whose answer the next block awaits
         self._all_stored = False  # every message of the chain's last answered block
-        self._unresolved = False  # messages may have been stored of which nobody knows
+        self._unresolved = False  # it is unknown how many messages of a block are stored
         self._most = MAX_BLOCK_ROWS
 
     def begin(self) -> None:
@@ -158,7 +163,7 @@ class Session:
         answers = self.link.answers
         waiting: deque[tuple[PackedMessages, float]] = deque()
         row = task.row
-        known = _Known(task.passing.sent)
+        duplicates = _Known(task.passing.sent)
         breaks = 0
         if task.passing.restarted:
             self._break_chain()
@@ -167,32 +172,32 @@ class Session:
             most = 1 if self._alone else _ON_THE_WAY
             if row < stop and len(waiting) < most and answers.refusal is None:
                 strictly = breaks < _STRICT_BEGINNINGS
-                block = self._packed(packer, task, row, stop, known, strictly=strictly)
+                block = self._packed(packer, task, row, stop, duplicates, strictly=strictly)
                 self._call_guard(guard)
                 deadline = time.monotonic() + self._terms.batch_timeout
                 self.link.send_block(block, deadline)
                 waiting.append((block, deadline))
                 self._chain = packer.message_id(block.stop - 1)
                 row = block.stop
-                task.passing.sent = max(known.sent, task.place(row - 1))
+                task.passing.sent = max(duplicates.sent, task.place(row - 1))
                 continue
             block, deadline = waiting[0]
             self.link.await_answers(block.number + block.answers, deadline)
-            place = self._first_bad(task, block, known)
-            if place is None:
+            bad = self._first_bad(task, block, duplicates)
+            if bad is None:
                 waiting.popleft()
                 self._whole(task, block)
                 breaks = 0
                 continue
             self.link.await_answers(answers.next_number, waiting[-1][1])
-            refusal, rows = answers.refusal, block.rows_of(place)
-            dropped = answers.outcomes(block.number, block.answers)[place] == DUPLICATE
+            refusal, rows = answers.refusal, block.rows_of(bad)
+            dropped = answers.outcomes(block.number, block.answers)[bad] == DUPLICATE
             breaks = 1 if rows.start > task.row else breaks + 1
             behind = self._take_stock(packer, task, block, rows)
             row = task.row
             waiting.clear()
-            if len(rows) > 1:  # which of them is the bad one will be answered next
-                known = _Known(known.sent, task.place(rows[-1]), behind)
+            if len(rows) > 1:  # they are sent again, each with an answer, to find the bad one
+                duplicates = _Known(duplicates.sent, task.place(rows[-1]), behind)
                 self._most = max(1, self._most // _SHRINK)
             elif dropped:
                 task.passing.again = f"|again|{secrets.token_hex(4)}"
@@ -209,29 +214,39 @@ class Session:
         self._stored(task, block, block.stop)
         answers.forget(block.number + block.answers)
 
-    def _first_bad(self, task: Task, block: PackedMessages, known: _Known) -> int | None:
-        """Return the first answer to the block that is a refusal, or says that the stream wrongly dropped a duplicate; see `Pass`."""
+    def _first_bad(self, task: Task, block: PackedMessages, duplicates: _Known) -> int | None:
+        """Return the index of the first bad answer to a block, None if all are good.
+
+        An answer is bad if it is a refusal, or if it says that the stream already had the message,
+        but the stream should have stored it again (`Pass`).
+        """
         outcomes = self.link.answers.outcomes(block.number, block.answers)
         sequences = self.link.answers.sequences(block.number, block.answers)
         stored = np.flatnonzero(outcomes == STORED)
         first = int(stored[0]) if len(stored) else block.answers
-        found = None
+        bad = None
         for answer in np.flatnonzero(outcomes != STORED).tolist():
-            place = task.place(block.rows_of(answer)[-1])
-            unheard = place <= known.sent or (
-                place <= known.unanswered and sequences[answer] > known.behind
+            location = task.place(block.rows_of(answer)[-1])
+            unheard = location <= duplicates.sent or (
+                location <= duplicates.unanswered and sequences[answer] > duplicates.behind
             )
             fresh = task.passing.fresh and answer < first
             right = not self._keeps_positions(task) and (unheard or fresh)
             if outcomes[answer] != DUPLICATE or not right:
-                found = answer
+                bad = answer
                 break
         if len(stored):
             task.passing.fresh = False
-        return found
+        return bad
 
     def _take_stock(self, packer: Packer, task: Task, block: PackedMessages, rows: range) -> int:
-        """Record what is stored of a block whose first bad answer speaks for these rows; let the next message begin a new chain.
+        """Record what is stored of a block with a bad answer, and break the chain.
+
+        Args:
+            packer: Packs the batch.
+            task: The batch.
+            block: The block.
+            rows: The rows that the block's first bad answer covers.
 
         Returns:
             The sequence of the message before the rows.
@@ -248,10 +263,12 @@ class Session:
         return before
 
     def _first_missing(self, packer: Packer, task: Task, rows: range) -> int:
-        """Return the row to send next, of rows that share one bad answer, which does not say how many of them are stored.
+        """Return the row to send next, of rows that share one bad answer.
 
-        Those that are stored directly follow the row before them in the stream. Exactly once, the sink reads how many they are.
-        At least once, it sends all of the rows again; a duplicate is right if the stream has it behind the row before them.
+        The answer does not say how many of them are stored. Those that are directly follow the row
+        before them in the stream. Exactly once, the sink reads how many they are. At least once, it
+        sends all of the rows again; one of them may be a duplicate if the stream has it after the
+        row before them.
 
         Raises:
             PositionMoved: The stream does not hold what this sender left there.
@@ -260,11 +277,11 @@ class Session:
         if not self._keeps_positions(task):
             return rows.start
         self._unresolved = True
-        now = self._reader().held()
-        missing = rows.start + now.live - self.held.live
-        if now.problem is not None or missing not in rows:
+        current = self._reader().held()
+        missing = rows.start + current.live - self.held.live
+        if current.problem is not None or missing not in rows:
             raise self._moved()
-        if missing > rows.start and not _is_at(now, packer, task, missing - 1):
+        if missing > rows.start and not _is_at(current, packer, task, missing - 1):
             raise self._moved()
         self._unresolved = False
         return missing
@@ -291,8 +308,9 @@ class Session:
     def _stored(self, task: Task, block: PackedMessages, row: int) -> None:
         """Record that everything before this row of a block has been stored.
 
-        Messages behind the row may be stored too, where a connection that was lost before delivers the
-        row itself late. They are not what the sink left there.
+        Messages behind the row may be stored, too, if a connection that was lost before delivers
+        the row itself late. They do not count in `held`, which is what this sink left in the
+        stream.
         """
         if row == task.row:
             return
@@ -311,7 +329,7 @@ class Session:
         task: Task,
         row: int,
         stop: int,
-        known: _Known,
+        duplicates: _Known,
         *,
         strictly: bool,
     ) -> PackedMessages:
@@ -330,7 +348,9 @@ class Session:
         # dropped as duplicates, and the message after those would still fit into the chain.
         self._alone = self._chain is None and len(first) > 0
         # Duplicates would pass the condition of the chain: where there may be any, each message is answered.
-        sparsely = self._all_stored and task.place(row) > max(known.sent, known.unanswered)
+        sparsely = self._all_stored and task.place(row) > max(
+            duplicates.sent, duplicates.unanswered
+        )
         keeping = self._keeping(task, before)
         redrive = task.batch.origin is not None and task.batch.origin.redrive is not None
         return packer.pack(
@@ -369,13 +389,13 @@ class Session:
         if error.code == WRONG_MESSAGE or error.code in WRONG_SEQUENCE:
             self._most = max(1, self._most // _SHRINK)
             if self._terms.exactly_once:
-                now = self._reader().held()
+                current = self._reader().held()
                 if task.batch.origin is None:
-                    self.held = now
-                elif now.problem is not None or now.live != self.held.live:
+                    self.held = current
+                elif current.problem is not None or current.live != self.held.live:
                     raise self._moved()
                 else:
-                    self.held = replace(self.held, sequence=now.sequence)
+                    self.held = replace(self.held, sequence=current.sequence)
             elif error.sequence is not None:
                 self._expected = error.sequence
             return
@@ -457,12 +477,12 @@ def _is_id(text: str, packer: Packer, row: int) -> bool:
 
 
 def _is_at(held: Held, packer: Packer, task: Task, row: int) -> bool:
-    """Return whether a row is the last one that the stream holds."""
+    """Return whether a row is the last one of the sink that the stream holds."""
     if held.partial is not None:
         return _is_id(held.partial, packer, row)
-    own, found = task.batch.position_at(row), held.position
-    return found is not None and (own.segment_id, own.ordinal, own.event_id) == (
-        found.segment_id,
-        found.ordinal,
-        found.event_id,
+    sent, stored = task.batch.position_at(row), held.position
+    return stored is not None and (sent.segment_id, sent.ordinal, sent.event_id) == (
+        stored.segment_id,
+        stored.ordinal,
+        stored.event_id,
     )

@@ -4,15 +4,16 @@ A message has the envelope as its payload and these headers: `Nats-Msg-Id` (idem
 separated by `|`), `df-key` if there is a key, the event's headers, and `df-replay` in a replay, whose
 message ids also end in `|replay|<run>`.
 
-**With a stream**, delivery is at least once. Within its `duplicate_window`, the stream drops messages
-that it already has, by `Nats-Msg-Id`. Messages are sent in blocks (`pack`), two of which may be
-unacknowledged, and chained: a message is stored only if the message before it is the last one in the
-stream. So the stream's answer to a message speaks for those before it, and in a chain in which everything
-was stored only one in a hundred is answered. If somebody else publishes into the stream between two of them, the chain breaks. That is not an
-error: a new chain begins with the first refused message, in smaller blocks for a while. The first
-message of a chain is stored only if the stream's last sequence is the one that the sink knows
-(`Nats-Expected-Last-Sequence`), so that it cannot be stored in addition to bytes that an old connection
-delivers late. This condition is dropped if chains break repeatedly without progress.
+**With a stream**, delivery is at least once. Within its `duplicate_window`, the stream drops
+messages that it already has, by `Nats-Msg-Id`. Messages are sent in blocks (`pack`), two of which
+may be unacknowledged, and chained: a message is stored only if the message before it is the last
+one in the stream. So the stream's answer to a message covers all messages before it, and in a chain
+in which everything was stored only one in a hundred is answered. If somebody else publishes into
+the stream between two messages, the chain breaks. That is not an error: a new chain begins with the
+first refused message, in smaller blocks for a while. The first message of a chain is stored only if
+the stream's last sequence is the one that the sink knows (`Nats-Expected-Last-Sequence`), so that
+it cannot be stored in addition to bytes that an old connection delivers late. This condition is
+dropped if chains break repeatedly without progress.
 
 **Exactly once**: the first message of each chain is stored only if the last sequence on the sink's
 subjects is the one that the sink left there (`Nats-Expected-Last-Subject-Sequence`), so nobody else can
@@ -57,8 +58,8 @@ def subject_pattern(template: Template) -> str:
     literal, *rest = template.parts
     if isinstance(literal, str) and not rest:
         return literal
-    known = literal.rpartition(".")[0] if isinstance(literal, str) else ""
-    return f"{known}.>" if known else ">"
+    prefix = literal.rpartition(".")[0] if isinstance(literal, str) else ""
+    return f"{prefix}.>" if prefix else ">"
 
 
 class NatsSink:

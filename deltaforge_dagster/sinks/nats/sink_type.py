@@ -95,10 +95,12 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
         if not config.exactly_once:
             return ()
         urls = config.url.get_secret_value().split(",")
-        found = [urlsplit(url.strip() if "://" in url else f"//{url.strip()}") for url in urls]
-        servers = ",".join(sorted(server_place(one.hostname, one.port or 4222) for one in found))
+        addresses = [urlsplit(url.strip() if "://" in url else f"//{url.strip()}") for url in urls]
+        servers = ",".join(
+            sorted(server_place(address.hostname, address.port or 4222) for address in addresses)
+        )
         parts = compile_template(config.subject).parts
-        subjects = "".join(one if isinstance(one, str) else "*" for one in parts)
+        subjects = "".join(part if isinstance(part, str) else "*" for part in parts)
         what = f"the last message of stream {config.stream} with subject"
         return [OwnedResource(what, (servers,), subjects, "subject")]
 
@@ -135,18 +137,18 @@ def _rights(subject: str, sink: NatsSink, names: Sequence[str]) -> list[Finding]
     shares = {name: rights.of(pattern) for name, pattern in patterns.items()}
     none = [name for name, share in shares.items() if share == "none"]
     some = [name for name, share in shares.items() if share == "some"]
-    found = []
+    report = []
     if none:
         text = f"the NATS user may not publish to {listed(none)}"
         remedy = f"allow it to publish to {listed([patterns[name] for name in none])}"
-        found.append(Finding(subject, "error", text, remedy))
+        report.append(Finding(subject, "error", text, remedy))
     if some:
         text = f"the NATS user may publish to some subjects of {listed(some)} only"
         remedy = f"allow it to publish to {listed([patterns[name] for name in some])}"
-        found.append(Finding(subject, "warning", text, remedy))
-    if not found:
-        found.append(Finding(subject, "ok", f"the NATS user may publish to {listed(names)}"))
-    return found
+        report.append(Finding(subject, "warning", text, remedy))
+    if not report:
+        report.append(Finding(subject, "ok", f"the NATS user may publish to {listed(names)}"))
+    return report
 
 
 NATS = NatsSinkType()

@@ -83,11 +83,11 @@ class Stream:
 
     def takes(self, pattern: str) -> bool:
         """Return whether the stream captures every subject that matches `pattern`."""
-        return any(_includes(one.split("."), pattern.split(".")) for one in self.subjects)
+        return any(_includes(captured.split("."), pattern.split(".")) for captured in self.subjects)
 
     def takes_some(self, pattern: str) -> bool:
         """Return whether the stream captures some subject that matches `pattern`."""
-        return any(meet(one, pattern) for one in self.subjects)
+        return any(meet(captured, pattern) for captured in self.subjects)
 
 
 def fits(pattern: str, subject: str) -> bool:
@@ -95,9 +95,9 @@ def fits(pattern: str, subject: str) -> bool:
     return _includes(pattern.split("."), subject.split("."))
 
 
-def meet(one: str, other: str) -> bool:
+def meet(first: str, second: str) -> bool:
     """Return whether some subject matches both patterns."""
-    return _meet(one.split("."), other.split("."))
+    return _meet(first.split("."), second.split("."))
 
 
 def is_wild(pattern: str) -> bool:
@@ -106,23 +106,23 @@ def is_wild(pattern: str) -> bool:
 
 
 def _includes(wide: list[str], narrow: list[str]) -> bool:
-    for place, word in enumerate(wide):
+    for index, word in enumerate(wide):
         if word == ">":
-            return len(narrow) > place
-        if place >= len(narrow) or narrow[place] == ">":
+            return len(narrow) > index
+        if index >= len(narrow) or narrow[index] == ">":
             return False
-        if word != "*" and word != narrow[place]:
+        if word != "*" and word != narrow[index]:
             return False
     return len(wide) == len(narrow)
 
 
-def _meet(one: list[str], other: list[str]) -> bool:
-    for mine, theirs in zip(one, other, strict=False):
+def _meet(first: list[str], second: list[str]) -> bool:
+    for mine, theirs in zip(first, second, strict=False):
         if ">" in {mine, theirs}:
             return True
         if mine != theirs and "*" not in {mine, theirs}:
             return False
-    return len(one) == len(other)
+    return len(first) == len(second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +227,10 @@ class Reader:
         return replace(position, ordinal=int(short[2]), event_id=short[3] or ""), None
 
     def _anchored(self, sequence: int, places: int) -> SinkPosition | None:
-        """Return the whole position so many places before a message; None if it is gone.
+        """Return the whole position that is `places` messages before a message; None if it is gone.
 
-        A connection that was lost before may have delivered that message late, amid a block that was
-        packed otherwise: then it refers to another one before it.
+        A connection that was lost before may have delivered that earlier message late, amid a block
+        that was packed differently. It then refers to yet another message before it.
         """
         while (anchor := self._at(sequence - places)) is not None:
             short = _SHORT.match(anchor.position)

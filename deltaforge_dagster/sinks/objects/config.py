@@ -39,7 +39,10 @@ PERIODS: Mapping[str, Period] = {
     "time.day": "day",
     "time.hour": "hour",
 }
-"""The variables of time that a folder's name may have, and what they distinguish, from the longest on."""
+"""The time variables that a folder template may have, and the period that each distinguishes.
+
+The longest period is first.
+"""
 
 _SOURCE = ("source.db", "source.schema", "source.table")
 _SCHEME = re.compile(r"(s3|gs|az)://(.+)")
@@ -57,7 +60,7 @@ def _folder(text: str) -> str:
                 f"names ${{{name}}}, which is not known of an object's folder (only ${{source.db}}, ${{source.schema}}, "
                 "${source.table}, ${time.year}, ${time.month}, ${time.day} and ${time.hour} are)"
             )
-    parts = "".join(one if isinstance(one, str) else "x" for one in template.parts).split("/")
+    parts = "".join(part if isinstance(part, str) else "x" for part in template.parts).split("/")
     if not all(may_be_folder(part) for part in parts):
         raise ValueError(
             "is not a folder (names with `/` between them, without `/` at the beginning or the end)"
@@ -180,8 +183,10 @@ class S3SinkConfig(StagedSinkConfig):
     @property
     def period(self) -> Period | None:
         """The shortest period that folders distinguish, None for none."""
-        names = {".".join(one.path) for one in compile_template(self.folder).variables}
-        return next((PERIODS[one] for one in reversed(tuple(PERIODS)) if one in names), None)
+        names = {".".join(variable.path) for variable in compile_template(self.folder).variables}
+        return next(
+            (PERIODS[variable] for variable in reversed(tuple(PERIODS)) if variable in names), None
+        )
 
     @property
     def commit_when(self) -> CommitWhen:
@@ -189,9 +194,13 @@ class S3SinkConfig(StagedSinkConfig):
         roll = self.file_roll
         return CommitWhen(roll.max_age_secs, roll.max_events, roll.max_bytes, roll.idle_age_secs)
 
-    def variables(self, known: Mapping[str, str]) -> Mapping[str, str]:
+    def variables(self, variables: Mapping[str, str]) -> Mapping[str, str]:
         """Return the variables of a table, with its database as schema if its source has no schemas."""
-        return {"source.schema": known["source.db"], **known} if "source.db" in known else known
+        return (
+            {"source.schema": variables["source.db"], **variables}
+            if "source.db" in variables
+            else variables
+        )
 
     def name_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...]:
         """Return schema (the database without schemas) and name of a table.
@@ -211,13 +220,13 @@ class S3SinkConfig(StagedSinkConfig):
         if self.local:
             if "://" in self.bucket or not Path(self.bucket).is_absolute():
                 raise ValueError("bucket: must be the absolute path of a folder with `local: true`")
-            given = [
+            misplaced = [
                 name
                 for name in ("region", "endpoint", "access_key_id", "secret_access_key", "options")
                 if getattr(self, name)
             ]
-            if given:
-                raise ValueError(f"{given[0]}: has no meaning with `local: true` (remove one)")
+            if misplaced:
+                raise ValueError(f"{misplaced[0]}: has no meaning with `local: true` (remove one)")
             return self
         if "://" not in self.bucket and "/" in self.bucket:
             raise ValueError(
@@ -229,13 +238,13 @@ class S3SinkConfig(StagedSinkConfig):
                 "options: are those of gs:// and az:// (S3 has endpoint, region, access_key_id ...)"
             )
         if self.scheme != "s3":
-            given = [
+            misplaced = [
                 name
                 for name in ("region", "endpoint", "access_key_id", "secret_access_key")
                 if getattr(self, name) is not None
             ]
-            if given:
-                raise ValueError(f"{given[0]}: is for S3 only (write it under `options`)")
+            if misplaced:
+                raise ValueError(f"{misplaced[0]}: is for S3 only (write it under `options`)")
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ValueError("access_key_id and secret_access_key need each other")
         return self

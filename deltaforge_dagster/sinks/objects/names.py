@@ -1,9 +1,10 @@
 """Where objects are: a folder by the sink's template, and a name that is a function of what is in the object.
 
-A name is `<segment>-<hash>.<extension>`, or `<segment>.<run>-<hash>.<extension>` if the table's changes in the commit are
-of several versions. The segment is the last one of the object's commit, with twelve digits; the run numbers the stretches of
-changes of one version. So the names of a table's objects in a folder sort in the order of its changes. The hash
-distinguishes tables, table versions, sinks, and journals that began again.
+A name is `<segment>-<hash>.<extension>`, or `<segment>.<run>-<hash>.<extension>` if the table's
+changes in the commit are of several table versions. The segment is the last one of the object's
+commit, with twelve digits. The run is the number of a run of consecutive changes of one version.
+The names of a table's objects in a folder therefore sort in the order of its changes. The hash
+distinguishes tables, table versions, sinks, and journals that started from scratch.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def object_path(
         formats = dict(zip(PERIODS, ("%Y", "%m", "%d", "%H"), strict=True))
         values |= {variable: began.strftime(form) for variable, form in formats.items()}
     folder = "".join(
-        one if isinstance(one, str) else values[".".join(one.path)]
-        for one in compile_template(config.folder).parts
+        piece if isinstance(piece, str) else values[".".join(piece.path)]
+        for piece in compile_template(config.folder).parts
     )
     words = (owner.uid, owner.sink_id, database, schema or "", name, part.version or "")
     digest = hashlib.blake2b("\0".join(words).encode(), digest_size=8).hexdigest()
-    # Without a number the name is that of releases before runs had one, which wrote the same changes into it.
-    place = f"{through:012d}" if part.run is None else f"{through:012d}.{part.run:06d}"
-    return f"{folder}/{place}-{digest}.{config.extension}"
+    # Releases before runs were numbered wrote the same changes to the name without a number.
+    prefix = f"{through:012d}" if part.run is None else f"{through:012d}.{part.run:06d}"
+    return f"{folder}/{prefix}-{digest}.{config.extension}"

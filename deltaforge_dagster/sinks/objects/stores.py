@@ -1,7 +1,8 @@
-"""Object storage and local folders: an object is there whole or not at all, and the first of its name stays.
+"""Object storage and local folders: an object exists whole or not at all, and is never replaced.
 
-Objects are put with the condition that there is none of their name (`If-None-Match: *` in S3). Stores that do not know it
-ignore it, or refuse it: then they are put without. A local object gets its name by a link once it is durable.
+Objects are put on the condition that no object has their name (`If-None-Match: *` in S3). A store
+that does not know the condition ignores or refuses it; if it refuses, objects are put without it. A
+local object gets its name by a hard link once its content is durable.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _WRONG_KEY = {
 _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
 """Names of the clients' exceptions for missing credentials."""
 _TAKEN = {"PreconditionFailed", "412"}
-"""Codes for an object that is there already."""
+"""Codes for an object that exists already."""
 _PART_BYTES = 16 << 20
 """Bytes of a part of a large object, which are in memory until they are sent; S3 allows 10,000 parts."""
 
@@ -54,15 +55,15 @@ class NewObject(Protocol):
         ...
 
     def complete(self) -> None:
-        """Make the object visible and durable, unless there is one of its name."""
+        """Make the object visible and durable, unless an object of its name exists."""
         ...
 
 
 class ObjectStore(Protocol):
-    """Where the objects of a sink are. Methods raise subclasses of `DeltaforgeError`."""
+    """The storage of a sink's objects. Methods raise subclasses of `DeltaforgeError`."""
 
     def exists(self, path: str) -> bool:
-        """Return whether there is an object."""
+        """Return whether an object exists."""
         ...
 
     def create(self, path: str) -> contextlib.AbstractContextManager[NewObject]:
@@ -99,8 +100,8 @@ class LocalStore:
         target = self._root / path
         with self._translated(path):
             make_folder(target.parent)
-            for left in target.parent.glob(f".{target.name}.*"):  # by a run that was killed
-                left.unlink(missing_ok=True)
+            for leftover in target.parent.glob(f".{target.name}.*"):  # by a run that was killed
+                leftover.unlink(missing_ok=True)
             part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
             try:
                 with part.open("xb") as file:
@@ -183,11 +184,11 @@ class RemoteStore:
         mode = "xb" if self._conditional else "wb"
         with self._translated(path):
             file = self._client().open(f"{self._root}/{path}", mode, block_size=_PART_BYTES)
-        made = _RemoteObject(self, file, path)
+        remote = _RemoteObject(self, file, path)
         try:
-            yield made
+            yield remote
         finally:
-            made.discard()
+            remote.discard()
 
     def _client(self) -> fsspec.AbstractFileSystem:
         if self._connected is None:
@@ -213,22 +214,22 @@ class RemoteStore:
         name, code = type(error).__name__, _code(error)
         if isinstance(error, ImportError):
             return SettingsError(f"sink {self._sink_id}: {error}")
-        what = f"sink {self._sink_id}: bucket {self._bucket} of {self._where}"
+        label = f"sink {self._sink_id}: bucket {self._bucket} of {self._where}"
         shown = f" ({code or name})"
         if code in _WRONG_KEY or name in _NO_LOGIN:
             return AuthFailed(
-                f"{what}: the credentials are missing, wrong or expired{shown}; correct access_key_id and "
+                f"{label}: the credentials are missing, wrong or expired{shown}; correct access_key_id and "
                 "secret_access_key, or the environment from which they come"
             )
         if isinstance(error, PermissionError) or code in {"401", "403"}:
             return PermissionMissing(
-                f"{what}: access was denied{shown}; correct access_key_id and secret_access_key (or `options`), or grant "
+                f"{label}: access was denied{shown}; correct access_key_id and secret_access_key (or `options`), or grant "
                 "PutObject, GetObject, ListBucket, AbortMultipartUpload and ListBucketMultipartUploads"
             )
         if isinstance(error, FileNotFoundError) or code == "404":
-            return SinkRejected(f"{what}: it does not exist; create it, or correct `bucket`")
+            return SinkRejected(f"{label}: it does not exist; create it, or correct `bucket`")
         doing = f", object {path}" if path else ""
-        return SinkUnavailable(f"{what}{doing}: the storage cannot be reached, or failed{shown}")
+        return SinkUnavailable(f"{label}{doing}: the storage cannot be reached, or failed{shown}")
 
 
 class _RemoteObject:
@@ -260,7 +261,10 @@ class _RemoteObject:
             self._abort()
 
     def _abort(self) -> None:
-        """Drop the parts that were sent; those that remain are invisible, and end by a rule of the bucket."""
+        """Discard the parts that were sent.
+
+        Parts that remain are invisible until a lifecycle rule of the bucket removes them.
+        """
         with contextlib.suppress(Exception):
             self._file.discard()
         self._file.closed = True
@@ -291,12 +295,12 @@ def _options(config: S3SinkConfig, seconds: float) -> Mapping[str, Any]:
 
 
 def _code(error: BaseException) -> str | None:
-    """Return the code of S3, or the status of another storage, behind an exception: it tells more than its class."""
-    for one in (error, error.__cause__, error.__context__):
-        response = getattr(one, "response", None)
+    """Return the error code of S3, or another storage's status, from an exception or its cause."""
+    for exception in (error, error.__cause__, error.__context__):
+        response = getattr(exception, "response", None)
         if isinstance(response, dict) and "Code" in response.get("Error", {}):
             return str(response["Error"]["Code"])
         for name in ("status_code", "code"):  # Azure's clients, gcsfs
-            if isinstance(getattr(one, name, None), int):
-                return str(getattr(one, name))
+            if isinstance(getattr(exception, name, None), int):
+                return str(getattr(exception, name))
     return None

@@ -1,7 +1,8 @@
 """Puts the objects of commits into their place.
 
-An object's name and changes are a function of the commit (`names`), which the state store has before it begins. So the commit
-that a successor repeats has the same objects, and one that is there already is complete and stays as it is.
+An object's name and changes are a function of the commit (`names`), which the state store records
+before the commit begins. A successor that repeats the commit therefore writes the same objects; an
+object that already exists is complete and is left as it is.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def _columns(config: S3SinkConfig, columns: TypedSchema) -> Sequence[tuple[str, 
     if config.format == "jsonl":
         return ()
     images = [
-        (prefix + one.name, one.type.name) for prefix in (BEFORE, AFTER) for one in columns.columns
+        (prefix + column.name, column.type.name)
+        for prefix in (BEFORE, AFTER)
+        for column in columns.columns
     ]
-    return [*((one.name, str(one.type)) for one in IMAGE_META), *images]
+    return [*((field.name, str(field.type)) for field in IMAGE_META), *images]

@@ -1,4 +1,4 @@
-"""The table `deltaforge.commits`: whose each of our tables is, and which commits it has.
+"""The table `deltaforge.commits`: which sink owns each of our tables, and which commits it has.
 
 There is a row for each table, which every transaction that changes the table locks and updates. So of two runs that write at
 once the second waits, and then sees what the first has committed.
@@ -40,14 +40,14 @@ _COMMENTS = {
     "columns": "what identifies columns of the source, by name, however they are called there",
 }
 _SETUP_LOCK = 0x6465_6C74_6166_7267
-"""Key of the advisory lock with which the table is made."""
+"""Key of the advisory lock under which the table is created; its bytes spell `deltafrg`."""
 
 _FIELDS = "pipeline, sink, owner, source, relation, base, through, columns"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitsRow:
-    """What is known of a table.
+    """A row of `deltaforge.commits`: what is recorded about a table.
 
     Attributes:
         pipeline, sink: Who writes it; None if it is not known yet, and empty if anybody may.
@@ -69,7 +69,7 @@ class CommitsRow:
     columns: Mapping[str, str] | None = None
 
     def is_of(self, owner: TableOwner) -> bool:
-        """Return whether a sink has the table, perhaps with another series of commits."""
+        """Return whether the table belongs to the sink, perhaps with another series of commits."""
         return (self.pipeline, self.sink) == (owner.pipeline, owner.sink_id)
 
 
@@ -105,7 +105,10 @@ def exists(connection: psycopg.Connection) -> bool:
 
 
 def relation(connection: psycopg.Connection, name: tuple[str, str]) -> tuple[int, str] | None:
-    """Return the oid and the kind (`pg_class.relkind`) of what has a name, None if nothing has; needs no rights."""
+    """Return oid and kind (`pg_class.relkind`) of the relation with a name, None if there is none.
+
+    The role needs no privilege for the relation.
+    """
     return connection.execute(
         "SELECT c.oid::bigint, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE (n.nspname, c.relname) = (%s, %s)",
@@ -121,28 +124,31 @@ def make_schema(connection: psycopg.Connection, name: str) -> None:
 
 
 def read(connection: psycopg.Connection, name: tuple[str, str]) -> CommitsRow:
-    """Return what is known of a table."""
+    """Return what is recorded about a table."""
     return _select(connection, name, "") or CommitsRow()
 
 
 def lock(connection: psycopg.Connection, name: tuple[str, str]) -> CommitsRow:
-    """Lock a table until the end of the transaction, waiting for others; return what is known of it then."""
-    found = _select(connection, name, " FOR UPDATE")
-    if found is None:
+    """Lock a table's row until the end of the transaction, and return the row.
+
+    Waits for other transactions that have locked it.
+    """
+    row = _select(connection, name, " FOR UPDATE")
+    if row is None:
         connection.execute(
             f"INSERT INTO {COMMITS} (schema_name, table_name) VALUES (%s, %s) ON CONFLICT DO NOTHING",
             name,
         )
-        found = _select(connection, name, " FOR UPDATE")
-    if found is None:
+        row = _select(connection, name, " FOR UPDATE")
+    if row is None:
         raise TableRejected(
             f"the row of {'.'.join(name)} in {COMMITS} was deleted at this moment; it is tried again"
         )
-    return found
+    return row
 
 
 def write(connection: psycopg.Connection, name: tuple[str, str], row: CommitsRow) -> None:
-    """Replace what is known of a table."""
+    """Replace what is recorded about a table."""
     connection.execute(
         f"UPDATE {COMMITS} SET ({_FIELDS}, committed_at) = (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp())"
         " WHERE (schema_name, table_name) = (%s, %s)",
@@ -161,7 +167,7 @@ def write(connection: psycopg.Connection, name: tuple[str, str], row: CommitsRow
 
 
 def claim(name: tuple[str, str]) -> str:
-    """Return the statement that lets the next sink that wants to have a table, with its rows."""
+    """Return the statement that releases a table, with its rows, to the next sink that wants it."""
     schema, table = map(literal, name)
     return (
         f"INSERT INTO {COMMITS} (schema_name, table_name, pipeline) VALUES ({schema}, {table}, '')"

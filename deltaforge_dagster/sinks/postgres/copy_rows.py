@@ -27,7 +27,7 @@ TRAILER = b"\xff\xff"
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Offsets: TypeAlias = npt.NDArray[np.int32]
 
-_EPOCH_DAYS = 10_957
+_EPOCH_DAYS = 10_957  # from 1970-01-01 to 2000-01-01
 _EPOCH_US = _EPOCH_DAYS * 86_400_000_000
 _LENGTH = 4
 _ALL = np.empty(0, np.bool_)
@@ -46,10 +46,17 @@ def _put_length(out: Bytes, at: int, size: int) -> int:
 
 @kernel
 def _put_fixed(values: Bytes, width: int, valid: _Mask, places: Longs, out: Bytes) -> int:
-    """Write a field of each row, whose value has `width` bytes, and move the rows' places behind it.
+    """Write a field with `width` bytes into each row, and advance the rows' write positions.
+
+    Args:
+        values: The values of all rows.
+        width: Bytes of one value.
+        valid: Which values are not null; empty if all are valid.
+        places: For each row, the index in `out` at which its next field begins.
+        out: The rows.
 
     Returns:
-        -1 if there is no room, which moves nothing further; else 0.
+        0, or -1 at the first field for which `out` has no room.
     """
     for row in range(len(places)):
         at = places[row]
@@ -68,7 +75,7 @@ def _put_fixed(values: Bytes, width: int, valid: _Mask, places: Longs, out: Byte
 
 @kernel
 def _put_slices(data: Bytes, offsets: _Offsets, valid: _Mask, places: Longs, out: Bytes) -> int:
-    """Write a field of each row, which is `data[offsets[row]:offsets[row + 1]]`; else as `_put_fixed`."""
+    """Write the field `data[offsets[row]:offsets[row + 1]]` into each row; else as `_put_fixed`."""
     for row in range(len(places)):
         at = places[row]
         null = len(valid) > 0 and not valid[row]
@@ -87,17 +94,17 @@ class _Field(Protocol):
     """A field of all rows."""
 
     def sizes(self) -> Longs | int:
-        """Return how many bytes each row's field has, with its length."""
+        """Return how many bytes the field takes in each row, including the length before it."""
         ...
 
     def put(self, places: Longs, out: Bytes) -> int:
-        """Write the field of each row at its place, and move the places behind it; -1 if there is no room."""
+        """Write the field into each row, and advance `places`; see `_put_fixed`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Values that all have so many bytes."""
+    """Values that all have `width` bytes."""
 
     values: Bytes
     width: int
@@ -197,7 +204,7 @@ def _numbers(column: pa.Array[Any]) -> npt.NDArray[Any]:
     size = type_.bit_width // 8
     if pa.types.is_floating(type_):
         return _buffer(column, f"f{size}").astype(f">f{size}")
-    # There are no integers of one byte.
+    # PostgreSQL has no integers of one byte: they are sent as smallint.
     return _buffer(column, f"i{size}").astype(f">i{max(size, 2)}")
 
 
@@ -205,8 +212,8 @@ def _buffer(column: pa.Array[Any], dtype: str) -> npt.NDArray[Any]:
     """Return a column's values as they are in memory."""
     if not len(column):
         return np.empty(0, dtype)
-    found = np.frombuffer(memoryview(cast("pa.Buffer", column.buffers()[1])), dtype)
-    return found[column.offset : column.offset + len(column)]
+    numbers = np.frombuffer(memoryview(cast("pa.Buffer", column.buffers()[1])), dtype)
+    return numbers[column.offset : column.offset + len(column)]
 
 
 def _slices(column: pa.Array[Any]) -> _Slices:
@@ -214,12 +221,12 @@ def _slices(column: pa.Array[Any]) -> _Slices:
     offsets = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1]
     offsets.flags.writeable = False
-    held = read_only(memoryview(data)) if data is not None and data.size else read_only(b"")
-    return _Slices(held, offsets, _valid(column))
+    content = read_only(memoryview(data)) if data is not None and data.size else read_only(b"")
+    return _Slices(content, offsets, _valid(column))
 
 
 def _valid(column: pa.Array[Any]) -> _Mask:
-    """Return which values are not null; empty if none is."""
+    """Return a mask of the values that are not null; it is empty if no value is null."""
     if not column.null_count:
         return _ALL
     mask = cast("_Mask", column.is_valid().to_numpy(zero_copy_only=False))
@@ -229,7 +236,7 @@ def _valid(column: pa.Array[Any]) -> _Mask:
 
 def _array_texts(column: pa.ListArray[Any]) -> pa.Array[Any]:
     """Return arrays as text (manual: "Arrays", section "Array Input and Output Syntax")."""
-    elements = [_element_text(one) for one in _texts(column.flatten())]
+    elements = [_element_text(element) for element in _texts(column.flatten())]
     counts = column.value_lengths().to_pylist()
     texts: list[str | None] = []
     at = 0
@@ -246,12 +253,15 @@ def _texts(elements: pa.Array[Any]) -> list[str | _Literal | None]:
     """Return the elements of arrays as the server reads them."""
     if pa.types.is_list(elements.type):
         inner = _array_texts(cast("pa.ListArray[Any]", elements)).to_pylist()
-        return [None if one is None else _Literal(one) for one in inner]
+        return [None if text is None else _Literal(text) for text in inner]
     if pa.types.is_binary(elements.type):
-        return [None if one is None else f"\\x{one.hex()}" for one in elements.to_pylist()]
+        return [
+            None if element is None else f"\\x{element.hex()}" for element in elements.to_pylist()
+        ]
     if isinstance(elements, pa.ExtensionArray):
         return [
-            None if one is None else str(one) for one in cast("pa.Array[Any]", elements).to_pylist()
+            None if element is None else str(element)
+            for element in cast("pa.Array[Any]", elements).to_pylist()
         ]
     return [*elements.cast(pa.string()).to_pylist()]
 

@@ -121,11 +121,11 @@ def _remedy(error: psycopg.Error, state: str, user: str, name: tuple[str, str]) 
 def _grant(text: str, role: str, name: tuple[str, str]) -> str | None:
     """Return the statement that gives a role the right that it lacks, None for a right on something else."""
     schema, _ = name
-    for one in (name, _COMMITS):
-        if text == f"permission denied for table {one[1]}":
-            return f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {quoted(*one)} TO {role}"
-        if text == f"must be owner of table {one[1]}":
-            return f"ALTER TABLE {quoted(*one)} OWNER TO {role}"
+    for table in (name, _COMMITS):
+        if text == f"permission denied for table {table[1]}":
+            return f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {quoted(*table)} TO {role}"
+        if text == f"must be owner of table {table[1]}":
+            return f"ALTER TABLE {quoted(*table)} OWNER TO {role}"
     for its_schema in (schema, _COMMITS[0]):
         if text == f"permission denied for schema {its_schema}":
             return f"GRANT USAGE, CREATE ON SCHEMA {quoted(its_schema)} TO {role}"
@@ -143,8 +143,10 @@ def _why(error: psycopg.Error, state: str) -> str:
         named = {"column": diagnosis.column_name, "constraint": diagnosis.constraint_name}
         return _CONSTRAINTS[state].format(**named)
     if state.startswith("22"):
-        what = _VALUES.get(state, "the server refuses a value")
-        return f"{what}, and the server's log says which; declare the column as text under `types`"
+        problem = _VALUES.get(state, "the server refuses a value")
+        return (
+            f"{problem}, and the server's log says which; declare the column as text under `types`"
+        )
     if state.startswith("23"):
         return (
             f"its constraint {diagnosis.constraint_name} refuses a row that the source has; drop it"

@@ -1,6 +1,6 @@
-"""Inspect the database of a sink: can the role make and write the tables? Only the catalog is read.
+"""Inspects the database of a sink: can the role create and write the tables? Nothing is changed.
 
-Errors that would stop a run come from what the run itself uses.
+Errors that would stop a run are raised by the same functions that the run calls.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def findings(
         if relation is None:
             missing.append(name)
         else:
-            known = rows.get(name, CommitsRow())
-            yield _table(connection, server, name, relation[0], known, pipeline=pipeline)
+            row = rows.get(name, CommitsRow())
+            yield _table(connection, server, name, relation[0], row, pipeline=pipeline)
     yield from _made(connection, server, subject, missing)
     if len(fixed) < len(destinations):
         unknown = set(destinations) - set(fixed)
@@ -94,11 +94,11 @@ def _table(
     server: TargetServer,
     name: str,
     oid: int,
-    known: CommitsRow,
+    row: CommitsRow,
     *,
     pipeline: str,
 ) -> Finding:
-    """Return what is to be said about a table that exists."""
+    """Return the finding on a table that exists."""
     subject, table, schema = f"table {name}", quoted(*_split(name)), quoted(_split(name)[0])
     if not _may(connection, "has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')", schema):
         return Finding(
@@ -111,12 +111,12 @@ def _table(
             subject, "error", f"role {server.user!r} may not {' and '.join(lacking)}",
             f"GRANT {', '.join(lacking)} ON {table} TO {quoted(server.user)}",
         )  # fmt: skip
-    if known.pipeline and (known.pipeline, known.sink) != (pipeline, server.sink_id):
+    if row.pipeline and (row.pipeline, row.sink) != (pipeline, server.sink_id):
         return Finding(
-            subject, "error", f"it belongs to sink {known.sink} of pipeline {known.pipeline}; if that one will never "
+            subject, "error", f"it belongs to sink {row.sink} of pipeline {row.pipeline}; if that one will never "
             "write to it again", commits.claim(_split(name)),
         )  # fmt: skip
-    if known.pipeline is None and _found(connection, f"SELECT EXISTS (SELECT FROM {table})"):
+    if row.pipeline is None and _found(connection, f"SELECT EXISTS (SELECT FROM {table})"):
         return Finding(
             subject, "error", "it exists, with rows that are not from DeltaForge; empty it, or, if the rows are this sink's "
             "after all", commits.claim(_split(name)),
@@ -137,25 +137,25 @@ def _table(
 def _made(
     connection: psycopg.Connection, server: TargetServer, subject: str, missing: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield what is to be said about tables that will be made."""
+    """Yield the findings on tables that a run will create."""
     schemas = {_split(name)[0] for name in missing}
     closed = sorted(schema for schema in schemas if not _may_create(connection, schema))
     for schema in closed:
-        there = _found(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema))
+        oid = _found(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema))
         user = quoted(server.user)
         remedy = f"CREATE SCHEMA {quoted(schema)} AUTHORIZATION {user}"
-        if there is not None:
+        if oid is not None:
             remedy = f"GRANT USAGE, CREATE ON SCHEMA {quoted(schema)} TO {user}"
         yield Finding(
             subject, "error", f"role {server.user!r} may not make tables in schema {schema}", remedy
         )
-    made = [name for name in missing if _split(name)[0] not in closed]
-    if made:
-        yield Finding(subject, "ok", f"will make {listed(made)}")
+    allowed = [name for name in missing if _split(name)[0] not in closed]
+    if allowed:
+        yield Finding(subject, "ok", f"will make {listed(allowed)}")
 
 
 def _may_create(connection: psycopg.Connection, schema: str) -> bool:
-    """Return whether the role may make tables in a schema, which is made if it does not exist."""
+    """Return whether the role may create tables in a schema, and the schema if there is none."""
     if _found(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema)) is None:
         return _may(connection, "has_database_privilege(current_database(), 'CREATE')")
     return _may(

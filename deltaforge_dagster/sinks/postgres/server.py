@@ -46,7 +46,7 @@ _SETTINGS = {
 """Settings of our sessions, which win over those of role and database (manual: "Client Connection Defaults")."""
 
 _WORK_MEMORY = "64MB"
-"""What a join of a commit's rows may take at least, before it uses files."""
+"""Minimum of `work_mem`: what a join of a commit's rows may take before it uses temporary files."""
 
 _SESSION = (
     "SELECT CASE WHEN current_setting('synchronous_commit') = 'off'"
@@ -54,7 +54,10 @@ _SESSION = (
     " CASE WHEN pg_size_bytes(current_setting('work_mem')) < pg_size_bytes(%(memory)s)"
     " THEN set_config('work_mem', %(memory)s, false) END"
 )
-"""What a commit has is durable, whatever role or database say, because its changes are not delivered again."""
+"""Statement that raises settings of the role or database that are too low for us.
+
+A commit must be durable (`synchronous_commit`), because its changes are not delivered again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,8 @@ class TargetServer:
     @classmethod
     def from_dsn(cls, dsn: str, sink_id: str, application_name: str) -> TargetServer:
         """Return the server for the connection string of a sink."""
-        given = {**DSN_DEFAULTS, **conninfo.conninfo_to_dict(dsn)}
-        return cls(sink_id, {**given, "application_name": application_name})
+        parameters = {**DSN_DEFAULTS, **conninfo.conninfo_to_dict(dsn)}
+        return cls(sink_id, {**parameters, "application_name": application_name})
 
     @property
     def where(self) -> str:
@@ -82,8 +85,8 @@ class TargetServer:
     @property
     def address(self) -> str:
         """`PostgreSQL host:port/database`."""
-        given = self._parameters
-        return f"PostgreSQL {given['host']}:{given['port']}/{given['dbname']}"
+        parameters = self._parameters
+        return f"PostgreSQL {parameters['host']}:{parameters['port']}/{parameters['dbname']}"
 
     @property
     def user(self) -> str:
@@ -103,8 +106,8 @@ class TargetServer:
             SinkRejected: There is no such database, the server is too old, or TLS cannot be used as configured.
             SinkUnavailable: The server cannot be reached now.
         """
-        ours = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
-        options = f"{self._parameters.get('options') or ''} {ours}".strip()
+        settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        options = f"{self._parameters.get('options') or ''} {settings}".strip()
         problem: DeltaforgeError
         try:
             connection = psycopg.connect(
@@ -130,8 +133,9 @@ class TargetServer:
 def end_former(connection: psycopg.Connection) -> None:
     """End the transactions of other sessions with the name of this one, unless they have just begun.
 
-    They are of a process that was frozen (or cut off), perhaps amid a COPY: the server waits for the rest without a limit,
-    and keeps its locks. Only the holder of the lease calls this, and who has lost it can commit nothing anyway.
+    Such sessions belong to a process that was frozen or cut off, perhaps amid a COPY: the server
+    waits for the rest of the data without a limit, and keeps the locks. Only the holder of the
+    lease calls this; a process that has lost the lease cannot commit anything anyway.
     """
     connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -146,5 +150,5 @@ def cut(connection: psycopg.Connection) -> None:
     """End what a connection is doing, from any thread; the thread that uses it gets an error and closes it."""
     with contextlib.suppress(OSError, psycopg.Error):
         descriptor = os.dup(connection.fileno())
-        with socket.socket(fileno=descriptor) as own:
-            own.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=descriptor) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)

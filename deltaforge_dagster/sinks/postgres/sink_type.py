@@ -37,7 +37,7 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
     }
 
     def column_types(self) -> TargetTypes:
-        """Return what PostgreSQL's columns can be."""
+        """Return which types PostgreSQL's columns can have."""
         from deltaforge_dagster.sinks.postgres.types import (  # noqa: PLC0415 - needs Arrow
             TARGET_TYPES,
         )

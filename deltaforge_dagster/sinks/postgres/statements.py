@@ -39,7 +39,7 @@ _STAGED_META = {
 
 
 def own_columns(mode: TableMode, *, soft_deletes: bool) -> Mapping[str, str]:
-    """Return the columns that a table has beside those of its source, by name their types."""
+    """Return the types of the columns that a table has beside those of its source, by name."""
     match mode:
         case "changelog":
             return _CHANGELOG | _PLACE
@@ -54,7 +54,7 @@ def staged_meta(mode: TableMode, *, exact_keys: bool) -> Sequence[str]:
 
     Args:
         mode: The mode.
-        exact_keys: Whether the table takes no two of the staged keys for the same.
+        exact_keys: See `PostgresStatements.exact_keys`.
     """
     match mode:
         case "changelog":
@@ -87,20 +87,20 @@ class TargetColumn:
 
     @property
     def exact(self) -> bool:
-        """Whether the table takes no two different values of staged rows for the same."""
+        """Whether values that differ in staged rows always differ in the table, too."""
         return self.collation is None and is_exact(self.type)
 
     def value(self, row: str, prefix: str = "c") -> str:
-        """Return its value in a staged row, as the table has it and compares it."""
-        found = f"{row}.{prefix}{self.number}"
+        """Return its value in a staged row, with type and collation of the table's column."""
+        sql = f"{row}.{prefix}{self.number}"
         if self.staged_type != self.type:
-            found = f"CAST({found} AS {self.type})"
-        return found if self.collation is None else f"{found} COLLATE {self.collation}"
+            sql = f"CAST({sql} AS {self.type})"
+        return sql if self.collation is None else f"{sql} COLLATE {self.collation}"
 
     def sent(self, row: str) -> str:
-        """Return its value in a row of the table, as a staged row has it."""
-        found = f"{row}.{quoted(self.name)}"
-        return found if self.staged_type == self.type else f"CAST({found} AS {self.staged_type})"
+        """Return its value in a row of the table, with the type that staged rows have."""
+        sql = f"{row}.{quoted(self.name)}"
+        return sql if self.staged_type == self.type else f"CAST({sql} AS {self.staged_type})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class PostgresStatements:
 
     @property
     def exact_keys(self) -> bool:
-        """Whether the table takes no two of the staged keys for the same."""
+        """Whether keys that differ in staged rows always differ in the table, too."""
         return all(column.exact for column in self.keys)
 
     @property
@@ -138,12 +138,12 @@ class PostgresStatements:
 
     def stage(self, meta: Sequence[str], *, absent: bool, rekey: bool) -> str:
         """Return the statement that makes the temporary table, with the columns in the order in which they are sent."""
-        fields = [f"c{one.number} {one.staged_type}" for one in self.columns]
+        fields = [f"c{column.number} {column.staged_type}" for column in self.columns]
         fields += [f"{name} {_STAGED_META[name]}" for name in meta]
         if absent:
-            fields += [f"a{one.number} boolean" for one in self.lacked]
+            fields += [f"a{column.number} boolean" for column in self.lacked]
         if rekey:
-            fields += [f"o{one.number} {one.staged_type}" for one in self.keys]
+            fields += [f"o{column.number} {column.staged_type}" for column in self.keys]
         return f"CREATE TEMPORARY TABLE {STAGED} ({', '.join(fields)}) ON COMMIT DROP"
 
     def copy(self) -> str:
@@ -178,34 +178,36 @@ class PostgresStatements:
     def merge_current(self, *, absent: bool, soft_deletes: bool) -> str:
         """Return the statement that applies rows, one per key, to a table of current rows.
 
-        Of keys that the table takes for the same, the last row counts: if an update has changed the key, that is the one
-        with the new key, not the delete of the old one, which has the same place.
+        Of rows whose keys are equal in the table, the last one counts: if an update has changed the
+        key, that is the row with the new key, not the delete of the old one, which has the same
+        segment and ordinal.
 
-        They are merged in the order of the key. So the server visits each page of the key's index once, and also each page
-        of the table if its rows lie in that order. In any other order it would read and write the same pages several times.
+        Rows are merged in the order of the key. So the server visits each page of the key's index
+        once, and also each page of the table if its rows lie in that order. In any other order it
+        would read and write the same pages several times.
 
         Args:
             absent: Whether rows say which values they lack.
             soft_deletes: Whether deleted rows stay, marked.
         """
         lacked = self.lacked if absent else []
-        chosen = [f"{one.value('f')} AS c{one.number}" for one in self.columns]
-        chosen += ["f.df_op", *(f"f.a{one.number}" for one in lacked)]
+        chosen = [f"{column.value('f')} AS c{column.number}" for column in self.columns]
+        chosen += ["f.df_op", *(f"f.a{column.number}" for column in lacked)]
         changed, names, values = [], [], []
-        for one in self.columns:
-            name, value = quoted(one.name), f"s.c{one.number}"
+        for column in self.columns:
+            name, value = quoted(column.name), f"s.c{column.number}"
             names.append(name)
             values.append(value)
-            if one in lacked:
-                value = f"CASE WHEN s.a{one.number} THEN t.{name} ELSE {value} END"
+            if column in lacked:
+                value = f"CASE WHEN s.a{column.number} THEN t.{name} ELSE {value} END"
             changed.append(f"{name} = {value}")
-        gone = "DELETE"
+        deletion = "DELETE"
         if soft_deletes:
-            gone = "UPDATE SET df_deleted = true"
+            deletion = "UPDATE SET df_deleted = true"
             changed.append("df_deleted = false")
             names.append("df_deleted")
             values.append("false")
-        order = ", ".join(f"c{one.number}" for one in self.keys)
+        order = ", ".join(f"c{column.number}" for column in self.keys)
         last = ""
         if not self.exact_keys:
             last = f"DISTINCT ON ({order}) "
@@ -213,39 +215,45 @@ class PostgresStatements:
         return (
             f"MERGE INTO {self.table} AS t USING (SELECT {last}{', '.join(chosen)} FROM {_FROM} AS f"
             f" ORDER BY {order}) AS s ON {self._same('c')}"
-            f" WHEN MATCHED AND s.df_op = 'd' THEN {gone}"
+            f" WHEN MATCHED AND s.df_op = 'd' THEN {deletion}"
             f" WHEN MATCHED THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
             f" INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
         )
 
     def fill(self, *, rekey: bool, current: bool) -> str:
-        """Return the statement that gives staged rows the values that they lack, from the table's row of their key.
+        """Return the statement that completes staged rows from the table's rows of their keys.
 
         Args:
             rekey: Whether that is the row of the old key.
             current: Whether the table has versions of rows, of which the current one counts.
         """
         filled = [
-            f"c{one.number} = CASE WHEN s.a{one.number} THEN {one.sent('t')} ELSE s.c{one.number} END"
-            for one in self.lacked
+            f"c{column.number} = CASE WHEN s.a{column.number} THEN {column.sent('t')} ELSE s.c{column.number} END"
+            for column in self.lacked
         ]
-        some = " OR ".join(f"s.a{one.number}" for one in self.lacked)
-        same = self._same_staged("o" if rekey else "c")
+        incomplete = " OR ".join(f"s.a{column.number}" for column in self.lacked)
+        match = self._same_staged("o" if rekey else "c")
         return (
             f"UPDATE {_FROM} AS s SET {', '.join(filled)} FROM {self.table} AS t"
-            f" WHERE {same} AND ({some}){' AND t.df_is_current' if current else ''}"
+            f" WHERE {match} AND ({incomplete}){' AND t.df_is_current' if current else ''}"
         )
 
     def delete_old(self, *, soft_deletes: bool) -> str:
-        """Return the statement that deletes the rows of old keys, or marks them deleted; some may be new keys of others."""
-        same = self._same_staged("o")
+        """Return the statement that deletes the rows of old keys, or marks them deleted.
+
+        It must come before `merge_current`: an old key may be the new key of another row.
+        """
+        match = self._same_staged("o")
         if soft_deletes:
-            return f"UPDATE {self.table} AS t SET df_deleted = true FROM {_FROM} AS s WHERE {same}"
-        return f"DELETE FROM {self.table} AS t USING {_FROM} AS s WHERE {same}"
+            return f"UPDATE {self.table} AS t SET df_deleted = true FROM {_FROM} AS s WHERE {match}"
+        return f"DELETE FROM {self.table} AS t USING {_FROM} AS s WHERE {match}"
 
     def close_old(self) -> str:
-        """Return the statement that ends the current versions of old keys; some may be new keys of others."""
+        """Return the statement that ends the current versions of old keys.
+
+        It must come before `add_versions`: an old key may be the new key of another row.
+        """
         return (
             f"UPDATE {self.table} AS t SET df_valid_to = s.df_valid_from, df_is_current = false"
             f" FROM {_FROM} AS s WHERE {self._same_staged('o')} AND t.df_is_current"
@@ -253,7 +261,7 @@ class PostgresStatements:
 
     def close(self) -> str:
         """Return the statement that ends the current versions of keys, when their first staged rows begin."""
-        keys = ", ".join(one.value("f") for one in self.keys)
+        keys = ", ".join(column.value("f") for column in self.keys)
         first = (
             f"SELECT DISTINCT ON ({keys}) f.* FROM {_FROM} AS f"
             f" ORDER BY {keys}, f.df_segment, f.df_ordinal"
@@ -265,29 +273,33 @@ class PostgresStatements:
 
     def add_versions(self) -> str:
         """Return the statement that adds the versions of a history."""
-        more = {name: f"s.{name}" for name in _VALIDITY} | {
+        further = {name: f"s.{name}" for name in _VALIDITY} | {
             "df_is_current": "s.df_valid_to IS NULL"
         }
-        return self._insert(more) + " WHERE s.df_op <> 'd'"
+        return self._insert(further) + " WHERE s.df_op <> 'd'"
 
     @property
     def _escaped(self) -> str:
         """The table's name in a statement with parameters."""
         return self.table.replace("%", "%%")
 
-    def _insert(self, more: Mapping[str, str]) -> str:
-        names = [*(quoted(one.name) for one in self.columns), *more, *_PLACE]
-        values = [one.value("s") for one in self.columns]
-        place = [f"s.df_segment + {self.base}", "s.df_ordinal"]
+    def _insert(self, further: Mapping[str, str]) -> str:
+        names = [*(quoted(column.name) for column in self.columns), *further, *_PLACE]
+        values = [column.value("s") for column in self.columns]
+        position = [f"s.df_segment + {self.base}", "s.df_ordinal"]
         return (
             f"INSERT INTO {self.table} ({', '.join(names)})"
-            f" SELECT {', '.join([*values, *more.values(), *place])} FROM {_FROM} AS s"
+            f" SELECT {', '.join([*values, *further.values(), *position])} FROM {_FROM} AS s"
         )
 
     def _same(self, prefix: str) -> str:
-        """Return the condition that rows with the table's types have the key of a row of the table."""
-        return " AND ".join(f"t.{quoted(one.name)} = s.{prefix}{one.number}" for one in self.keys)
+        """Return the condition that a row `s` with the table's types has the key of its row `t`."""
+        return " AND ".join(
+            f"t.{quoted(column.name)} = s.{prefix}{column.number}" for column in self.keys
+        )
 
     def _same_staged(self, prefix: str) -> str:
-        """Return the same condition for staged rows."""
-        return " AND ".join(f"t.{quoted(one.name)} = {one.value('s', prefix)}" for one in self.keys)
+        """Return the condition that a staged row `s` has the key of the table's row `t`."""
+        return " AND ".join(
+            f"t.{quoted(column.name)} = {column.value('s', prefix)}" for column in self.keys
+        )

@@ -1,4 +1,4 @@
-"""The table that changes are applied to: found or made, and altered so that it can have them.
+"""Finds, creates and alters the table that changes are applied to.
 
 All of it happens in the transaction of the commit, whose row in `commits` is locked.
 """
@@ -60,7 +60,11 @@ SELECT sum(CASE
   sum(pg_table_size(c.oid))::bigint
 FROM pg_class c
 WHERE c.relkind <> 'p' AND (c.oid = %(table)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(table)s)))"""
-"""Statistics of changes lag a commit behind, and begin anew after a crash; then those of the last ANALYZE are left."""
+"""Estimates of a table's rows and bytes, including those of its partitions.
+
+The counters of changed rows lag a commit behind, and start from zero after a crash; then the
+estimate of the last ANALYZE counts.
+"""
 
 _UNIQUE_KEYS = """
 SELECT array_agg(a.attname::text ORDER BY a.attname::text)
@@ -81,7 +85,7 @@ class TableColumn:
         name: Its name.
         type: Its type, as `format_type` names it.
         enum: Whether the type is enumerated.
-        collation: Its collation in SQL, if that takes different texts for equal ones.
+        collation: Its collation in SQL, if different texts can be equal by it (nondeterministic).
     """
 
     name: str
@@ -139,58 +143,60 @@ class PostgresTarget:
                 raise TableRejected(
                     f"{self.label} cannot have the name {part}: {why}; give the sink a `table` with shorter names"
                 )
-        check_names((one.name for one in self.table.columns.columns), self.label, bad_column)
+        check_names((column.name for column in self.table.columns.columns), self.label, bad_column)
 
-    def open(self, known: CommitsRow) -> CommitsRow:
-        """Find the table, or make it; return what is to be known of it, with the commits that it has.
+    def open(self, before: CommitsRow) -> CommitsRow:
+        """Find or create the table; return its new row for `deltaforge.commits`.
 
         Args:
-            known: What is known of it so far.
+            before: Its row so far.
 
         Raises:
-            TableRejected: It is gone, or somebody else's, or no table.
+            TableRejected: The table is gone, belongs to another sink, or is not a table.
         """
-        ours = CommitsRow(
+        claimed = CommitsRow(
             self.owner.pipeline,
             self.owner.sink_id,
             self.owner.uid,
             self.table.source_name,
-            known.relation,
+            before.relation,
             columns=self.table.identities,
         )
-        found = self._relation()
-        if found is None:
+        relation = self._relation()
+        if relation is None:
             self._check_kept(gone=True)
             self.create()
-            found = self._relation()
-            assert found is not None
-            return replace(ours, relation=found)
+            relation = self._relation()
+            assert relation is not None
+            return replace(claimed, relation=relation)
         empty = self._is_empty()
-        remade = known.relation not in {None, found} and empty
-        self._check_owner(known, empty=empty)
-        self._check_kept(gone=remade or known.pipeline is None)
-        if self.exists and known.is_of(self.owner) and known.relation not in {None, found}:
+        remade = before.relation not in {None, relation} and empty
+        self._check_owner(before, empty=empty)
+        self._check_kept(gone=remade or before.pipeline is None)
+        if self.exists and before.is_of(self.owner) and before.relation not in {None, relation}:
             raise TableRejected(
                 f"{self.label} is another table than the one that was written: somebody has dropped it and made it again; if it "
                 f"has everything that the sink has written, execute {commits.claim(self.name)}; otherwise have it loaded again",
                 remedy=self.resync_command,
             )
         if remade:
-            return replace(ours, relation=found)
-        if known.owner != self.owner.uid:
-            return replace(ours, relation=found, base=self._next_position(), columns=known.columns)
-        return replace(known, relation=found)
+            return replace(claimed, relation=relation)
+        if before.owner != self.owner.uid:
+            return replace(
+                claimed, relation=relation, base=self._next_position(), columns=before.columns
+            )
+        return replace(before, relation=relation)
 
-    def rename(self, known: CommitsRow) -> CommitsRow:
-        """Give columns the names that they have in the source; return what is to be known then.
+    def rename(self, row: CommitsRow) -> CommitsRow:
+        """Rename columns that the source has renamed; return the table's row in `commits`.
 
         Raises:
-            TableRejected: It is not certain which column is which, the table has another column of a name, or lacks one that
-                it had.
+            TableRejected: It is not certain which column is which, the table has another column
+                with a new name, or it lacks a column that it had.
         """
-        assert known.relation is not None
-        identities = dict(known.columns or {})
-        names = {column.name: column.name for column in self.columns(known.relation)}
+        assert row.relation is not None
+        identities = dict(row.columns or {})
+        names = {column.name: column.name for column in self.columns(row.relation)}
         columns = TableColumns(names, identities)
         for old, new in columns.moves(self.table, self.label, self.resync_command):
             self._alter(f"RENAME COLUMN {quoted(old)} TO {quoted(new)}")
@@ -200,25 +206,26 @@ class PostgresTarget:
         for name, identity in self.table.identities.items():
             if name not in names and identities.get(name) == identity:
                 raise column_gone(self.label, name, self.resync_command)
-        return replace(known, columns=identities | dict(self.table.identities))
+        return replace(row, columns=identities | dict(self.table.identities))
 
-    def recreate(self, known: CommitsRow) -> CommitsRow:
-        """Empty the table, or make it again unless it is as it would be made today; return what is to be known of it.
+    def recreate(self, before: CommitsRow) -> CommitsRow:
+        """Empty the table, or drop and create it; return its row for `deltaforge.commits`.
 
-        A table that stays keeps grants, views and indexes.
+        A table with the columns and the key that a new one would get is only emptied: it keeps its
+        grants, views and indexes.
 
         Raises:
-            TableRejected: It is somebody else's.
+            TableRejected: The table belongs to another sink.
         """
-        found = self._relation()
-        if found is not None:
-            self._check_owner(known, empty=self._is_empty())
+        relation = self._relation()
+        if relation is not None:
+            self._check_owner(before, empty=self._is_empty())
             if self._is_as_today():
                 self.connection.execute(f"TRUNCATE {self.sql}")
             else:
                 self.connection.execute(f"DROP TABLE {self.sql}")
-                found = None
-        if found is None:
+                relation = None
+        if relation is None:
             self.create()
         return CommitsRow(
             self.owner.pipeline,
@@ -258,7 +265,7 @@ class PostgresTarget:
         key = ", ".join(map(quoted, self.table.key))
         if self.config.mode == "current":
             columns.append(f"PRIMARY KEY ({key})" if key else "")
-        columns = [one for one in columns if one]
+        columns = [part for part in columns if part]
         self.connection.execute(f"CREATE TABLE {self.sql} ({', '.join(columns)})")
         if self.config.mode == "history" and key:
             self.connection.execute(
@@ -277,28 +284,33 @@ class PostgresTarget:
         Raises:
             TableRejected: A column's type does not hold the values, or the table has no index of its key.
         """
-        known = {one.name: one for one in self.columns(relation)}
+        existing = {column.name: column for column in self.columns(relation)}
         for name, type_ in self._wanted().items():
-            if name not in known:
+            if name not in existing:
                 self._add(name, type_)
-                known[name] = TableColumn(name, type_)
+                existing[name] = TableColumn(name, type_)
         for column in self.table.columns.columns:
-            if not takes(known[column.name].type, column, enum=known[column.name].enum):
-                known[column.name] = self._widened(known[column.name], column)
+            if not takes(existing[column.name].type, column, enum=existing[column.name].enum):
+                existing[column.name] = self._widened(existing[column.name], column)
         for name, type_ in self._own().items():
-            if not holds(known[name].type, type_):
+            if not holds(existing[name].type, type_):
                 raise TableRejected(
-                    f"{self.label}: its column {name}, which is ours, has the type {known[name].type} and not {type_}; "
+                    f"{self.label}: its column {name}, which is ours, has the type {existing[name].type} and not {type_}; "
                     f"rename it, or have the table loaded again",
                     remedy=self.resync_command,
                 )
         self._check_key(relation, ours=ours)
         return [
             TargetColumn(
-                number, one.name, one.name, staged_type(one.type), target.type, target.collation
+                number,
+                column.name,
+                column.name,
+                staged_type(column.type),
+                target.type,
+                target.collation,
             )
-            for number, one in enumerate(self.table.columns.columns)
-            for target in [known[one.name]]
+            for number, column in enumerate(self.table.columns.columns)
+            for target in [existing[column.name]]
         ]
 
     def columns(self, relation: int) -> Sequence[TableColumn]:
@@ -306,14 +318,20 @@ class PostgresTarget:
         return [TableColumn(*row) for row in self.connection.execute(_COLUMNS, [relation])]
 
     def figures(self, relation: int) -> TableFigures:
-        """Return rows and bytes as the server estimates them: before this transaction, and unknown of a table that is new."""
+        """Return the server's estimates of rows and bytes, without the changes of this transaction.
+
+        They are unknown for a new table.
+        """
         row = self.connection.execute(_FIGURES, {"table": relation}).fetchone()
         assert row is not None
         rows, size = row
         return TableFigures(rows=rows, bytes=size, estimated=True)
 
     def _add(self, name: str, type_: str) -> None:
-        """Add a column. Rows that are there, of a history the current ones, have in it what they have at the source."""
+        """Add a column, and fill it in existing rows with the value that they have at the source.
+
+        In a history, only current rows get the value.
+        """
         column = quoted(name)
         if name == "df_deleted":
             self._alter(f"ADD COLUMN {column} {type_} DEFAULT false")
@@ -326,22 +344,22 @@ class PostgresTarget:
         if self.config.mode == "history":
             self._alter(f"ADD COLUMN {column} {type_}")
             self.connection.execute(f"UPDATE {self.sql} SET {column} = {value} WHERE df_is_current")
-        else:  # the server keeps the value of all rows in its catalog
+        else:  # no row is written: the server stores the default of existing rows in its catalog
             self._alter(f"ADD COLUMN {column} {type_} DEFAULT {value}")
             self._alter(f"ALTER COLUMN {column} DROP DEFAULT")
 
-    def _widened(self, known: TableColumn, column: TypedColumn) -> TableColumn:
+    def _widened(self, existing: TableColumn, column: TypedColumn) -> TableColumn:
         wanted = column_type(column.type)
-        if not holds(wanted, known.type):
+        if not holds(wanted, existing.type):
             raise TableRejected(
-                f"{self.label}: its column {column.name} has the type {known.type}, which does not hold the values of "
+                f"{self.label}: its column {column.name} has the type {existing.type}, which does not hold the values of "
                 f"the source's column, {wanted}; declare a type that it holds under the sink's `types`, change the "
                 f"type of the table's column, or have the table loaded again",
                 remedy=self.resync_command,
             )
         left = self.table.left.get(column.name)
-        if left not in {None, known.type} and not holds(known.type, left):
-            types = (known.type, left)
+        if left not in {None, existing.type} and not holds(existing.type, left):
+            types = (existing.type, left)
             raise column_changed(self.label, column.name, types, self.resync_command)
         name = quoted(column.name)
         self._alter(f"ALTER COLUMN {name} TYPE {wanted} USING CAST({name} AS {wanted})")
@@ -378,19 +396,19 @@ class PostgresTarget:
         return own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
 
     def _wanted(self) -> dict[str, str]:
-        """Return the columns of a table that is made today, by name their types."""
+        """Return the types of the columns that the table would get if created now, by name."""
         declared = self.config.types_of(*self.table.source)
-        found = {
-            one.name: new_type(one, declared=one.name in declared)
-            for one in self.table.columns.columns
+        columns = {
+            column.name: new_type(column, declared=column.name in declared)
+            for column in self.table.columns.columns
         }
-        return {**found, **self._own()}
+        return {**columns, **self._own()}
 
     def _is_as_today(self) -> bool:
-        """Return whether the table has the columns and the key that it would get today."""
+        """Return whether the table has the columns and the key that it would get if created now."""
         relation = self._relation()
         assert relation is not None
-        today = {one.name: one.type for one in self.columns(relation)} == self._wanted()
+        today = {column.name: column.type for column in self.columns(relation)} == self._wanted()
         keys = self._unique_keys(relation)
         return today and ([sorted(self.table.key)] if self.config.mode == "current" else []) == keys
 
@@ -415,7 +433,7 @@ class PostgresTarget:
         return row is not None and bool(row[0])
 
     def _next_position(self) -> int:
-        """Return the position behind those of all rows."""
+        """Return the first position after those of all rows; 0 if the table has no positions."""
         if "df_position" not in self._own() or not self._has_positions():
             return 0
         row = self.connection.execute(f"SELECT max(df_position) + 1 FROM {self.sql}").fetchone()
@@ -424,7 +442,7 @@ class PostgresTarget:
     def _has_positions(self) -> bool:
         relation = self._relation()
         return relation is not None and any(
-            one.name == "df_position" for one in self.columns(relation)
+            column.name == "df_position" for column in self.columns(relation)
         )
 
     def _check_kept(self, *, gone: bool) -> None:
@@ -441,27 +459,27 @@ class PostgresTarget:
         ).fetchone()
         return row is not None and bool(row[0]) and (schema, name) == self.name
 
-    def _check_owner(self, known: CommitsRow, *, empty: bool) -> None:
+    def _check_owner(self, row: CommitsRow, *, empty: bool) -> None:
         """Check that the sink may have the table.
 
         Raises:
             TableRejected: It may not.
         """
-        if known.pipeline is None and self._is_source():
+        if row.pipeline is None and self._is_source():
             raise TableRejected(
                 f"{self.label} has database, schema and name of the source's table and is published, so the sink would "
                 "write to its own source; change the sink's `dsn` or `table`, or, if it is another server's, execute "
                 f"{commits.claim(self.name)}"
             )
-        if known.pipeline is None and not empty:
+        if row.pipeline is None and not empty:
             raise TableRejected(
                 f"{self.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty the "
                 f"table, or, if the rows are this sink's after all, execute {commits.claim(self.name)}"
             )
-        if known.pipeline and not known.is_of(self.owner):
+        if row.pipeline and not row.is_of(self.owner):
             raise TableRejected(
-                f"{self.label} belongs to sink {known.sink} of pipeline {known.pipeline}; change the sink's `table`, "
+                f"{self.label} belongs to sink {row.sink} of pipeline {row.pipeline}; change the sink's `table`, "
                 f"or, if that sink will never write to it again, execute {commits.claim(self.name)}"
             )
-        if known.pipeline and known.source and known.source != self.table.source_name:
-            raise other_source(self.label, known.source, self.table.source_name)
+        if row.pipeline and row.source and row.source != self.table.source_name:
+            raise other_source(self.label, row.source, self.table.source_name)

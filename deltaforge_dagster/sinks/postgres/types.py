@@ -38,12 +38,15 @@ _OWN_TEXT = re.compile(
 )
 """Types of PostgreSQL that typed rows have as text. The text is PostgreSQL's own, so a column can have the type itself."""
 _EXACT_TEXT = {TEXT, "character varying", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8", "bit varying", "time with time zone"}  # fmt: skip
-"""Types that take any text, or refuse it. With a length, a cast would cut or round."""
+"""Types that store a text exactly or refuse it. With a length, a cast would truncate or round."""
 _COMPARED_AS_TEXT = re.compile(
     r"(numeric\(|real|double|boolean|smallint|integer|bigint|uuid|bytea|date|timestamp|time|inet|cidr|macaddr|bit)"
     r".*|text|character varying.*"
 )
-"""Types of which no two values that differ in typed rows are equal. Floats are: typed rows have one zero and one NaN in keys."""
+"""Types in which values that differ in typed rows are never equal.
+
+Floats are among them, because typed rows have only one zero and one NaN in keys.
+"""
 _STAGED_AS_TEXT = {"decimal", "json", "list"}
 """Kinds of values that are sent as text, which the server reads as the column's type."""
 
@@ -87,7 +90,9 @@ def staged_type(type_: ValueType) -> str:
 
 
 def takes(existing: str, column: TypedColumn, *, enum: bool) -> bool:
-    """Return whether a column of a table takes all values of a source's column as they are, or the server refuses a value.
+    """Return whether a column of a table never stores a value of a source's column changed.
+
+    It takes every value as it is, or the server refuses the value with an error.
 
     Args:
         existing: The type of the table's column.
@@ -125,8 +130,8 @@ def _holds_numeric(wide: str, narrow: str) -> bool:
     if (target := _NUMERIC.fullmatch(wide)) is None:
         return False
     digits, scale = int(target[1]), int(target[2])
-    if (found := _NUMERIC.fullmatch(narrow)) is not None:
-        return scale >= int(found[2]) and digits - scale >= int(found[1]) - int(found[2])
+    if (source := _NUMERIC.fullmatch(narrow)) is not None:
+        return scale >= int(source[2]) and digits - scale >= int(source[1]) - int(source[2])
     return digits - scale >= _DIGITS.get(narrow, 99)
 
 

@@ -1,8 +1,9 @@
 """Applies the staged changes of a table to the table, in one transaction with the record that it has them.
 
-The transaction locks the table's row in `commits`, and changes nothing else if the commit is there. Otherwise the rows of each
-step are copied to a temporary table, and a few statements apply them (`statements`). The guard is asked before the transaction
-commits, while the lock is held: so a run that has lost its lease changes nothing, however late it goes on.
+The transaction locks the table's row in `commits`, and changes nothing else if the table has the
+commit already. Otherwise the rows of each step are copied to a temporary table, and a few
+statements apply them (`statements`). The guard is called before the transaction commits, while the
+lock is held: a run that has lost its lease changes nothing, however late it resumes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable
 
 _DIGEST = 12
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_META_TYPES = {one.name: one.type for one in (*META, *VALIDITY)}
+_META_TYPES = {field.name: field.type for field in (*META, *VALIDITY)}
 
 
 class PostgresWriter:
@@ -84,30 +85,32 @@ class PostgresWriter:
         """
         with self._target(table, guard, exists=exists) as target:
             before = commits.lock(target.connection, target.name)
-            known = target.open(before)
-            relation = known.relation
+            row = target.open(before)
+            relation = row.relation
             assert relation is not None
-            if through > known.through:
-                known = target.rename(known)
+            if through > row.through:
+                row = target.rename(row)
                 columns = target.fit(relation, ours=before.relation == relation)
                 statements = PostgresStatements(
-                    target.sql, columns, table.key, table.absent, known.base
+                    target.sql, columns, table.key, table.absent, row.base
                 )
                 for step in table.steps:
                     _Application(target, statements).apply(step)
-                known = replace(known, through=through)
-            if known != before:
-                commits.write(target.connection, target.name, known)
-            figures = None if known == before else target.figures(relation)
-            return WrittenTable([(one.name, one.type) for one in target.columns(relation)], figures)
+                row = replace(row, through=through)
+            if row != before:
+                commits.write(target.connection, target.name, row)
+            figures = None if row == before else target.figures(relation)
+            return WrittenTable(
+                [(column.name, column.type) for column in target.columns(relation)], figures
+            )
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Replace a table by one without rows; see `TableWriter.recreate`, and `commit` for what is raised."""
         with self._target(table, guard) as target:
-            known = target.recreate(commits.lock(target.connection, target.name))
-            commits.write(target.connection, target.name, known)
-            assert known.relation is not None
-            return [(one.name, one.type) for one in target.columns(known.relation)]
+            row = target.recreate(commits.lock(target.connection, target.name))
+            commits.write(target.connection, target.name, row)
+            assert row.relation is not None
+            return [(column.name, column.type) for column in target.columns(row.relation)]
 
     def close(self) -> None:
         """Disconnect, which ends what is under way; may be called twice, and from any thread."""
@@ -187,7 +190,7 @@ class PostgresWriter:
 
 
 def session_name(owner: TableOwner) -> str:
-    """Return the `application_name` of the sessions of a sink, which no other sink's have, of whatever installation."""
+    """Return the `application_name` of a sink's sessions; it differs between installations, too."""
     digest = hashlib.sha256(owner.name.encode()).hexdigest()[:_DIGEST]
     return f"deltaforge:{digest}:{owner.pipeline}:{owner.sink_id}"[:NAME_BYTES]
 
@@ -241,8 +244,8 @@ class _Application:
         time = _EPOCH + timedelta(microseconds=step.event_time_us)
         match self._config.mode:
             case "changelog":
-                place = (self._statements.base + step.last.segment, step.last.ordinal, time)
-                self._connection.execute(self._statements.truncated_changelog(), place)
+                values = (self._statements.base + step.last.segment, step.last.ordinal, time)
+                self._connection.execute(self._statements.truncated_changelog(), values)
             case "current":
                 soft = self._config.soft_deletes
                 self._connection.execute(self._statements.truncate_current(soft_deletes=soft))
@@ -263,8 +266,8 @@ class _Application:
             fields.append(META.field("df_absent"))
         if rekey:
             fields += [
-                pa.field(OLD_KEY + one.staged, columns.field(one.number).type)
-                for one in statements.keys
+                pa.field(OLD_KEY + key.staged, columns.field(key.number).type)
+                for key in statements.keys
             ]
         self._connection.execute(statements.stage(meta, absent=absent, rekey=rekey))
         with self._connection.cursor() as cursor, cursor.copy(statements.copy()) as copy:
@@ -274,18 +277,18 @@ class _Application:
             copy.write(TRAILER)
 
     def _rows(self, batch: pa.RecordBatch, lacked: Sequence[TargetColumn]) -> memoryview:
-        """Return rows as COPY takes them, with a column for each one that some of them lack in place of `df_absent`."""
+        """Return rows in COPY's format; a boolean for each in `lacked` replaces `df_absent`."""
         sent: list[pa.Array[Any]] = []
         for name in batch.schema.names:
             column = batch.column(name)
             if name == "df_absent":
-                sent += [pa.array(lacking(column, one.staged)) for one in lacked]
+                sent += [pa.array(lacking(column, target.staged)) for target in lacked]
                 continue
-            found = wire(column)
-            if has_nul(found):
+            values = wire(column)
+            if has_nul(values):
                 raise TableRejected(
                     f"{self._target.label}: a value of its column {name} has the character NUL, which PostgreSQL's texts "
                     "cannot have; replace it in the source or with a processor, or leave the column out with a column rule"
                 )
-            sent.append(found)
+            sent.append(values)
         return copy_rows(sent)

@@ -39,7 +39,7 @@ def slot_of(key: str) -> int:
 
 
 def common_tag(stream: Template) -> str | None:
-    """Return a hash tag of the slot that all streams of a template share, or None if they need not."""
+    """Return a hash tag of the slot that all streams of a template share, None if they may not."""
     first = stream.parts[0]
     if not isinstance(first, str):
         return None
@@ -126,10 +126,10 @@ class Cluster:
             try:
                 link = node.connected()
                 with node.giving_up(link.address):
-                    found = link.slots()
+                    ranges = link.slots()
             except SinkUnavailable as error:
                 failure = error
             else:
-                self._slots = {slot: address for slots, address in found for slot in slots}
+                self._slots = {slot: address for slots, address in ranges for slot in slots}
                 return
         raise failure

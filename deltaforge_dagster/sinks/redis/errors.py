@@ -125,8 +125,8 @@ def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
 
 
 def _redirected(where: str, line: str) -> Redirected:
-    code, slot, place = line.split(" ")[:3]
-    host, _, port = place.rpartition(":")
+    code, slot, target = line.split(" ")[:3]
+    host, _, port = target.rpartition(":")
     message = f"{where}another node of the cluster has it: {_harmless(line)}"
     return Redirected(message, int(slot), (host, int(port)), asking=code == "ASK")
 

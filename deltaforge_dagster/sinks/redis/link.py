@@ -99,12 +99,12 @@ class RedisLink:
         Raises:
             redis.RedisError: As raised by redis-py.
         """
-        found = []
+        ranges = []
         for first, last, (host, port, *_), *_ in self._request("CLUSTER", "SLOTS"):
             # An empty host means the node that was asked.
             name = host.decode() if host else self._connection.host
-            found.append((range(first, last + 1), (name, port)))
-        return found
+            ranges.append((range(first, last + 1), (name, port)))
+        return ranges
 
     def ask(self) -> None:
         """Make the node accept the next block for a slot that is being migrated to it (`ASKING`).
@@ -262,8 +262,8 @@ class RedisLink:
         except TimeoutError as error:
             raise too_late(where, self._send_timeout) from error
         except OSError as error:
-            if (said := self._last_words()) is not None:
-                raise refusal(self._sink_id, said, None) from error
+            if (line := self._last_words()) is not None:
+                raise refusal(self._sink_id, line, None) from error
             raise SinkUnavailable(f"{where}: connection lost: {error}") from error
         except SinkUnavailable as error:
             raise SinkUnavailable(f"{where}: {error}") from error

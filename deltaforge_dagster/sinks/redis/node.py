@@ -101,7 +101,10 @@ class Node:
             link.interrupt()
 
     def drop(self) -> None:
-        """Close the connection; the next one also ends it on the server if a block may still be executed there."""
+        """Close the connection.
+
+        If the server may still execute a block of it, the next connection ends it there first.
+        """
         link, self.link = self.link, None
         if link is not None:
             if link.executing:
@@ -111,9 +114,9 @@ class Node:
     def _end_old_connections(self, link: RedisLink) -> None:
         """Make sure that nothing sent on a broken connection runs after the blocks that follow."""
         for old in self._old:
-            known = old.server and link.identity.server
-            if known and old.server != link.identity.server:
+            both_known = old.server and link.identity.server
+            if both_known and old.server != link.identity.server:
                 continue  # that server process is gone, with everything that it had not read
-            if not (known and link.kill(old.client_id)):
+            if not (both_known and link.kill(old.client_id)):
                 self._use.closed.wait(_DRAIN_SECONDS)  # not permitted: let it read what has arrived
         self._old.clear()

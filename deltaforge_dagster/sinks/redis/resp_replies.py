@@ -79,10 +79,10 @@ def _scan(  # noqa: C901, PLR0912 - one machine, one loop
 def _number(buffer: Bytes, start: int, stop: int) -> int:
     """Parse a decimal number of up to nine digits; return -1 for anything else."""
     number = 0 if 0 < stop - start < 10 else -1
-    for place in range(start, stop):
-        if number < 0 or buffer[place] < 48 or buffer[place] > 57:
+    for index in range(start, stop):
+        if number < 0 or buffer[index] < 48 or buffer[index] > 57:
             return -1
-        number = number * 10 + int(buffer[place]) - 48
+        number = number * 10 + int(buffer[index]) - 48
     return number
 
 

@@ -181,7 +181,7 @@ class RedisSink:
             SinkUnavailable: The server cannot be reached, is out of memory or read-only.
         """
         with self._use.held():
-            writes = [(one, ["XADD", one, "*", self._event_field, ""]) for one in streams]
+            writes = [(stream, ["XADD", stream, "*", self._event_field, ""]) for stream in streams]
             if (position := self._key()) is not None:
                 writes += [(position, ["SET", position, ""]), (position, ["UNWATCH"])]
             of_nodes: dict[Node, list[tuple[str, list[str]]]] = {}

@@ -66,18 +66,18 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
         subject = f"sink {config.id}"
         seconds = connect_seconds(config.connect_timeout_secs)
         sink = self.build(config.model_copy(update={"connect_timeout_secs": seconds}), context)
-        place = config.uri.get_secret_value().rpartition("@")[2].rpartition("://")[2]
+        address = config.uri.get_secret_value().rpartition("@")[2].rpartition("://")[2]
         streams = [name for name in names if not compile_template(name).variables]
         with contextlib.closing(sink):
             sink.open()
-            found = [Finding(subject, "ok", f"redis at {place.partition('?')[0]} answers")]
+            report = [Finding(subject, "ok", f"redis at {address.partition('?')[0]} answers")]
             sink.rehearse(streams)
         if streams:
-            found.append(Finding(subject, "ok", f"the Redis user may write {listed(streams)}"))
+            report.append(Finding(subject, "ok", f"the Redis user may write {listed(streams)}"))
         if len(streams) < len(names):
             unknown = set(names) - set(streams)
-            found.append(not_known(subject, "streams", unknown, "may be written"))
-        return found
+            report.append(not_known(subject, "streams", unknown, "may be written"))
+        return report
 
     def names(self, config: RedisSinkConfig, pipeline: str) -> Mapping[str, str]:
         """Return the key of the sink's position."""
@@ -90,8 +90,8 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
         tables: CapturedTables,  # noqa: ARG002
     ) -> Sequence[OwnedResource]:
         """Return the key of the sink's position."""
-        place = config.uri.get_secret_value().rpartition("@")[2].rpartition("://")[2]
-        return OwnedResource.of_pipeline(self.names(config, pipeline), place.partition("?")[0])
+        address = config.uri.get_secret_value().rpartition("@")[2].rpartition("://")[2]
+        return OwnedResource.of_pipeline(self.names(config, pipeline), address.partition("?")[0])
 
     def warm(self) -> None:
         """Compile the kernels that pack commands and read replies."""

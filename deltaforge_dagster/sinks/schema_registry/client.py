@@ -52,7 +52,7 @@ class SchemaRegistryClient:
         """Register a schema under a subject, unless it is already, and return its id.
 
         Raises:
-            SinkUnavailable: The registry cannot be reached, or not answer now.
+            SinkUnavailable: The registry cannot be reached, or cannot answer now.
             SinkRejected: The subject has an incompatible schema, or this is no registry.
             AuthFailed: It rejects the credentials.
             PermissionMissing: The user may not register the schema.
@@ -66,8 +66,8 @@ class SchemaRegistryClient:
                 "another topic; nothing is sent until then"
             )
         self._check(answer, f"register a schema under subject {subject!r}")
-        found = self._content(answer)
-        number = found.get("id") if isinstance(found, dict) else None
+        reply = self._content(answer)
+        number = reply.get("id") if isinstance(reply, dict) else None
         if type(number) is not int or not 0 <= number <= _MOST_ID:
             raise self._no_registry("its answer has no id of a schema")
         return number
@@ -76,10 +76,10 @@ class SchemaRegistryClient:
         """Return the names of all subjects that the user may see; raises what `register` raises."""
         answer = self._ask("GET", "/subjects")
         self._check(answer, "list subjects")
-        found = self._content(answer)
-        if not isinstance(found, list):
+        reply = self._content(answer)
+        if not isinstance(reply, list):
             raise self._no_registry("its answer is no list of subjects")
-        return [str(one) for one in found]
+        return [str(subject) for subject in reply]
 
     def compatibility(self, subject: str | None) -> str | None:
         """Return the compatibility of a subject, or with None the registry's own; None if it does not tell this user."""
@@ -91,8 +91,8 @@ class SchemaRegistryClient:
         answer = self._ask("GET", path)
         if answer.status_code != httpx.codes.OK:
             return None
-        found = self._content(answer)
-        level = found.get("compatibilityLevel") if isinstance(found, dict) else None
+        reply = self._content(answer)
+        level = reply.get("compatibilityLevel") if isinstance(reply, dict) else None
         return level if isinstance(level, str) else None
 
     def close(self) -> None:

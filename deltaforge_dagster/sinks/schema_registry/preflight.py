@@ -24,24 +24,24 @@ def findings(sink_id: str, encoding: AvroEncoding, names: Sequence[str]) -> list
     about = f"sink {sink_id}"
     with contextlib.closing(SchemaRegistryClient(sink_id, encoding)) as registry:
         try:
-            there = set(registry.subjects())
+            existing = set(registry.subjects())
             by_topic = encoding.subject_strategy == "topic_name"
-            topics = [one for one in names if by_topic and not compile_template(one).variables]
+            topics = [name for name in names if by_topic and not compile_template(name).variables]
             subjects: list[str | None] = [
-                subject_of(encoding.subject_strategy, one, "") for one in topics
+                subject_of(encoding.subject_strategy, topic, "") for topic in topics
             ]
-            levels = {one: registry.compatibility(one) for one in subjects or [None]}
+            levels = {subject: registry.compatibility(subject) for subject in subjects or [None]}
         except DeltaforgeError as error:
             return [Finding(about, "error", str(error).removeprefix(f"{about}: "))]
     where = f"the schema registry at {encoding.schema_registry_url}"
-    found = [Finding(about, "ok", f"{where} answers")]
+    report = [Finding(about, "ok", f"{where} answers")]
     for subject, level in levels.items():
-        what = "its subjects" if subject is None else f"subject {subject!r}"
-        if subject is not None and subject not in there:
-            what += ", which it does not have yet,"
+        label = "its subjects" if subject is None else f"subject {subject!r}"
+        if subject is not None and subject not in existing:
+            label += ", which it does not have yet,"
         if level is None:
-            text = f"which compatibility {where} demands for {what} it does not tell this user"
-            found.append(Finding(about, "note", text))
+            text = f"which compatibility {where} demands for {label} it does not tell this user"
+            report.append(Finding(about, "note", text))
         else:
-            found.append(Finding(about, "ok", f"the compatibility of {what} is {level}"))
-    return found
+            report.append(Finding(about, "ok", f"the compatibility of {label} is {level}"))
+    return report

@@ -1,8 +1,8 @@
 """A sink whose messages are Avro: registers their schemas, and passes the finished messages on.
 
-A message cannot be finished before, since the id of its schema depends on the registry, and the subject on the destination. So
-only this sink waits for its registry, and no task of Spark needs it. Schemas that are known already are sent while the
-registry is down.
+Messages are finished only here, because the id of a schema depends on the registry, and its subject
+on the destination. So only this sink waits for the registry, and no Spark task needs it. While the
+registry is down, messages whose schema ids the sink already knows can still be sent.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class AvroSink:
             SinkRejected: The registry refuses a schema, and nothing of the batch was sent.
             DeltaforgeError: The other sink failed.
         """
-        *earlier, messages = (self._finished(one, batch.schemas, guard) for one in batch.parts)
+        *earlier, messages = (self._finished(part, batch.schemas, guard) for part in batch.parts)
         finished = replace(batch, messages=messages, earlier=tuple(earlier), schemas=())
         return self._inner.send(finished, guard)
 
@@ -95,15 +95,15 @@ class AvroSink:
         names = cast("list[str]", topics.dictionary.to_pylist())
         codes = topics.indices.to_numpy().astype(np.int64) * len(schemas) + numbers
         codes[numbers < 0] = -1
-        found, places = np.unique(codes, return_inverse=True)
-        ids = np.zeros(len(found), np.int64)
-        for place, code in enumerate(found.tolist()):
+        distinct, indices = np.unique(codes, return_inverse=True)
+        ids = np.zeros(len(distinct), np.int64)
+        for index, code in enumerate(distinct.tolist()):
             if code >= 0:
                 topic, number = divmod(code, len(schemas))
-                ids[place] = self._id(names[topic], schemas[number], guard)
-        places = np.where(numbers < 0, -1, places.reshape(-1)).astype(np.int32)
+                ids[index] = self._id(names[topic], schemas[number], guard)
+        indices = np.where(numbers < 0, -1, indices.reshape(-1)).astype(np.int32)
         columns = [
-            _with_ids(messages.column("value"), places, ids)
+            _with_ids(messages.column("value"), indices, ids)
             if name == "value"
             else messages.column(name)
             for name in _FINISHED.names
@@ -112,11 +112,13 @@ class AvroSink:
 
     def _id(self, topic: str, schema: MessageSchema, guard: SendGuard) -> int:
         subject = subject_of(self._strategy, topic, schema.record)
-        known = self._ids.get((subject, schema.text))
-        if known is None:
+        schema_id = self._ids.get((subject, schema.text))
+        if schema_id is None:
             guard()
-            known = self._ids[subject, schema.text] = self._registry.register(subject, schema.text)
-        return known
+            schema_id = self._ids[subject, schema.text] = self._registry.register(
+                subject, schema.text
+            )
+        return schema_id
 
 
 def subject_of(strategy: str, topic: str, record: str) -> str:
@@ -130,12 +132,12 @@ def subject_of(strategy: str, topic: str, record: str) -> str:
             return f"{topic}-{record}"
 
 
-def _with_ids(values: pa.Array[Any], places: Any, ids: Any) -> pa.Array[Any]:
+def _with_ids(values: pa.Array[Any], indices: Any, ids: Any) -> pa.Array[Any]:
     ends, data = layout(cast("pa.StringArray", values))
     first = int(ends[0])
     out = data[first : int(ends[-1])].copy()
     moved = ends - np.int32(first)
-    put_schema_ids(out, moved, places, ids)
+    put_schema_ids(out, moved, indices, ids)
     bitmap = None
     if values.null_count:
         valid = values.is_valid().to_numpy(zero_copy_only=False)

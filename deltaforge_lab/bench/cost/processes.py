@@ -26,7 +26,10 @@ LOOK_SECONDS = 0.2
 
 _FEW_THREADS = 8
 _MANY_EVERY = 5
-"""Of processes with more than `_FEW_THREADS`, such as Java's, threads are read every fifth time, which takes milliseconds."""
+"""If a process has more than `_FEW_THREADS`, such as Java, they are read every fifth time only.
+
+Reading them takes milliseconds.
+"""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -80,11 +83,11 @@ class Sampler:
 
     def __enter__(self) -> Self:
         """Start sampling; processor time used before does not count."""
-        now = usages()
-        self._first = {pid: usage.cpu_seconds for pid, usage in now.items()}
+        sampled = usages()
+        self._first = {pid: usage.cpu_seconds for pid, usage in sampled.items()}
         if self._with_threads:
             self._ledger = ThreadLedger(
-                pid for name in self._groups for pid in self._members(now, name)
+                pid for name in self._groups for pid in self._members(sampled, name)
             )
         self._sample(many=True)
         self._thread.start()
@@ -115,7 +118,7 @@ class Sampler:
     def threads(self, group: str) -> list[ThreadUsage]:
         """Return what each thread of a group has used since the start; the sampler's own is not among them."""
         own = self._thread.native_id
-        return [one for one in self._ledger.used(self._last[group]) if one.id != own]
+        return [thread for thread in self._ledger.used(self._last[group]) if thread.id != own]
 
     def _watch(self) -> None:
         samples = 0
@@ -126,37 +129,39 @@ class Sampler:
 
     def _sample(self, *, many: bool) -> None:
         """Sample all processes, with `many` also the threads of those that have many."""
-        now = usages()
+        sampled = usages()
         together = 0
         for name in self._groups:
-            usage = {pid: now[pid] for pid in self._members(now, name) if pid in now}
-            self._last[name].update({pid: one.cpu_seconds for pid, one in usage.items()})
+            members = {pid: sampled[pid] for pid in self._members(sampled, name) if pid in sampled}
+            self._last[name].update({pid: usage.cpu_seconds for pid, usage in members.items()})
             if self._with_threads:
                 all_threads = many or name == self._alone  # a run's threads end with it
                 self._ledger.read(
-                    pid for pid, one in usage.items() if all_threads or one.threads <= _FEW_THREADS
+                    pid
+                    for pid, usage in members.items()
+                    if all_threads or usage.threads <= _FEW_THREADS
                 )
-            rss = sum(one.rss_bytes for one in usage.values())
+            rss = sum(usage.rss_bytes for usage in members.values())
             self.peak_rss[name] = max(self.peak_rss[name], rss)
             together += rss if name in self._together else 0
         self.peak_together = max(self.peak_together, together)
 
-    def _members(self, now: Mapping[int, Usage], name: str) -> list[int]:
+    def _members(self, sampled: Mapping[int, Usage], name: str) -> list[int]:
         first = self._groups[name]
-        return [first] if name == self._alone else descendants(now, first)
+        return [first] if name == self._alone else descendants(sampled, first)
 
 
 def usages() -> dict[int, Usage]:
     """Return a sample of every process of the machine, by process id."""
-    found = {}
+    samples = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has just ended
             # The command's name, in parentheses, may contain any character; the fields after it are fixed.
             fields = stat.read_text().rpartition(")")[2].split()
             cpu = (int(fields[11]) + int(fields[12])) / _TICKS
             rss = int(fields[21]) * _PAGE
-            found[int(stat.parent.name)] = Usage(int(fields[1]), cpu, rss, int(fields[17]))
-    return found
+            samples[int(stat.parent.name)] = Usage(int(fields[1]), cpu, rss, int(fields[17]))
+    return samples
 
 
 def descendants(processes: Mapping[int, Usage], first: int) -> list[int]:
@@ -164,7 +169,7 @@ def descendants(processes: Mapping[int, Usage], first: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, usage in processes.items():
         children.setdefault(usage.parent, []).append(pid)
-    found = [first]
-    for pid in found:
-        found += children.get(pid, ())
-    return found
+    members = [first]
+    for pid in members:
+        members += children.get(pid, ())
+    return members

@@ -1,8 +1,8 @@
 """The cost of a run by stage: which processor time counts as capture, journal, encode, send, and store.
 
 ========  =========================================================================================
-capture   the capture thread: it receives the log, decodes it, and collects rows for the journal; what
-          speaks to the source beside it
+capture   the capture thread: it receives the log, decodes it, and collects rows for the journal;
+          also other threads that speak to the source
 journal   the threads that write Parquet and hash it
 encode    all of Spark (Java and Python workers), and what calls it in the run
 send      the sink's deliverer, which also reads the encoded messages, and the client's own threads
@@ -11,9 +11,10 @@ other     the rest of the run's process: its main thread, the lease, what watche
           holds; threads without a name; what threads used after they were read for the last time
 ========  =========================================================================================
 
-A stage's threads are known by their names. What a thread does for another stage is in its own: the capture thread
-finishes a segment's file, for example. Where Spark's tasks read sections of the log (`pipeline/capture/backlog.py`), that
-is in `encode`, because the same workers do both. A store in PostgreSQL works in its own server, which is in no stage.
+Threads are assigned to stages by their names. What a thread does for another stage counts for its
+own: the capture thread finishes a segment's file, for example. Where Spark tasks read sections of
+the log (`pipeline/capture/backlog.py`), that counts as `encode`, because the same workers do both.
+A state store in PostgreSQL works in its own server, which is in no stage.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def stage_seconds(
         spark: Processor seconds of Spark.
     """
     stages = dict.fromkeys(STAGES, 0.0)
-    for one in threads:
-        stages[stage_of(one.name)] += one.cpu_seconds - store.get(one.id, 0.0)
+    for thread in threads:
+        stages[stage_of(thread.name)] += thread.cpu_seconds - store.get(thread.id, 0.0)
     stages["encode"] += spark
     stages["store"] = sum(store.values())
     stages["other"] = 0.0

@@ -35,7 +35,9 @@ class ThreadLedger:
 
     def __init__(self, processes: Iterable[int]) -> None:
         self._before = {
-            (process, one.id): one.cpu_seconds for process in processes for one in threads(process)
+            (process, thread.id): thread.cpu_seconds
+            for process in processes
+            for thread in threads(process)
         }
         self._last: dict[int, dict[int, ThreadUsage]] = {}
         self._names: dict[int, str] = {}
@@ -46,22 +48,24 @@ class ThreadLedger:
             if process == os.getpid():
                 # A thread that Python did not start has only a number there, and often a name in the kernel.
                 self._names |= {
-                    one.native_id: one.name
-                    for one in threading.enumerate()
-                    if one.native_id is not None and not one.name.startswith("Dummy-")
+                    thread.native_id: thread.name
+                    for thread in threading.enumerate()
+                    if thread.native_id is not None and not thread.name.startswith("Dummy-")
                 }
-            self._last.setdefault(process, {}).update((one.id, one) for one in threads(process))
+            self._last.setdefault(process, {}).update(
+                (thread.id, thread) for thread in threads(process)
+            )
 
     def used(self, processes: Iterable[int]) -> list[ThreadUsage]:
         """Return what each thread of these processes has used, as far as it was read."""
         return [
             ThreadUsage(
-                one.id,
-                self._names.get(one.id, one.name),
-                one.cpu_seconds - self._before.get((process, one.id), 0.0),
+                thread.id,
+                self._names.get(thread.id, thread.name),
+                thread.cpu_seconds - self._before.get((process, thread.id), 0.0),
             )
             for process in processes
-            for one in self._last.get(process, {}).values()
+            for thread in self._last.get(process, {}).values()
         ]
 
 
