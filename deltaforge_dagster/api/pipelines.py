@@ -179,8 +179,8 @@ def delete(name: str, context: Context) -> None:
     if pipeline.path is not None:  # a file has the same name, and keeps the state
         context.store.pipelines.remove_document(name)
     else:
-        end_run(context.store, name)
         try:
+            end_run(context.store, name)
             remove(context.store, context.journal, name)
         except NotAllowed as error:
             raise PipelineBusy(f"{error}; it is being stopped, try again") from error

@@ -143,11 +143,7 @@ def stopped(store: StateStore, row: PipelineRow) -> Iterator[None]:
         NotAllowed: The run does not end.
     """
     try:
-        lease = end_run(store, row.name, _RUN_SECONDS)
-        if lease is not None:
-            raise NotAllowed(
-                f"pipeline {row.name!r} is held by run {lease.run_id}, which does not end; stop it, then recover"
-            )
+        end_run(store, row.name, _RUN_SECONDS)
         yield
     finally:
         store.pipelines.set_desired_state(row.name, row.want)

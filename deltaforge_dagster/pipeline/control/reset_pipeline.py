@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.state.records import LeaseRow, PipelineRow
+from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
 _END_SECONDS = 45.0
@@ -23,20 +24,22 @@ def reset_pipeline(store: StateStore, journal: Journal, before: PipelineRow) -> 
     return after
 
 
-def end_run(store: StateStore, name: str, seconds: float = _END_SECONDS) -> LeaseRow | None:
+def end_run(store: StateStore, name: str, seconds: float = _END_SECONDS) -> None:
     """Stop a pipeline, and wait until no run holds it; a run ends within 30 s.
 
-    Returns:
-        The lease of a run that has not ended after `seconds`; None if no run holds the pipeline.
+    Raises:
+        NotAllowed: A run has not ended after `seconds`. The pipeline stays stopped.
     """
     if store.pipelines.get(name) is not None:
         store.pipelines.set_desired_state(name, "stopped")
     deadline = time.monotonic() + seconds
     while (lease := store.leases.get(name)) is not None and lease.held_at(store.now()):
         if time.monotonic() >= deadline:
-            return lease
+            raise NotAllowed(
+                f"pipeline {name!r} is held by run {lease.run_id}, which does not end;"
+                " end it, then try again"
+            )
         time.sleep(0.5)
-    return None
 
 
 def remove(store: StateStore, journal: Journal, name: str) -> None:

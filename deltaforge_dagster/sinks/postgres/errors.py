@@ -69,7 +69,7 @@ def connection_error(error: psycopg.Error, where: str, user: str) -> DeltaforgeE
         return AuthFailed(
             f"{where}: wrong password for role {user!r}, or there is no such role; correct the sink's dsn"
         )
-    if re.match(r'role ".*" does not exist|.*pg_hba\\.conf', fatal):
+    if re.match(r'role ".*" does not exist|.*pg_hba\.conf', fatal):
         return AuthFailed(
             f"{where}: login of role {user!r} refused: {fatal}; correct the sink's dsn"
         )

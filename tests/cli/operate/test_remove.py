@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.cli.operate import remove
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.pipeline.control import reset_pipeline
 from deltaforge_dagster.pipeline.control.unread_log import note_unread_log
 from deltaforge_dagster.pipeline.control.work import begin
 from deltaforge_dagster.pipeline.health.health import note_tick
@@ -140,6 +142,32 @@ def test_a_pipeline_without_its_file(
         path.write_text(text)
         begin(store, load_pipeline(path), bench.source)
         assert kept(bench) == ["p", bench.slot]
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("password")
+def test_a_run_that_does_not_end(
+    store: StateStore,
+    added: Callable[[str], Path],
+    postgres_dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is dropped while a run reads, however long one waits for its end."""
+    impatient = functools.partial(reset_pipeline.end_run, seconds=0.0)
+    monkeypatch.setattr(reset_pipeline, "end_run", impatient)
+    with PostgresBench(postgres_dsn) as bench:
+        added(FILE.format(dsn=bench.dsn, slot=bench.slot)).unlink()
+        lease = store.leases.acquire("orders", "busy", 60)
+        assert lease is not None
+
+        refused = call("remove", "orders", "--yes", code=2).stderr
+        assert "pipeline 'orders' is held by run busy, which does not end" in refused
+        assert kept(bench) == ["p", bench.slot]
+
+        with store.fenced(lease) as writer:
+            writer.lease.release()
+        call("remove", "orders", "--yes")
+        assert kept(bench) == []
 
 
 @pytest.mark.postgres
