@@ -122,6 +122,8 @@ def open_pending(
                 remedy=command,
             )
         return None
+    # The table gets its token before the table of pending changes is made: after a crash in between,
+    # the next run makes the latter with the same token.
     if main.token is None:
         token = secrets.token_hex(8)
         commit.execute(_set(main.name, {PENDING: token}))

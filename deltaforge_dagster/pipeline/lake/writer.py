@@ -362,6 +362,8 @@ class LakeWriter:
         pending = self._opened_pending(commit, target, make=False, required=required)
         if pending is None or pending.empty:
             return None
+        # Folds at different times may have the same last segment. With the same number of the
+        # statement, Delta would skip the second one.
         number, last = _TIMES.index(time), target.base + through
         rows = pending.rows
         absent = {row.name for row in commit.rows(rows.absent(last))}
