@@ -122,8 +122,8 @@ def open_pending(
                 remedy=command,
             )
         return None
-    # The table gets its token before the table of pending changes is made: after a crash in between,
-    # the next run makes the latter with the same token.
+    # After a crash between the two statements, the next run makes the table of pending changes with
+    # the token that is stored here.
     if main.token is None:
         token = secrets.token_hex(8)
         commit.execute(_set(main.name, {PENDING: token}))

@@ -68,7 +68,7 @@ def last_commit(
 
 
 def _has(history: Sequence[Row], copy: CommitCopy) -> bool:
-    """Return whether the copy's snapshot is in a history, of which the oldest part may have expired.
+    """Return whether the copy's snapshot is in a history whose oldest part may have expired.
 
     It is not if the table was rolled back to an earlier snapshot.
     """

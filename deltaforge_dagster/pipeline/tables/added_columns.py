@@ -28,7 +28,7 @@ from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 @dataclass(frozen=True, slots=True)
 class AddedColumns:
-    """Columns of a commit that earlier versions of the table did not have, or had with another type.
+    """Columns of a commit that earlier table versions did not have, or had with another type.
 
     Attributes:
         fills: By column name, the value that rows which existed before the column have in it: of
@@ -93,7 +93,7 @@ def _converted(
     start: Position,
     keeps_values: Callable[[Column, Column], bool],
 ) -> set[str]:
-    """Return the identities of columns whose values the source may have converted after a position of the log."""
+    """Return the identities of columns whose values may have been converted after a position."""
     converted: set[str] = set()
     columns: dict[str, Column] = {}
     for begin, version in passage:

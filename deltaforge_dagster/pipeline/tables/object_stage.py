@@ -1,4 +1,4 @@
-"""Stages commits of object files: has a Spark task write the content of each object (`object_files`)."""
+"""Stages commits of object files: a Spark task writes the objects' content (`object_files`)."""
 
 from __future__ import annotations
 

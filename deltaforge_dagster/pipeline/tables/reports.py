@@ -19,7 +19,7 @@ from deltaforge_dagster import errors
 from deltaforge_dagster.errors import DeltaforgeError
 
 REPORT = "report string, data binary, error string, text string"
-"""One row for each report: JSON, and bytes that belong to it; or class and text of the error that stopped the task."""
+"""A row for each report: JSON and its bytes, or class and text of the task's error."""
 
 _COLUMNS: Mapping[str, pa.DataType] = {
     "report": pa.string(), "data": pa.binary(), "error": pa.string(), "text": pa.string(),

@@ -169,7 +169,7 @@ class CommitStager(ABC, Generic[_Config]):
             raise
 
     def without_changes(self, destination: tuple[str, ...]) -> StagedTable:
-        """Return a table with the columns and the key of the table version that is in force, and no changes.
+        """Return a table without changes, with columns and key of the current table version.
 
         Raises:
             TableRejected: No table of the source has this destination, or it cannot have these columns.

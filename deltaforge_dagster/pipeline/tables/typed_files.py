@@ -675,7 +675,7 @@ def write_parquet(path: str, table: pa.Table) -> None:
 
 
 def _write_buckets(path: str, table: pa.Table, buckets: int) -> list[tuple[int, int]]:
-    """Write the rows by bucket, a batch for each; return the bucket and the number of rows of each batch."""
+    """Write a batch for each bucket; return the bucket and the number of rows of each batch."""
     of_row = (table.column(HASH).to_numpy() % np.uint64(buckets)).astype(np.int64)
     rows_of = np.bincount(of_row, minlength=buckets)
     if buckets > 1:

@@ -53,7 +53,7 @@ Readers other than Spark take such timestamps for others: the year 9999 becomes 
 """
 
 COMMITTED = "deltaforge.committed"
-"""Property of a table: a copy of its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
+"""Property of a table: its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
 
 SMALL_FILE_BYTES = 32 << 20
 """A file with fewer bytes is small."""
@@ -172,7 +172,8 @@ class TableMaintenance(Protocol):
         ...
 
     def small_files(self, table: str, version: int, location: str | None) -> str:
-        """Return a query for the number of `small` files; arguments are those of `LakeDialect.figures`."""
+        """Return a query for the number of `small` files; for arguments see
+        `LakeDialect.figures`."""
         ...
 
     def compact(

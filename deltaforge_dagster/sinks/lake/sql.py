@@ -60,7 +60,7 @@ def sql_type(type_: ValueType) -> str:
 
 
 def holds(wide: str, narrow: str) -> bool:
-    """Return whether a column of type `wide` holds each value of type `narrow` exactly, converted by a cast."""
+    """Return whether a cast from type `narrow` to type `wide` keeps each value exactly."""
     same = wide == narrow
     as_text = wide == "string" and (narrow in _LIKE_TEXT or bool(_DECIMAL.fullmatch(narrow)))
     as_float = narrow in _EXACT.get(wide, ())
